@@ -1,0 +1,48 @@
+# Every target works on a fresh clone; .venv is made and filled as needed.
+PYTHON ?= python3
+PIP_FLAGS ?=
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: install quickstart test check compare-small bench bench-gpu clean
+
+install: .venv/installed
+
+# torch first and alone: resolved together with the rest, pip would look at newer and much larger builds.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt torch numpy
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,tiktoken]'
+	touch $@
+
+.venv/installed-bench: .venv/installed
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[hf]'
+	touch $@
+
+quickstart: install
+	$(BIN)/widthwise compare configs/quickstart.yaml
+
+test: .venv/installed-dev
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+compare-small: install
+	$(BIN)/widthwise compare configs/compare_small.yaml
+
+bench: .venv/installed-bench
+	$(BIN)/python benchmarks/training.py
+
+bench-gpu: install
+	$(BIN)/python benchmarks/gpu.py
+
+clean:
+	rm -rf .venv

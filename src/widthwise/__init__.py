@@ -1,0 +1,1 @@
+"""widthwise: language models whose width is a design variable."""

@@ -1,0 +1,49 @@
+"""`widthwise compare`: matched recipes x seeds -> one report."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def compare(
+    recipes: Annotated[
+        list[str], typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder of the comparison; runs/<recipe> where not given.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
+    match: Annotated[str | None, typer.Option(help="What must agree: params, flops, kv_bytes, or none.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Train matched recipes over several seeds with the same data order and report the paired differences.
+
+    Runs that have finished are not run again: the same command continues an interrupted comparison.
+
+    Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import training_progress
+    from widthwise.experiments.compare import run_plan
+    from widthwise.experiments.plan import read_plan
+    from widthwise.reports import write_report
+    from widthwise.reports.terminal import comparison_table
+
+    overrides = [argument for argument in recipes if "=" in argument]
+    paths = [Path(argument) for argument in recipes if "=" not in argument]
+    plan = read_plan(paths, overrides, seed or (), match)
+    folder = out or Path("runs") / plan.title
+    command = shlex.join(["widthwise", "compare", *recipes])
+    console = Console(stderr=as_json)
+    with training_progress(console) as observer:
+        comparison = run_plan(plan, folder, observer, command)
+    files = write_report([folder], None)
+    if as_json:
+        print(json.dumps(comparison, indent=2))
+        return
+    console.print(comparison_table(comparison))
+    console.print(comparison["sentence"], highlight=False)
+    for file in files:
+        console.print(f"wrote {file}", highlight=False)

@@ -1,0 +1,125 @@
+"""`widthwise data`: text -> token shards."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from widthwise.data.documents import ProgressCallback
+    from widthwise.data.prepared import Manifest
+
+SECONDS_BETWEEN_LINES = 5.0
+
+data_app = typer.Typer(no_args_is_help=True, help="Turn text into token shards for training.")
+
+
+@data_app.callback()
+def data() -> None:
+    """Turn text into token shards for training."""
+
+
+@data_app.command("prepare")
+def prepare_command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A file, a folder, hf:NAME, hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist or be empty.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."
+        ),
+    ] = "bpe-4096",
+    held_out: Annotated[float, typer.Option(help="Fraction of documents kept for validation.")] = 0.05,
+    field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
+    document_bytes: Annotated[
+        int | None, typer.Option(help="Cut longer texts at line ends into documents of about this size.")
+    ] = None,
+    processes: Annotated[int, typer.Option(help="Encode in this many processes; 1 uses threads.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+) -> None:
+    """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
+
+    Example: widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000
+    """
+    from widthwise.data.prepare import prepare
+    from widthwise.data.readers import open_source
+
+    corpus = open_source(source, field, document_bytes)
+    with _progress_shown() as progress:
+        prepared = prepare(
+            corpus, out, tokenizer=tokenizer, held_out=held_out, n_processes=processes, progress=progress
+        )
+    if as_json:
+        typer.echo(prepared.manifest.model_dump_json(indent=2))
+    else:
+        _print_table(prepared.manifest, out)
+
+
+def _print_table(manifest: "Manifest", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{out} ({manifest.tokenizer.spec}, {manifest.tokenizer.vocab_size:,} tokens in the vocabulary)"
+    )
+    table.add_column("split")
+    for name in ("documents", "tokens", "bytes", "bytes per token"):
+        table.add_column(name, justify="right")
+    for name, split in (("train", manifest.splits.train), ("held out", manifest.splits.held_out)):
+        ratio = f"{split.n_bytes / split.n_tokens:.3f}"
+        table.add_row(name, f"{split.n_documents:,}", f"{split.n_tokens:,}", f"{split.n_bytes:,}", ratio)
+    Console().print(table)
+
+
+@contextmanager
+def _progress_shown() -> Iterator["ProgressCallback"]:
+    """A progress bar on a terminal, else a line every few seconds; on standard error, so that --json stays clean."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        stages: set[str] = set()
+
+        def show(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+            if stage not in stages:
+                stages.add(stage)
+                bar.reset(task, description=stage, total=n_bytes_total)
+            bar.update(task, completed=n_bytes)
+
+        yield show
+
+
+def _plain_lines() -> "ProgressCallback":
+    last_stage, last_seconds = "", 0.0
+
+    def show(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        nonlocal last_stage, last_seconds
+        now = time.monotonic()
+        if stage == last_stage and now - last_seconds < SECONDS_BETWEEN_LINES:
+            return
+        last_stage, last_seconds = stage, now
+        of_total = f" of {n_bytes_total / 1e6:.1f}" if n_bytes_total else ""
+        typer.echo(f"{stage}: {n_bytes / 1e6:.1f}{of_total} MB", err=True)
+
+    return show

@@ -1,0 +1,40 @@
+"""`widthwise design`: solve a shape for a budget and write a recipe."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def design(
+    base: Annotated[Path, typer.Argument(help="Recipe of the uniform model the shape is matched to.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, as model.n_layers=12.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the recipe; printed where not given.")] = None,
+    kind: Annotated[str, typer.Option(help="x, diamond, growing, narrowing, or uniform.")] = "x",
+    turn_layer: Annotated[float | None, typer.Option(help="Depth of the narrowest (or widest) layer, of n_layers.")] = None,
+    turn_width: Annotated[float | None, typer.Option(help="Its width, of d_model.")] = None,
+    quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
+    match: Annotated[str, typer.Option(help="What to match: params, flops or kv_bytes.")] = "params",
+    rounding: Annotated[str, typer.Option(help="nearest (the paper) or balanced (meets the budget).")] = "balanced",
+    budget: Annotated[str | None, typer.Option(help="Size the model first: 30M parameters, 2G FLOPs, ...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,
+) -> None:
+    """Solve a shape whose cost equals the uniform model's, and write it as a recipe that extends the base.
+
+    Example: `widthwise design configs/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3 --out mine.yaml`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.tables import cost_table, layer_table
+    from widthwise.training.design import ShapeRequest, design_recipe
+
+    request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
+    text, summary = design_recipe(base, overrides or [], request, out)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        console = Console()
+        console.print(layer_table(summary))
+        console.print(cost_table(summary))
+        console.print(text if out is None else f"wrote {out}", highlight=False)

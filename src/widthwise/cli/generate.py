@@ -1,0 +1,42 @@
+"""`widthwise generate`: text from a trained model."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; several --prompt make a batch.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Continue texts with the model of a run; without a prompt, begin where a document begins.
+
+    Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
+    """
+    from widthwise.config_io import parse
+    from widthwise.model.generate import SamplingConfig
+    from widthwise.model.generate import generate as continue_prompts
+    from widthwise.training.trained import load_trained
+
+    sampling = parse(SamplingConfig, {"temperature": temperature, "top_k": top_k, "top_p": top_p}, "generate")
+    trained = load_trained(run)
+    for damage in trained.damages:
+        print(damage, file=sys.stderr)
+    tokenizer, texts = trained.tokenizer, prompt or [""]
+    prompts = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
+    answers = continue_prompts(trained.model, prompts, max_new_tokens, sampling, seed, tokenizer.eos_id)
+    continuations = [tokenizer.decode(answer) for answer in answers]
+    if as_json:
+        rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
+        print(json.dumps({"run": str(run), "step": trained.step, "continuations": rows}, indent=2))
+        return
+    print("\n\n".join(text + answer for text, answer in zip(texts, continuations)))

@@ -1,0 +1,32 @@
+"""`widthwise inspect`: what a recipe's model costs, before anything is trained."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def inspect(
+    recipe: Annotated[Path, typer.Argument(help="Recipe, as configs/x_200m.yaml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, as model.n_layers=12.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Recipe to compare with; by default the uniform model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Per-layer widths, heads, parameters, FLOPs, KV and activation bytes, beside the matched baseline.
+
+    Example: `widthwise inspect configs/x_200m.yaml`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.tables import cost_table, layer_table
+    from widthwise.training.config import inspect_recipe, load_recipe
+
+    summary = inspect_recipe(load_recipe(recipe, overrides), None if against is None else load_recipe(against))
+    if as_json:
+        print(json.dumps(summary, indent=2))
+        return
+    console = Console()
+    console.print(layer_table(summary))
+    console.print(cost_table(summary))
+    console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days")

@@ -1,0 +1,51 @@
+"""The list of verbs, and what becomes of their errors."""
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from widthwise.cli.compare import compare
+from widthwise.cli.data import data_app
+from widthwise.cli.design import design
+from widthwise.cli.generate import generate
+from widthwise.cli.inspect import inspect
+from widthwise.cli.report import report
+from widthwise.cli.resume import resume
+from widthwise.cli.train import train
+from widthwise.config_io import UserError
+from widthwise.run_dir import RunFailed
+from widthwise.training.stopping import Interrupted
+
+app = typer.Typer(
+    name="widthwise",
+    help="Design, train and compare language models whose width is a design variable.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for verb in (inspect, design, train, resume, compare, generate, report):
+    app.command()(verb)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Exit code 0 on success, 1 on a failed run, 2 on a mistake of the user's, 130 or 143 after a signal; each error is one line."""
+    try:
+        app()
+    except UserError as error:
+        _leave(error, 2)
+    except RunFailed as error:
+        _leave(error, 1)
+    except Interrupted as error:
+        _leave(error, error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away, as `| head` does.
+        sys.stderr.close()
+        raise SystemExit(1) from None
+
+
+def _leave(error: Exception, exit_code: int) -> NoReturn:
+    print(f"error: {error}", file=sys.stderr)
+    raise SystemExit(exit_code) from None

@@ -1,0 +1,113 @@
+"""How a run is shown while it trains: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from widthwise.training.observer import Observer
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@contextmanager
+def training_progress(console: "Console") -> Iterator["Observer"]:
+    """An observer that shows runs, one after the other, on a console."""
+    if not console.is_terminal:
+        yield LineObserver(console)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[loss]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        yield BarObserver(bar)
+
+
+class BarObserver:
+    """One bar for each preparation and each run."""
+
+    def __init__(self, bar: "Progress"):
+        self._bar = bar
+        self._description = ""
+        self._task = bar.add_task("", visible=False, rate="", loss="")
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        """Shown in megabytes."""
+        if stage != self._description:
+            self._begin(stage, n_bytes_total and round(n_bytes_total / 1e6))
+        self._bar.update(self._task, completed=round(n_bytes / 1e6), rate="MB")
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._begin(name, n_steps)
+        # Counted from here, so that the steps of an earlier process do not enter the rate.
+        self._bar.update(self._task, completed=step)
+
+    def step_done(self, step: int) -> None:
+        self._bar.update(self._task, completed=step)
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["event"] == "train":
+            rate, loss = f"{record['tokens_per_second']:,.0f} tokens/s", f"loss {record['loss']:.4f}"
+            self._bar.update(self._task, rate=rate, loss=loss)
+        elif record["event"] == "validation":
+            self.message(f"{self._description}: step {record['step']}  validation loss {record['loss']:.4f}")
+
+    def message(self, text: str) -> None:
+        self._bar.console.print(text, highlight=False, markup=False)
+
+    def _begin(self, description: str, total: int | None) -> None:
+        self._bar.remove_task(self._task)
+        self._description = description
+        self._task = self._bar.add_task(description, total=total, rate="", loss="")
+
+
+class LineObserver:
+    """One line a record."""
+
+    def __init__(self, console: "Console"):
+        self._console = console
+        self._stage, self._shown_at = "", 0.0
+        self._name, self._n_steps = "", 0
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        """Shown every few seconds."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._shown_at < SECONDS_BETWEEN_LINES:
+            return
+        self._stage, self._shown_at = stage, now
+        of_total = f" of {n_bytes_total / 1e6:.1f}" if n_bytes_total else ""
+        self.message(f"{stage}: {n_bytes / 1e6:.1f}{of_total} MB")
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._name, self._n_steps = name, n_steps
+
+    def step_done(self, step: int) -> None: ...
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["event"] == "stopped":
+            return  # said by the error that ends the run
+        line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} loss {record['loss']:.4f}"
+        if record["event"] == "train":
+            remaining = (self._n_steps - record["step"]) * record["step_seconds"]
+            line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {_duration(remaining)} left"
+        self.message(line)
+
+    def message(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

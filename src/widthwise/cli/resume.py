@@ -1,0 +1,26 @@
+"""`widthwise resume`: the rest of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.cli.run_result import show_result
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="Run directory, as runs/x_200m.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Go on with an interrupted or killed run from its last good checkpoint.
+
+    Example: `widthwise resume runs/x_200m`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import training_progress
+    from widthwise.training.trainer import resume as resume_run
+
+    with training_progress(Console(stderr=True)) as observer:
+        result = resume_run(run, observer)
+    show_result(result, run, as_json)

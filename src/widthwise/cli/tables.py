@@ -1,0 +1,61 @@
+"""Cost tables for the terminal."""
+
+from typing import Any
+
+from rich.table import Table
+
+PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def short(value: float) -> str:
+    """Three digits and a unit prefix: 233000000 -> "233M"."""
+    for scale, prefix in PREFIXES:
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{prefix}"
+    return f"{value:.4g}"
+
+
+def layer_table(summary: dict[str, Any]) -> Table:
+    """The sizes and costs of every layer, from an inspection."""
+    table = Table(title="layers (FLOPs and bytes per token)")
+    for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "params", "FLOPs", "KV bytes", "act. bytes"):
+        table.add_column(name, justify="right")
+    for row in summary["layers"]:
+        sizes = (row[name] for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff"))
+        costs = (row[name] for name in ("params", "forward_flops", "kv_bytes", "activation_bytes"))
+        table.add_row(*(str(size) for size in sizes), *(short(cost) for cost in costs))
+    return table
+
+
+def cost_table(summary: dict[str, Any]) -> Table:
+    """The whole model beside its baseline, from an inspection."""
+    baseline = summary.get("baseline")
+    table = Table(title="costs (FLOPs and bytes per token)")
+    for name in ("", "model", *(("baseline", "ratio") if baseline else ())):
+        table.add_column(name, justify="right" if name else "left")
+    for name, read in COST_LINES.items():
+        value = read(summary)
+        cells = [f"{value:,.2f}" if isinstance(value, float) and value % 1 else f"{value:,.0f}"]
+        if baseline:
+            other = read(baseline)
+            cells += [f"{other:,.2f}" if isinstance(other, float) and other % 1 else f"{other:,.0f}"]
+            cells += [f"{value / other:.4f}" if other else "-"]
+        table.add_row(name, *cells)
+    return table
+
+
+def _part(part: str):
+    return lambda summary: summary["params"][part]
+
+
+COST_LINES = {
+    "params": _part("total"),
+    **{f"  {part}": _part(part) for part in ("embedding", "attention", "ffn", "norm", "residual", "head")},
+    "params, active": _part("active"),
+    "average width": lambda summary: summary["average_width"],
+    "FLOPs, forward": lambda summary: summary["flops_per_token"]["forward"],
+    "FLOPs, forward, causal": lambda summary: summary["flops_per_token"]["forward_causal"],
+    "FLOPs, training": lambda summary: summary["flops_per_token"]["training"],
+    "KV bytes (bf16)": lambda summary: summary["kv_bytes_per_token"],
+    "activation bytes (bf16)": lambda summary: summary["activation_bytes_per_token"],
+}

@@ -1,0 +1,31 @@
+"""`widthwise train`: a recipe -> a run directory."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.cli.run_result import show_result
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="Recipe, as configs/x_200m.yaml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, as train.steps=2000.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/<recipe> where not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` goes on from there.
+
+    Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import training_progress
+    from widthwise.training.config import load_recipe
+    from widthwise.training.trainer import train as train_recipe
+
+    loaded = load_recipe(recipe, overrides)
+    folder = out or Path("runs") / recipe.stem
+    with training_progress(Console(stderr=True)) as observer:
+        result = train_recipe(loaded, folder, observer)
+    show_result(result, folder, as_json)

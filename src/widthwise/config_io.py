@@ -1,0 +1,240 @@
+"""Recipes: YAML with inheritance and overrides on one side, frozen pydantic objects on the other.
+
+`read_recipe` turns a file and `a.b=c` overrides into one plain mapping; `parse` turns the mapping into a config object or
+raises a `UserError` that names the path, the value and what is allowed; `to_yaml` writes a config so that it reads back equal.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+import yaml
+from pydantic_core import PydanticCustomError
+
+
+class UserError(ValueError):
+    """A mistake the user can mend. Its message is one line; the command line prints it and exits with code 2."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+class Config(pydantic.BaseModel):
+    """Base of every config: frozen, strict, closed. Unknown keys are refused with the nearest valid name."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        unknown = [key for key in data if key not in cls.model_fields]
+        if unknown:
+            context = {"key": str(unknown[0]), "hint": nearest_hint(str(unknown[0]), cls.model_fields)}
+            raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
+        return {key: _frozen(value) for key, value in data.items()}
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples: data has lists only, configs have tuples only, and strict validation takes neither for the other."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
+
+
+def nearest_hint(name: str, allowed: Iterable[str]) -> str:
+    """"did you mean 'd_ff'?" where a valid name is near, else the list of valid names."""
+    names = [str(item) for item in allowed]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Safe YAML in which a repeated key is an error and `1e-5` is a number."""
+
+
+def _mapping_without_repeats(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=deep)
+        if not isinstance(key, (str, int)):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a name", key_node.start_mark)
+        if key in mapping:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises UserError where it is missing, a folder, unreadable or not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text") from None
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """YAML text -> plain data. `where` names the text in an error."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}: is not valid YAML{line} ({getattr(error, 'problem', None) or error})") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML file that holds a mapping."""
+    data = parse_yaml(read_text(path), str(path))
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: holds {type(data).__name__}, not a mapping of keys to values")
+    return data
+
+
+def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """A recipe file with its `extends:` chain merged and the overrides `a.b=c` applied.
+
+    A child's mapping is merged into its parent's key by key; lists and plain values replace. A mapping whose `kind` differs
+    from the parent's replaces it whole, because the other kind's keys mean nothing to it.
+    """
+    data = _read_with_parents(Path(path), ())
+    for override in overrides:
+        apply_override(data, override)
+    return data
+
+
+def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve() if path.exists() else path
+    if path in children:
+        raise UserError(f"{path}: extends itself through {' -> '.join(str(child) for child in children)}")
+    data = read_mapping(path)
+    parent = data.pop("extends", None)
+    if parent is None:
+        return data
+    if not isinstance(parent, str):
+        raise UserError(f"{path}: extends: got {parent!r}, expected the path of a recipe")
+    return merge(_read_with_parents(path.parent / parent, (*children, path)), data)
+
+
+def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """`change` laid over `base`, recursively; see `read_recipe` for the rule."""
+    merged = dict(base)
+    for key, value in change.items():
+        old = merged.get(key)
+        both_mappings = isinstance(old, Mapping) and isinstance(value, Mapping)
+        if both_mappings and value.get("kind", old.get("kind")) == old.get("kind"):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Sets one `a.b.3.c=value` in place; the value is read as YAML, numbers index lists or name integer keys."""
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f"override {override!r}: expected path.to.key=value")
+    value = parse_yaml(text, f"override {override!r}")
+    node: Any = data
+    for depth, key in enumerate(keys):
+        index = _list_index(node, key, ".".join(keys[: depth + 1])) if isinstance(node, list) else _mapping_key(key)
+        if depth == len(keys) - 1:
+            node[index] = value
+            return
+        child = node[index] if isinstance(node, list) else node.setdefault(index, {})
+        if not isinstance(child, (dict, list)):
+            raise UserError(f"override {override!r}: {'.'.join(keys[: depth + 1])} is {child!r}, which has no keys")
+        node = child
+
+
+def _mapping_key(key: str) -> str | int:
+    return int(key) if key.isdecimal() else key
+
+
+def _list_index(items: list[Any], key: str, path: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise UserError(f"override of {path}: expected an index from 0 to {len(items) - 1}, got {key!r}")
+    return int(key)
+
+
+def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> ConfigT:
+    """Plain data -> a config object. Raises a UserError `where: path: value: what is allowed` for the first mistake."""
+    try:
+        json.dumps(data)  # refuses what is not plain data: dates, sets, circles, numbers too long to print
+        return config_class.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise UserError(f"{where}: {_describe(error, data)}") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{where}: holds a value that is not plain data ({error})") from None
+
+
+def _describe(error: pydantic.ValidationError, data: Any) -> str:
+    details = error.errors(include_url=False)
+    first, more = details[0], len(details) - 1
+    context = first.get("ctx", {})
+    path = _data_path(first["loc"], data)
+    value = first.get("input")
+    match first["type"]:
+        case "unknown_key":
+            text = f"{'.'.join([*path, context['key']])}: unknown key; {context['hint']}"
+        case "missing":
+            text = f"{'.'.join([*path, str(first['loc'][-1])])}: is required but missing"
+        case "union_tag_invalid":
+            allowed = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
+            tag = str(context["tag"])
+            text = f"{'.'.join([*path, 'kind'])}: got {tag!r}; {nearest_hint(tag, allowed)}"
+        case "union_tag_not_found":
+            text = f"{'.'.join([*path, 'kind'])}: is required but missing"
+        case "value_error" | "assertion_error":
+            message = str(context.get("error", first["msg"]))
+            text = f"{'.'.join(path)}: {message}" if path else message
+        case _:
+            text = f"{'.'.join(path) or 'the recipe'}: got {_short(value)}; {first['msg'][0].lower()}{first['msg'][1:]}"
+    return text + (f" (and {more} more)" if more else "")
+
+
+def _data_path(location: tuple[int | str, ...], data: Any) -> list[str]:
+    """Keeps the parts of a pydantic location that are keys of the data: union tags and type names are not."""
+    path: list[str] = []
+    node = data
+    for part in location:
+        if isinstance(node, Mapping) and (part in node or str(part) in {str(key) for key in node}):
+            node = next(value for key, value in node.items() if str(key) == str(part))
+        elif isinstance(node, list) and isinstance(part, int) and part < len(node):
+            node = node[part]
+        else:
+            continue
+        path.append(str(part))
+    return path
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def to_data(config: pydantic.BaseModel) -> dict[str, Any]:
+    """A config as plain JSON-like data; `parse(type(config), to_data(config)) == config`."""
+    return config.model_dump(mode="json")
+
+
+def to_yaml(config: pydantic.BaseModel) -> str:
+    """A config as YAML text that reads back equal."""
+    return yaml.safe_dump(to_data(config), sort_keys=False, default_flow_style=None, width=120)

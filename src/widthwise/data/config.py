@@ -1,0 +1,103 @@
+"""The `data:` part of a recipe, and the folder that keeps what was prepared for it."""
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from widthwise.config_io import Config, UserError
+from widthwise.data.corpus import named_corpus
+from widthwise.data.documents import ProgressCallback, scan
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import FORMAT_VERSION, PreparedData, file_sha256
+from widthwise.data.tokenizer_spec import check_spec
+
+DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
+
+
+class DataConfig(Config):
+    """Exactly one of `corpus` and `path`. Without either: `corpus: python-stdlib`, which needs no download.
+
+    With a corpus, `tokenizer` is `bpe-4096` and `held_out` 0.05 unless given; with a path, both are the folder's, and
+    one that is given must agree with it.
+    """
+
+    corpus: str | None = None
+    """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
+    path: str | None = None
+    """A folder made by `widthwise data prepare`."""
+    tokenizer: str | None = None
+    """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
+    held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
+    """The fraction of documents kept for validation."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _fill_in_defaults(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("path") is not None:
+            return data
+        return {**data, **{key: default for key, default in DEFAULTS.items() if data.get(key) is None}}
+
+    @pydantic.model_validator(mode="after")
+    def _check_one_source(self) -> "DataConfig":
+        if self.corpus is not None and self.path is not None:
+            raise ValueError(f"got corpus {self.corpus!r} and path {self.path!r}; give one and set the other to null")
+        return self
+
+    @pydantic.field_validator("corpus")
+    @classmethod
+    def _check_corpus(cls, name: str | None) -> str | None:
+        return name and named_corpus(name).name
+
+    @pydantic.field_validator("tokenizer")
+    @classmethod
+    def _check_tokenizer(cls, spec: str | None) -> str | None:
+        return spec and check_spec(spec)
+
+
+def open_data(config: DataConfig, progress: ProgressCallback | None = None) -> PreparedData:
+    """The prepared data a recipe asks for; a named corpus is prepared once and kept in the cache folder.
+
+    Processes that ask for the same at once wait for one of them. Raises UserError as `prepare` and `PreparedData.open`
+    do, and where `path` holds data of another tokenizer or held-out fraction than the recipe names.
+    """
+    if config.path is not None:
+        data = PreparedData.open(config.path)
+        _check_agreement(config, data)
+        return data
+    assert config.corpus is not None
+    assert config.tokenizer is not None
+    assert config.held_out is not None
+    corpus = named_corpus(config.corpus)
+    fingerprint = scan(corpus, config.held_out, progress).fingerprint
+    out = cache_folder() / "data" / _cache_name(config.corpus, config.tokenizer, config.held_out, fingerprint)
+    return prepare(corpus, out, tokenizer=config.tokenizer, held_out=config.held_out, reuse=True, progress=progress)
+
+
+def _check_agreement(config: DataConfig, data: PreparedData) -> None:
+    found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
+    for key, value in found.items():
+        asked = getattr(config, key)
+        if asked is not None and asked != value:
+            raise UserError(f"data.{key}: got {asked!r}, but {config.path} was prepared with {value!r}")
+
+
+def cache_folder() -> Path:
+    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
+    if own := os.environ.get("WIDTHWISE_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
+
+
+def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(tokenizer).name)
+    key = f"{FORMAT_VERSION}\n{_tokenizer_key(tokenizer)}\n{held_out!r}\n{fingerprint}"
+    return f"{corpus}-{readable}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _tokenizer_key(spec: str) -> str:
+    path = Path(spec.partition("#")[0])
+    return spec + file_sha256(path) if path.suffix == ".json" else spec

@@ -1,0 +1,83 @@
+"""Corpora by name: what is already on the machine, so that nothing needs to be downloaded."""
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from widthwise.config_io import UserError, nearest_hint
+from widthwise.data.documents import Corpus, Document
+from widthwise.data.synthetic import synthetic_documents
+
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def files_below(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Path]:
+    """All files below a folder, sorted by relative path; a file reached twice through links counts once.
+
+    Hidden entries, `__pycache__` and folders named in `leave_out` are left out. Raises UserError where a folder cannot
+    be listed.
+    """
+    found: list[Path] = []
+    entered: set[str] = set()
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read ({error.strerror})") from None
+
+    for path, subfolders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if (real := os.path.realpath(path)) in entered:
+            subfolders.clear()
+            continue
+        entered.add(real)
+        subfolders[:] = sorted(name for name in subfolders if _is_visible(name) and name not in leave_out)
+        found += [Path(path, name) for name in names if _is_visible(name)]
+    once: dict[str, Path] = {}
+    for path in sorted(found, key=lambda path: path.relative_to(folder).as_posix()):
+        once.setdefault(os.path.realpath(path), path)
+    return list(once.values())
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name != "__pycache__"
+
+
+def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iterator[Document]:
+    """The Python files below a folder that are UTF-8 and not empty; others teach nothing."""
+    for path in files_below(folder, leave_out):
+        if path.suffix != ".py":
+            continue
+        try:
+            text = path.read_bytes().decode()
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except UnicodeDecodeError:
+            continue
+        if text:
+            yield Document(f"{prefix}{path.relative_to(folder).as_posix()}", text)
+
+
+def _stdlib() -> Iterator[Document]:
+    """The standard library's own source without its tests; names are paths relative to the library."""
+    return _python_source(Path(sysconfig.get_path("stdlib")), "", INSTALLED_FOLDERS | TEST_FOLDERS)
+
+
+def _installed_python() -> Iterator[Document]:
+    """The standard library with its tests, then every installed package."""
+    yield from _python_source(Path(sysconfig.get_path("stdlib")), "stdlib/", INSTALLED_FOLDERS)
+    for folder in sorted({os.path.realpath(sysconfig.get_path(key)) for key in ("purelib", "platlib")}):
+        yield from _python_source(Path(folder), "site-packages/", frozenset())
+
+
+CORPORA: dict[str, Callable[[], Iterator[Document]]] = {
+    "python-stdlib": _stdlib,
+    "installed-python": _installed_python,
+    "synthetic": synthetic_documents,
+}
+
+
+def named_corpus(name: str) -> Corpus:
+    """A corpus by its name. Raises UserError with the valid names; contents vary with the Python installation."""
+    if name not in CORPORA:
+        raise UserError(f"corpus: got {name!r}; {nearest_hint(name, CORPORA)}")
+    return Corpus(name, CORPORA[name])

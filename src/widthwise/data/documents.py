@@ -1,0 +1,90 @@
+"""Documents, corpora, and the rule that puts a document into training or held-out data."""
+
+import hashlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from widthwise.config_io import UserError
+
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Called with the stage, the bytes of text done in it, and the bytes in all (None while unknown)."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. `name` tells where it came from; only `text` is learned."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents that can be read again and again, always in the same order."""
+
+    name: str
+    read: Callable[[], Iterator[Document]]
+
+    def __iter__(self) -> Iterator[Document]:
+        return self.read()
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over a corpus found. `fingerprint` is the sha256 (hex) of all names and contents in order."""
+
+    fingerprint: str
+    n_documents: int
+    n_bytes: int
+    n_held_out: int
+
+
+class Scanner:
+    """Builds a `Scan` document by document."""
+
+    def __init__(self, held_out: float):
+        if not 0 < held_out < 1:
+            raise UserError(f"held_out: got {held_out}; expected a fraction between 0 and 1")
+        self._threshold = int(held_out * 2**64)
+        self._hash = hashlib.sha256()
+        self.n_documents = self.n_bytes = self.n_held_out = 0
+
+    def add(self, document: Document) -> bool:
+        """Counts a document in; returns whether it is held out, which depends on nothing but its content."""
+        name, content = document.name.encode("utf-8", "surrogateescape"), document.text.encode()
+        digest = hashlib.sha256(content).digest()
+        self._hash.update(len(name).to_bytes(8, "little") + name + digest)
+        is_held_out = int.from_bytes(digest[:8], "big") < self._threshold
+        self.n_documents += 1
+        self.n_bytes += len(content)
+        self.n_held_out += is_held_out
+        return is_held_out
+
+    def result(self) -> Scan:
+        return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out)
+
+
+def scan(corpus: Corpus, held_out: float, progress: ProgressCallback | None = None) -> Scan:
+    """Reads the whole corpus once. Raises UserError for a fraction that is not between 0 and 1."""
+    scanner = Scanner(held_out)
+    for document in corpus:
+        scanner.add(document)
+        if progress:
+            progress("reading", scanner.n_bytes, None)
+    return scanner.result()
+
+
+def train_texts(corpus: Corpus, held_out: float) -> Iterator[str]:
+    """The texts of the training split, in order."""
+    scanner = Scanner(held_out)
+    return (document.text for document in corpus if not scanner.add(document))
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """An optional dependency. Raises UserError naming the extra that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UserError(f"{module} is not installed; run: pip install 'widthwise[{extra}]'") from None

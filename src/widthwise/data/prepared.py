@@ -1,0 +1,164 @@
+"""A prepared corpus on disk: token files, their tokenizer, and the manifest that vouches for both.
+
+train.bin .idx, held_out.bin .idx   token files (shards.py)
+tokenizer.json or tokenizer_spec.json
+manifest.json                       written last: a folder without it is not finished
+"""
+
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.data.shards import TokenFile
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.data.tokenizer_spec import restore_tokenizer
+from widthwise.run_dir import read_json
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+CHECKED_TOKENS_AT_ONCE = 2**24
+
+
+class TokenizerRecord(Config):
+    """The tokenizer of a prepared folder."""
+
+    spec: str
+    id: str
+    vocab_size: int
+    eos_id: int
+    file: str
+    """Its file in the folder."""
+
+
+class CorpusRecord(Config):
+    """What was prepared."""
+
+    name: str
+    fingerprint: str
+    """sha256 of all names and contents."""
+    n_documents: int
+    n_bytes: int
+
+
+class SplitRecord(Config):
+    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token a document."""
+
+    n_documents: int
+    n_tokens: int
+    n_bytes: int
+    n_token_bytes: int
+    """Bytes the tokens stand for: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
+
+
+class Splits(Config):
+    """The two splits."""
+
+    train: SplitRecord
+    held_out: SplitRecord
+
+
+class FileRecord(Config):
+    """One file of the folder."""
+
+    n_bytes: int
+    sha256: str
+
+
+class Manifest(Config):
+    """The content of manifest.json."""
+
+    format_version: int
+    tokenizer: TokenizerRecord
+    corpus: CorpusRecord
+    held_out_fraction: float
+    splits: Splits
+    files: dict[str, FileRecord]
+
+
+class PreparedData:
+    """A prepared folder, opened. `train` and `held_out` are token files."""
+
+    def __init__(self, path: Path, manifest: Manifest):
+        self.path = path
+        self.manifest = manifest
+        for name, record in manifest.files.items():
+            _check_size(path / name, record.n_bytes)
+        self.train = self._open_split("train", manifest.splits.train)
+        self.held_out = self._open_split("held_out", manifest.splits.held_out)
+
+    @classmethod
+    def open(cls, path: Path | str) -> "PreparedData":
+        """Opens a folder made by `prepare`. Raises UserError if it is missing, unfinished, damaged or too new."""
+        path = Path(path)
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder")
+        if not is_prepared(path):
+            raise UserError(
+                f"{path}: has no {MANIFEST}; it is not a prepared corpus, or its preparation never finished"
+            )
+        data = read_json(path / MANIFEST)
+        version = data.get("format_version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:
+            raise UserError(f"{path / MANIFEST}: has format version {version!r}; this program reads {FORMAT_VERSION}")
+        return cls(path, parse(Manifest, data, str(path / MANIFEST)))
+
+    def _open_split(self, name: str, record: SplitRecord) -> TokenFile:
+        tokens = TokenFile(self.path / name)
+        found, promised = (tokens.n_documents, tokens.n_tokens), (record.n_documents, record.n_tokens)
+        if found != promised:
+            raise UserError(f"{self.path / name}: holds (documents, tokens) {found}; its manifest promises {promised}")
+        return tokens
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UserError where the tokenizer now at hand is not the one the data was made with."""
+        record = self.manifest.tokenizer
+        tokenizer = restore_tokenizer(record.spec, self.path / record.file)
+        if tokenizer.id != record.id:
+            raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
+        return tokenizer
+
+    def verify(self) -> None:
+        """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
+        for name, record in self.manifest.files.items():
+            if file_sha256(self.path / name) != record.sha256:
+                raise UserError(
+                    f"{self.path / name}: its checksum differs from the manifest's; it is damaged, prepare it again"
+                )
+        for split in (self.train, self.held_out):
+            _check_vocabulary(split, self.tokenizer.vocab_size)
+
+
+def is_prepared(path: Path) -> bool:
+    """Whether a finished preparation stands here."""
+    return (path / MANIFEST).is_file()
+
+
+def record_file(path: Path) -> FileRecord:
+    return FileRecord(n_bytes=path.stat().st_size, sha256=file_sha256(path))
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 (hex) of a file. Raises UserError where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _check_size(path: Path, n_bytes: int) -> None:
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if found != n_bytes:
+        raise UserError(f"{path}: has {found} bytes; its manifest promises {n_bytes}; prepare it again")
+
+
+def _check_vocabulary(tokens: TokenFile, vocab_size: int) -> None:
+    for start in range(0, tokens.n_tokens, CHECKED_TOKENS_AT_ONCE):
+        part = tokens.tokens(start, min(start + CHECKED_TOKENS_AT_ONCE, tokens.n_tokens))
+        if part.min() < 0 or part.max() >= vocab_size:
+            raise UserError(f"{tokens.prefix}: holds a token outside its vocabulary of {vocab_size}")

@@ -1,0 +1,194 @@
+"""Documents from a user's files: text, JSON lines, Parquet, folders of them, and Hugging Face datasets."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.data.corpus import CORPORA, files_below, named_corpus
+from widthwise.data.documents import Corpus, Document, require
+
+Reader = Callable[[Path, str, str], Iterator[Document]]
+"""(file, name for its documents, field that holds the text) -> documents."""
+
+
+def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
+    """A corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path beats a corpus of that name."""
+    if source in CORPORA and not Path(source).exists():
+        return named_corpus(source)
+    return Corpus(source, lambda: read_documents(source, field, document_bytes))
+
+
+def read_documents(source: str | Path, field: str = "text", document_bytes: int | None = None) -> Iterator[Document]:
+    """Documents of a file, a folder (recursive, sorted by path) or a Hugging Face dataset.
+
+    `.txt .md .py`: a file is a document. `.jsonl .jsonl.gz .jsonl.zst .parquet` and datasets: a row is a document, its
+    text in `field`. In a folder, files with other endings are not read. `document_bytes` cuts longer texts at line ends
+    into documents of about that size.
+    Raises UserError naming file and line for anything missing, unreadable, not UTF-8 or not text, and for a source
+    without documents.
+    """
+    if document_bytes is not None and document_bytes < 1:
+        raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
+    n_documents = 0
+    for document in _whole_documents(str(source), field):
+        for part in _cut(document, document_bytes):
+            yield part
+            n_documents += 1
+    if n_documents == 0:
+        raise UserError(f"{source}: holds no documents")
+
+
+def _whole_documents(source: str, field: str) -> Iterator[Document]:
+    if source.startswith("hf:"):
+        yield from _read_dataset(source, field)
+        return
+    path = Path(source)
+    if path.is_dir():
+        yield from _read_folder(path, field)
+    elif not path.exists():
+        raise UserError(f"{source}: no such file or folder; corpora by name: {', '.join(CORPORA)}")
+    elif (reader := _reader_of(path)) is None:
+        raise UserError(f"{source}: cannot tell its format; expected a name ending in {' '.join(READERS)}")
+    else:
+        yield from reader(path, path.name, field)
+
+
+def _read_folder(folder: Path, field: str) -> Iterator[Document]:
+    readable = [(path, reader) for path in files_below(folder) if (reader := _reader_of(path))]
+    if not readable:
+        raise UserError(f"{folder}: holds no file that can be read; expected names ending in {' '.join(READERS)}")
+    for path, reader in readable:
+        yield from reader(path, path.relative_to(folder).as_posix(), field)
+
+
+def _reader_of(path: Path) -> Reader | None:
+    return next((reader for ending, reader in READERS.items() if path.name.endswith(ending)), None)
+
+
+def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
+    if document_bytes is None or len(document.text.encode()) <= document_bytes:
+        yield document
+        return
+    lines: list[str] = []
+    n_bytes = n_parts = 0
+    for line in document.text.splitlines(keepends=True):
+        lines.append(line)
+        n_bytes += len(line.encode())
+        if n_bytes >= document_bytes:
+            yield Document(f"{document.name}#{n_parts}", "".join(lines))
+            lines, n_bytes, n_parts = [], 0, n_parts + 1
+    if lines:
+        yield Document(f"{document.name}#{n_parts}", "".join(lines))
+
+
+def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
+    with _refusing(path):
+        content = path.read_bytes()
+    yield Document(name, _decode(content, f"{path}: line {{line}}"))
+
+
+def _decode(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{where.format(line=line)}: is not UTF-8 text") from None
+
+
+def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
+    with _refusing(path), open(path, "rb") as file:
+        yield from _json_lines(file, path, name, field)
+
+
+def _read_jsonl_gz(path: Path, name: str, field: str) -> Iterator[Document]:
+    with _refusing(path, EOFError, zlib.error), gzip.open(path, "rb") as file:
+        yield from _json_lines(file, path, name, field)
+
+
+def _read_jsonl_zst(path: Path, name: str, field: str) -> Iterator[Document]:
+    zstandard = require("zstandard", "prep")
+    decompressor = zstandard.ZstdDecompressor()
+    with (
+        _refusing(path, zstandard.ZstdError),
+        open(path, "rb") as compressed,
+        # Parallel compressors write several frames into one file.
+        decompressor.stream_reader(compressed, read_across_frames=True) as stream,
+    ):
+        yield from _json_lines(io.BufferedReader(stream), path, name, field)
+
+
+def _json_lines(lines: Iterable[bytes], path: Path, name: str, field: str) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        if not line.isspace():
+            yield Document(f"{name}:{number}", _text_of_line(line, field, f"{path}: line {number}"))
+
+
+def _text_of_line(line: bytes, field: str, where: str) -> str:
+    try:
+        row = json.loads(_decode(line, where))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: is not valid JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
+    return _text_of_row(row, field, where)
+
+
+def _text_of_row(row: dict[str, Any], field: str, where: str) -> str:
+    if field not in row:
+        raise UserError(f"{where}: has no field {field!r}; it has: {', '.join(row) or 'none'}")
+    text = row[field]
+    if not isinstance(text, str):
+        raise UserError(f"{where}: field {field!r} holds {type(text).__name__}, not text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where}: field {field!r} holds half a surrogate pair, which is not text") from None
+    return text
+
+
+def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
+    pyarrow, parquet = require("pyarrow", "prep"), require("pyarrow.parquet", "prep")
+    with _refusing(path, pyarrow.ArrowException), parquet.ParquetFile(path) as file:
+        if field not in file.schema_arrow.names:
+            raise UserError(f"{path}: has no column {field!r}; it has: {', '.join(file.schema_arrow.names)}")
+        batches = file.iter_batches(batch_size=1024, columns=[field])
+        for number, row in enumerate((row for batch in batches for row in batch.to_pylist()), start=1):
+            yield Document(f"{name}:{number}", _text_of_row(row, field, f"{path}: row {number}"))
+
+
+def _read_dataset(source: str, field: str) -> Iterator[Document]:
+    datasets = require("datasets", "hf")
+    name, _, split = source.removeprefix("hf:").partition(":")
+    name, _, config = name.partition("@")
+    with _refusing(source, ValueError, RuntimeError):
+        rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, start=1):
+            yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
+
+
+@contextmanager
+def _refusing(where: Path | str, *errors: type[Exception]) -> Iterator[None]:
+    """Turns a failure to read, an OSError or one of `errors`, into a UserError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, *errors) as error:
+        raise UserError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+READERS: dict[str, Reader] = {
+    ".txt": _read_text,
+    ".md": _read_text,
+    ".py": _read_text,
+    ".jsonl": _read_jsonl,
+    ".jsonl.gz": _read_jsonl_gz,
+    ".jsonl.zst": _read_jsonl_zst,
+    ".parquet": _read_parquet,
+}

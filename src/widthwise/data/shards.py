@@ -1,0 +1,199 @@
+"""Token files in the `.bin` / `.idx` format of Megatron-LM's IndexedDataset, byte for byte.
+
+.bin   the tokens of all sequences, one after another
+.idx   9 bytes magic, u64 version 1, u8 dtype code, u64 number of sequences, u64 number of document indices,
+       then int32 sequence lengths, int64 byte offsets of the sequences, int64 document indices
+       (0 first, the number of sequences last). Little-endian. Written here, a sequence is a document.
+"""
+
+import contextlib
+import os
+import struct
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+import numpy as np
+
+from widthwise.config_io import UserError
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+DTYPE_OF_CODE = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    8: np.dtype("<u2"),
+}
+CODE_OF_DTYPE = {dtype: code for code, dtype in DTYPE_OF_CODE.items()}
+FIRST_VOCAB_OF_INT32 = 65_500
+"""Megatron-LM stores smaller vocabularies as uint16."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype that Megatron-LM chooses for a vocabulary."""
+    return np.dtype("<u2") if vocab_size < FIRST_VOCAB_OF_INT32 else np.dtype("<i4")
+
+
+def bin_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".bin")
+
+
+def idx_path(prefix: Path) -> Path:
+    return prefix.with_name(prefix.name + ".idx")
+
+
+class ShardWriter:
+    """Writes `prefix.bin` and `prefix.idx` document by document; used in a `with` block.
+
+    Both files appear at the end of the block, whole; an exception leaves neither. Raises UserError on a full disk.
+    """
+
+    def __init__(self, prefix: Path, dtype: np.dtype):
+        self.prefix = prefix
+        self.dtype = dtype
+        self._lengths: list[np.ndarray] = []
+        self._temporary_bin = prefix.with_name(f".{prefix.name}.bin.{os.getpid()}")
+        self._temporary_idx = prefix.with_name(f".{prefix.name}.idx.{os.getpid()}")
+        self._bin: BinaryIO
+
+    def __enter__(self) -> Self:
+        with self._refusing(self._temporary_bin):
+            self._bin = open(self._temporary_bin, "wb")
+        return self
+
+    def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Appends documents: `tokens` (sum of lengths,) holds them end to end, `lengths` is (n_documents,)."""
+        assert tokens.shape == (lengths.sum(),)
+        assert tokens.dtype == self.dtype
+        if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
+            raise UserError(
+                f"{bin_path(self.prefix)}: a document has {lengths.max()} tokens; the format allows 2147483647"
+            )
+        with self._refusing(bin_path(self.prefix)):
+            self._bin.write(tokens.tobytes())
+        self._lengths.append(lengths.astype(np.int32))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            with contextlib.suppress(OSError):  # closing flushes, which a full disk refuses once more
+                self._bin.close()
+            self._temporary_bin.unlink(missing_ok=True)
+            self._temporary_idx.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        with self._refusing(self.prefix):
+            self._bin.flush()
+            os.fsync(self._bin.fileno())
+            with open(self._temporary_idx, "wb") as file:
+                file.write(_index_bytes(np.concatenate([np.zeros(0, np.int32), *self._lengths]), self.dtype))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(self._temporary_bin, bin_path(self.prefix))
+            os.replace(self._temporary_idx, idx_path(self.prefix))
+
+    @contextlib.contextmanager
+    def _refusing(self, path: Path):
+        try:
+            yield
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def _index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
+    n_sequences = len(lengths)
+    header = HEADER.pack(MAGIC, 1, CODE_OF_DTYPE[dtype], n_sequences, n_sequences + 1)
+    offsets = _starts(lengths)[:-1] * dtype.itemsize
+    documents = np.arange(n_sequences + 1)
+    return (
+        header + lengths.astype("<i4").tobytes() + offsets.astype("<i8").tobytes() + documents.astype("<i8").tobytes()
+    )
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """int64 (n + 1,): where each of n sequences starts, and the total."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+class TokenFile:
+    """A token file, memory-mapped: tokens are read when asked for.
+
+    `n_tokens` and `n_documents` count the whole file; `document_starts` is int64 (n_documents + 1,), the last entry
+    n_tokens; `fingerprint` is the CRC-32 of the index, which tells files of other documents apart at no cost.
+    """
+
+    def __init__(self, prefix: Path):
+        """Opens `prefix.bin` and `prefix.idx`. Raises UserError naming the file if one is missing or damaged."""
+        self.prefix = Path(prefix)
+        index = _read(idx_path(self.prefix))
+        self.fingerprint = zlib.crc32(index)
+        self.dtype, lengths, documents = _parse_index(index, idx_path(self.prefix))
+        starts = _starts(lengths)
+        self.n_tokens = int(starts[-1])
+        self.document_starts: np.ndarray = starts[documents]
+        self._tokens = self._map_tokens()
+
+    @property
+    def n_documents(self) -> int:
+        return len(self.document_starts) - 1
+
+    def _map_tokens(self) -> np.ndarray:
+        path = bin_path(self.prefix)
+        wanted_bytes = self.n_tokens * self.dtype.itemsize
+        try:
+            n_bytes = path.stat().st_size
+            if n_bytes != wanted_bytes:
+                raise UserError(f"{path}: has {n_bytes} bytes where its index asks for {wanted_bytes}; it is damaged")
+            return np.memmap(path, dtype=self.dtype, mode="r") if self.n_tokens else np.zeros(0, self.dtype)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+    def tokens(self, start: int, stop: int) -> np.ndarray:
+        """Tokens start..stop-1 of all documents laid end to end, a view (stop - start,) of the file's dtype."""
+        if not 0 <= start <= stop <= self.n_tokens:
+            raise IndexError(f"tokens {start}..{stop} of a file with {self.n_tokens}")
+        return self._tokens[start:stop]
+
+    def document(self, index: int) -> np.ndarray:
+        """The tokens of one document, its end-of-text token included."""
+        return self.tokens(int(self.document_starts[index]), int(self.document_starts[index + 1]))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:
+    """dtype, sequence lengths, document indices; everything the header claims is checked."""
+    if len(index) < HEADER.size or index[: len(MAGIC)] != MAGIC:
+        raise UserError(f"{path}: is not a Megatron-LM index (wrong magic)")
+    _, version, code, n_sequences, n_indices = HEADER.unpack_from(index)
+    if version != 1 or code not in DTYPE_OF_CODE:
+        raise UserError(
+            f"{path}: has version {version}, dtype code {code}; expected version 1, one of {sorted(DTYPE_OF_CODE)}"
+        )
+    expected_bytes = HEADER.size + 12 * n_sequences + 8 * n_indices
+    if len(index) != expected_bytes:
+        raise UserError(
+            f"{path}: has {len(index)} bytes where its header asks for {expected_bytes}; it is damaged or multimodal"
+        )
+    lengths = np.frombuffer(index, "<i4", n_sequences, HEADER.size)
+    offsets = np.frombuffer(index, "<i8", n_sequences, HEADER.size + 4 * n_sequences)
+    documents = np.frombuffer(index, "<i8", n_indices, HEADER.size + 12 * n_sequences)
+    dtype = DTYPE_OF_CODE[code]
+    if (lengths < 0).any() or (offsets != _starts(lengths)[:-1] * dtype.itemsize).any():
+        raise UserError(f"{path}: its sequences do not follow one another; it is damaged")
+    if n_indices == 0 or documents[0] != 0 or documents[-1] != n_sequences or (np.diff(documents) < 0).any():
+        raise UserError(f"{path}: its document boundaries are out of range; it is damaged")
+    return dtype, lengths, documents

@@ -1,0 +1,77 @@
+"""What every tokenizer can do, and the simplest one."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from widthwise.run_dir import write_atomic
+
+N_BYTES = 256
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back. Special tokens come from nowhere but `eos_id`: text that spells one is plain text."""
+
+    spec: str
+    """How a recipe names it."""
+    vocab_size: int
+    """One more than the largest id that can occur in data."""
+    eos_id: int
+    """The token that ends every document."""
+    file_name: str
+    """The name of the file `save` writes; the name tells which class reads it."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, without any special token."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text the ids stand for; special tokens stand for none, a torn character becomes U+FFFD."""
+
+    @abstractmethod
+    def token_byte_lengths(self) -> np.ndarray:
+        """int64 (vocab_size,): how many bytes of text each token stands for; 0 for special tokens and unused ids."""
+
+    @abstractmethod
+    def definition(self) -> str:
+        """Everything that fixes the tokenization, as the content of its file."""
+
+    @property
+    def id(self) -> str:
+        """sha256 (hex) of the definition and the end-of-text token: equal ids, equal tokens."""
+        return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def save(self, folder: Path) -> Path:
+        """Writes the file from which `restore_tokenizer` makes this tokenizer again."""
+        path = folder / self.file_name
+        write_atomic(path, self.definition())
+        return path
+
+
+class ByteTokenizer(Tokenizer):
+    """One token a byte."""
+
+    spec = "bytes"
+    vocab_size = N_BYTES + 1
+    eos_id = N_BYTES
+    file_name = "tokenizer_spec.json"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(index for index in ids if index < N_BYTES).decode(errors="replace")
+
+    def token_byte_lengths(self) -> np.ndarray:
+        return np.array([1] * N_BYTES + [0], dtype=np.int64)
+
+    def definition(self) -> str:
+        return json.dumps({"spec": self.spec}) + "\n"

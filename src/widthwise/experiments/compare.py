@@ -1,0 +1,113 @@
+"""Matched recipes x seeds -> one comparison."""
+
+import json
+import math
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from widthwise.experiments.plan import Plan
+from widthwise.experiments.statistics import Estimate, paired_difference, seed_interval, verdict
+from widthwise.run_dir import RunDir, write_atomic
+from widthwise.shape.breakdown import ratios
+from widthwise.training.observer import Observer
+from widthwise.training.trainer import train_or_resume
+
+CONFIDENCE = 0.95
+METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
+"""Numbers of a result that are averaged over seeds."""
+
+
+def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:
+    """Runs what has not finished, seed by seed so that every variant has its first seed early, and writes comparison.json.
+
+    Returns the comparison. A run that fails stops the comparison; what has finished is kept and is not run again.
+    """
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in plan.recipes}
+    for seed in plan.seeds:
+        for name in plan.recipes:
+            path = folder / plan.run_path(name, seed)
+            results[name].append(train_or_resume(plan.run_recipe(name, seed), path, observer))
+    environment = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0])).environment()
+    comparison = summarise(plan, results, environment, command)
+    write_atomic(folder / "comparison.json", json.dumps(_plain(comparison), indent=2) + "\n")
+    return comparison
+
+
+def summarise(
+    plan: Plan, results: dict[str, list[dict[str, Any]]], environment: dict[str, Any], command: str
+) -> dict[str, Any]:
+    """The comparison as data. results: variant -> one result a seed, in the order of plan.seeds."""
+    baseline = results[plan.baseline]
+    variants = [_variant(plan, name, results[name], baseline) for name in plan.recipes]
+    return {
+        "title": plan.title,
+        "command": command,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "metric": "val_loss",
+        "confidence": CONFIDENCE,
+        "seeds": list(plan.seeds),
+        "baseline": plan.baseline,
+        "matched": plan.match,
+        "sentence": " ".join(_sentence(variant, plan) for variant in variants if variant["difference"]),
+        "environment": environment,
+        "variants": variants,
+    }
+
+
+def _variant(plan: Plan, name: str, results: list[dict[str, Any]], baseline: list[dict[str, Any]]) -> dict[str, Any]:
+    estimates = {metric: seed_interval([result[metric] for result in results], CONFIDENCE) for metric in METRICS}
+    is_baseline = name == plan.baseline
+    difference = None if is_baseline else paired_difference(_windows(results), _windows(baseline), CONFIDENCE)
+    ratio = ratios(results[0]["cost"], baseline[0]["cost"])
+    base_rate = float(np.mean([result["tokens_per_second"] for result in baseline]))
+    return {
+        "name": name,
+        "runs": [str(plan.run_path(name, seed)) for seed in plan.seeds],
+        **{metric: vars(estimate) for metric, estimate in estimates.items()},
+        "difference": difference and vars(difference),
+        "verdict": verdict(difference) if difference else "baseline",
+        "cost": results[0]["cost"],
+        "ratio": {**ratio, "tokens_per_second": estimates["tokens_per_second"].mean / base_rate},
+    }
+
+
+def _windows(results: list[dict[str, Any]]) -> np.ndarray:
+    """(n_seeds, n_windows) held-out losses."""
+    return np.array([result["val_window_losses"] for result in results])
+
+
+PHRASES = {
+    "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
+    "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
+    "tie": "ties with {baseline}: its held-out loss differs by {mean:+.4f} nats",
+    "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell whether that is more than luck",
+}
+
+
+def _sentence(variant: dict[str, Any], plan: Plan) -> str:
+    difference = Estimate(**variant["difference"])
+    phrase = PHRASES[variant["verdict"]].format(
+        size=abs(difference.mean), mean=difference.mean, baseline=plan.baseline, n=_seeds(len(difference.per_seed))
+    )
+    interval = f"{CONFIDENCE:.0%} interval {difference.low:+.4f} to {difference.high:+.4f}"
+    ratio = variant["ratio"]
+    return (
+        f"{variant['name']} {phrase} ({interval}), at {ratio['params']:.3f} of the parameters, "
+        f"{ratio['flops']:.3f} of the FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
+    )
+
+
+def _seeds(n: int) -> str:
+    return {1: "one seed", 2: "two seeds"}.get(n, f"{n} seeds")
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no nan: an interval that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,116 @@
+"""What a comparison consists of: matched recipes, seeds, and one run for each pair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError, merge, parse, read_recipe
+from widthwise.model.config import cost_summary
+from widthwise.shape.breakdown import ratios
+from widthwise.training.config import Recipe
+
+LARGEST_MISMATCH = 0.01
+"""How far the matched quantity of a variant may be from the baseline's, as a fraction."""
+
+
+class CompareConfig(Config):
+    """The `compare:` section of a recipe."""
+
+    variants: dict[str, dict[str, Any]] = Field(min_length=2)
+    """Name -> changes to the recipe. The first is the baseline."""
+    seeds: tuple[pydantic.NonNegativeInt, ...] = Field(default=(1, 2, 3), min_length=1)
+    match: Literal["params", "flops", "kv_bytes", "none"] = "params"
+    """What all variants must have in common, within one percent."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "CompareConfig":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may stand once")
+        for name in self.variants:
+            if not name or not set(name) <= ALLOWED_IN_NAMES:
+                raise ValueError(f"variants: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
+        return self
+
+
+ALLOWED_IN_NAMES = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison before it is run. The first recipe is the baseline; seeds are set run by run."""
+
+    title: str
+    recipes: dict[str, Recipe]
+    seeds: tuple[int, ...]
+    match: str
+
+    @property
+    def baseline(self) -> str:
+        return next(iter(self.recipes))
+
+    def run_recipe(self, name: str, seed: int) -> Recipe:
+        """One run: the seed sets initial weights and data order, so runs of one seed see the same text in the same order."""
+        recipe = self.recipes[name]
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+
+    def run_path(self, name: str, seed: int) -> Path:
+        """Where the run goes, inside the comparison's folder."""
+        return Path("runs") / f"{name}-seed{seed}"
+
+
+def read_plan(paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None) -> Plan:
+    """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
+    datas = {path: read_recipe(path, overrides) for path in paths}
+    if len(paths) == 1:
+        data = datas[paths[0]]
+        if "compare" not in data:
+            raise UserError(f"{paths[0]}: has no compare section; give several recipes, or name variants under compare")
+        config = parse(CompareConfig, data.pop("compare"), f"{paths[0]}: compare")
+        recipes = {
+            name: parse(Recipe, merge(data, change), f"{paths[0]}: compare.variants.{name}")
+            for name, change in config.variants.items()
+        }
+    else:
+        names = [path.stem for path in paths]
+        if len(set(names)) < len(names):
+            raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
+        config = parse(CompareConfig, {"variants": {name: {} for name in names}}, "compare")
+        recipes = {path.stem: parse(Recipe, data, str(path)) for path, data in datas.items()}
+    if seeds or match:
+        changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
+        config = parse(CompareConfig, {"variants": config.variants, **changes}, "compare")
+    plan = Plan(paths[0].stem, recipes, config.seeds, config.match)
+    check_fair(plan)
+    return plan
+
+
+def check_fair(plan: Plan) -> None:
+    """Raises UserError where variants differ in data, in tokens, or in the matched quantity by more than one percent."""
+    baseline = plan.recipes[plan.baseline]
+    expected = cost_summary(baseline.explicit_model, baseline.seq_len)
+    for name, recipe in plan.recipes.items():
+        for what, read in SHARED.items():
+            if read(recipe) != read(baseline):
+                raise UserError(f"{name}: {what} is {read(recipe)}, but {read(baseline)} in {plan.baseline}; not comparable")
+        if plan.match == "none":
+            continue
+        ratio = ratios(cost_summary(recipe.explicit_model, recipe.seq_len), expected)[plan.match]
+        if abs(ratio - 1) > LARGEST_MISMATCH:
+            raise UserError(
+                f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, which is not a matched comparison; "
+                "change the shape, or allow it with match: none"
+            )
+
+
+SHARED = {
+    "data": lambda recipe: recipe.data,
+    "seq_len": lambda recipe: recipe.seq_len,
+    "train.steps": lambda recipe: recipe.train.steps,
+    "train.batch_size": lambda recipe: recipe.train.batch_size,
+    "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
+}
+"""What the runs of a comparison have in common."""

@@ -1,0 +1,22 @@
+"""Which form of an operation runs."""
+
+import os
+
+import torch
+from torch import Tensor
+
+
+def use_fused(x: Tensor) -> bool:
+    """Whether the hand-written form is meant for this tensor.
+
+    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference itself. The environment variable
+    WIDTHWISE_KERNELS=reference turns the hand-written forms off.
+    """
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and os.environ.get("WIDTHWISE_KERNELS") != "reference"
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type matrix products of `x` run in: the autocast type where autocast is on, else its own."""
+    device = x.device.type
+    is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta
+    return torch.get_autocast_dtype(device) if is_autocast else x.dtype

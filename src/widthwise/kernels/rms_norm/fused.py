@@ -1,0 +1,46 @@
+"""RMSNorm with a hand-written backward pass that keeps the output, which the next matrix product keeps anyway, not the input."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widthwise.kernels.dispatch import compute_dtype
+
+SMALLEST_GAIN = 1e-3
+"""Below it the normalised input cannot be recovered from the output, and is kept instead."""
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        # In one pass, and in fp32 under autocast too, which would run a dot product in bf16.
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
+        normalised = wide * inverse_rms
+        recoverable = bool(gain.detach().abs().amin() > SMALLEST_GAIN)
+        output = (normalised.mul_(gain) if recoverable else normalised * gain).to(dtype)
+        ctx.save_for_backward(output, None if recoverable else normalised, inverse_rms, gain)
+        ctx.norm_dim, ctx.input_dtype = norm_dim, x.dtype
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        output, normalised, inverse_rms, gain = ctx.saved_tensors
+        wide = inverse_rms.dtype
+        grad, output = grad.to(wide), output.to(wide)
+        product = grad * output
+        projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)
+        if normalised is None:
+            grad_gain = product.flatten(0, -2).sum(dim=0).div_(gain)
+            normalised = output / gain
+        else:
+            grad_gain = (grad * normalised).flatten(0, -2).sum(dim=0)
+        grad_x = torch.mul(grad, gain, out=product).mul_(inverse_rms).addcmul_(normalised, projection, value=-1)
+        return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
+
+
+def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
+    """See `reference.rms_norm`."""
+    return _RMSNorm.apply(x, gain, eps, norm_dim, compute_dtype(x))

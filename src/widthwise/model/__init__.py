@@ -1,0 +1,1 @@
+"""A config, what it costs, and the module, side by side."""

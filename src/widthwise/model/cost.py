@@ -1,0 +1,61 @@
+"""What a part of a model costs, counted from its structure.
+
+Every matrix product of a model is a `linear`, the scores of an attention, or the head, so a sum of these is the whole: the parameters
+equal `numel` of the built model and the FLOPs equal torch's counter (2 FLOPs per multiply-add; norms, softmax, rotary embedding
+and the embedding lookup are not counted, as in the papers). The functions take real sizes too: the shape solver counts before it rounds.
+"""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """A sum of parts. Everything but the parameters is per token."""
+
+    params: float = 0
+    active_params: float = 0
+    """Parameters one token uses; fewer than `params` only with routed experts."""
+    flops: float = 0
+    """Forward FLOPs that do not depend on the context length."""
+    flops_per_context_token: float = 0
+    """Forward FLOPs for each token attended to; full attention attends to seq_len tokens."""
+    kv_elements: float = 0
+    """Numbers the KV cache keeps."""
+    activation_elements: float = 0
+    """Numbers of the compute type that autograd keeps from forward to backward, nothing recomputed."""
+    activation_fp32_elements: float = 0
+    """The same for numbers kept in fp32 whatever the compute type: norm and softmax statistics."""
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
+
+    def forward_flops(self, seq_len: int, causal: bool = False) -> float:
+        """Forward FLOPs per token at a sequence length; `causal` counts half of the scores, the ones a causal kernel needs."""
+        return self.flops + self.flops_per_context_token * (seq_len / 2 if causal else seq_len)
+
+    def training_flops(self, seq_len: int) -> float:
+        """Forward and backward FLOPs per token; the backward pass of a matrix product is two products."""
+        return 3 * self.forward_flops(seq_len)
+
+    def kv_bytes(self, bytes_per_element: int = 2) -> float:
+        """Bytes the KV cache keeps per token; 2 bytes an element is bf16."""
+        return self.kv_elements * bytes_per_element
+
+    def activation_bytes(self, bytes_per_element: int = 2) -> float:
+        """Bytes autograd keeps per token; 2 bytes an element is bf16."""
+        return self.activation_elements * bytes_per_element + self.activation_fp32_elements * 4
+
+
+def linear(n_in: float, n_out: float) -> Cost:
+    """A weight matrix; what it keeps for the backward pass (its input) is counted by whoever produces it."""
+    return Cost(params=n_in * n_out, active_params=n_in * n_out, flops=2 * n_in * n_out)
+
+
+def vector(n: float) -> Cost:
+    """A gain: parameters without matrix products."""
+    return Cost(params=n, active_params=n)
+
+
+def rms_norm(n: float) -> Cost:
+    """Gain, output and the reciprocal root mean square; the backward pass works from the output."""
+    return vector(n) + Cost(activation_elements=n, activation_fp32_elements=1)

@@ -1,0 +1,70 @@
+"""Gated feed-forward. Source: Shazeer 2020, arXiv:2002.05202."""
+
+from typing import Literal
+
+import pydantic
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.kernels import swiglu
+from widthwise.model.axes import Linear
+from widthwise.model.cost import Cost, linear
+
+
+def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
+    """Gate, up and down projection; kept for the backward pass: gate, up and their product."""
+    return linear(d_model, d_ff) + linear(d_model, d_ff) + linear(d_ff, d_out) + Cost(activation_elements=3 * d_ff)
+
+
+class SwiGLUConfig(Config):
+    """down(silu(gate(x)) * up(x))."""
+
+    kind: Literal["swiglu"] = "swiglu"
+    d_ff: pydantic.PositiveInt
+    """Hidden width, in channels."""
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        """Of a layer of width d_model whose output is written to the first d_out coordinates."""
+        return swiglu_cost(d_model, self.d_ff, d_out)
+
+    def build(self, d_model: int, d_out: int) -> "SwiGLU":
+        return SwiGLU(d_model, self.d_ff, d_out)
+
+
+class SwiGLUTemplate(Config):
+    """A SwiGLU for a layer of any width: the hidden width follows the layer, or is the same in all layers."""
+
+    kind: Literal["swiglu"] = "swiglu"
+    ratio: pydantic.PositiveFloat = 4.0
+    """d_ff / d_model, rounded to the nearest multiple of `multiple_of`."""
+    multiple_of: pydantic.PositiveInt = 1
+    d_ff: pydantic.PositiveInt | None = None
+    """The hidden width itself; takes the place of `ratio`."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "SwiGLUTemplate":
+        if self.d_ff is not None and self.model_fields_set & {"ratio", "multiple_of"}:
+            raise ValueError("d_ff: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both")
+        return self
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        """Before rounding, at any real width."""
+        return swiglu_cost(d_model, self.ratio * d_model if self.d_ff is None else self.d_ff, d_out)
+
+    def at_width(self, d_model: int) -> SwiGLUConfig:
+        if self.d_ff is not None:
+            return SwiGLUConfig(d_ff=self.d_ff)
+        n_units = max(1, round(self.ratio * d_model / self.multiple_of))
+        return SwiGLUConfig(d_ff=n_units * self.multiple_of)
+
+
+class SwiGLU(nn.Module):
+    def __init__(self, d_model: int, d_ff: int, d_out: int):
+        super().__init__()
+        self.w_gate = Linear({"d_model": d_model}, {"d_ff": d_ff})
+        self.w_up = Linear({"d_model": d_model}, {"d_ff": d_ff})
+        self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (B, T, d_model) -> (B, T, d_out)."""
+        return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))

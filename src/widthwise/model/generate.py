@@ -1,0 +1,103 @@
+"""Sampling from a decoder with its KV cache."""
+
+from collections.abc import Iterator, Sequence
+
+import pydantic
+import torch
+from torch import Tensor
+
+from widthwise.config_io import Config, UserError
+from widthwise.model.decoder import Decoder
+
+
+class SamplingConfig(Config):
+    """How the next token is drawn."""
+
+    temperature: pydantic.NonNegativeFloat = 1.0
+    """0 takes the most probable token."""
+    top_k: pydantic.PositiveInt | None = None
+    """Draw from the k most probable tokens only."""
+    top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
+    """Draw from the fewest tokens whose probabilities reach this sum."""
+
+
+def filter_logits(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """Divides by the temperature (> 0) and sets what top_k and top_p exclude to -inf, the largest to 0.
+
+    logits: (..., vocab_size) -> the same shape. Of equal logits at the border top_k keeps any.
+    """
+    # Relative to the largest, so that a low temperature overflows to -inf only.
+    logits = (logits.float() - logits.float().amax(dim=-1, keepdim=True)) / config.temperature
+    if config.top_k is not None and config.top_k < logits.shape[-1]:
+        strongest = logits.topk(config.top_k, dim=-1)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, strongest.indices, strongest.values)
+    if config.top_p < 1:
+        ordered, order = logits.sort(dim=-1, descending=True)
+        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        excluded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= config.top_p)
+        logits = logits.masked_fill(excluded, -torch.inf)
+    return logits
+
+
+def draw(logits: Tensor, config: SamplingConfig, generator: torch.Generator | None) -> Tensor:
+    """logits: (B, vocab_size) -> token ids (B,)."""
+    if config.temperature == 0:
+        return logits.argmax(dim=-1)
+    probabilities = filter_logits(logits, config).softmax(dim=-1)
+    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
+
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts of any lengths -> tokens (B, T) with padding in front, and bool (B, T), True on real tokens."""
+    longest = max(len(prompt) for prompt in prompts)
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.long, device=device)
+    is_real = torch.zeros_like(tokens, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
+        is_real[row, longest - len(prompt) :] = True
+    return tokens, is_real
+
+
+@torch.no_grad()
+def stream_tokens(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: SamplingConfig | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """Yields the next token ids (B,) of all prompts, `max_new_tokens` times. Raises UserError for an empty prompt."""
+    if not prompts or not all(prompts):
+        raise UserError("prompt: is empty; give at least one token for each text")
+    sampling = SamplingConfig() if sampling is None else sampling
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    tokens, is_real = pad_left(prompts, device)
+    cache = model.new_cache(len(prompts), tokens.shape[1] + max_new_tokens)
+    mask = None if bool(is_real.all()) else is_real
+    for _ in range(max_new_tokens):
+        hidden = model.hidden(tokens, cache, mask)[:, -1]
+        following = draw(model.logits(hidden), sampling, generator)
+        yield following
+        tokens, mask = following[:, None], None
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: SamplingConfig | None = None,
+    seed: int = 0,
+    eos_id: int | None = None,
+) -> list[list[int]]:
+    """Continuations of all prompts, each cut before its first `eos_id`. Stops early when all have ended."""
+    continuations: list[list[int]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
+    for following in stream_tokens(model, prompts, max_new_tokens, sampling, seed):
+        for row, token in enumerate(following.tolist()):
+            ended[row] = ended[row] or token == eos_id
+            if not ended[row]:
+                continuations[row].append(token)
+        if all(ended):
+            break
+    return continuations

@@ -1,0 +1,44 @@
+"""Initial weights from the names of the axes.
+
+The paper's recipe (variable-width paper, section 4 of its release): embedding and head normal(std); a matrix that reads the stream
+normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; one that writes it the same divided by
+sqrt(2 * n_layers); gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant it is the paper's.
+"""
+
+import math
+
+import pydantic
+import torch
+from torch import nn
+
+from widthwise.config_io import Config
+from widthwise.model.axes import Embedding, Linear, RMSNorm
+
+
+class InitConfig(Config):
+    """Standard deviations of the initial weights."""
+
+    std: pydantic.PositiveFloat = 0.02
+    """Of embedding and head; the other matrices start from it."""
+    width_multiplier: pydantic.PositiveFloat = 1.0
+    """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
+    depth_scaled: bool = True
+    """Whether matrices that write the stream are divided by sqrt(2 * n_layers). Source: GPT-2."""
+
+
+def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_layers: int) -> float:
+    """Standard deviation of a matrix inside a layer. width_ratio: d_model of the embedding over the layer's width."""
+    std = config.std / math.sqrt(config.width_multiplier) * math.sqrt(width_ratio)
+    writes_stream = "d_model" in module.out_axes and "d_model" not in module.in_axes
+    return std / math.sqrt(2 * n_layers) if writes_stream and config.depth_scaled else std
+
+
+@torch.no_grad()
+def fill(module: nn.Module, std: float, generator: torch.Generator) -> None:
+    """Fills the own weight of one module: normal(std), or ones for a gain."""
+    if isinstance(module, RMSNorm):
+        module.weight.fill_(1.0)
+    elif isinstance(module, (Linear, Embedding)):
+        # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
+        drawn = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+        module.weight.copy_(drawn)

@@ -1,0 +1,55 @@
+"""Keys and values of the tokens seen so far. Every layer has its own shape."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LayerCache:
+    """Room for `capacity` tokens of one layer."""
+
+    def __init__(self, n_kv_heads: int, head_dim: int, batch_size: int, capacity: int, **tensor_options):
+        self.keys = torch.zeros(batch_size, n_kv_heads, capacity, head_dim, **tensor_options)
+        self.values = torch.zeros_like(self.keys)
+
+    def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores T tokens from `start` on; returns the keys and values of all tokens up to there.
+
+        keys, values: (B, n_kv_heads, T, head_dim) -> two tensors (B, n_kv_heads, start + T, head_dim).
+        """
+        stop = start + keys.shape[2]
+        self.keys[:, :, start:stop] = keys
+        self.values[:, :, start:stop] = values
+        return self.keys[:, :, :stop], self.values[:, :, :stop]
+
+
+class KVCache:
+    """One `LayerCache` per layer, one length for all, and which tokens are real.
+
+    The length counts the tokens of finished forward passes: the decoder reads it once before the first layer writes and moves it
+    once after the last, so that all layers agree on the positions.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int, capacity: int, **tensor_options):
+        """shapes: (n_kv_heads, head_dim) of every layer; capacity in tokens; tensor_options: dtype and device."""
+        self.layers = [LayerCache(*shape, batch_size, capacity, **tensor_options) for shape in shapes]
+        self.capacity = capacity
+        self.length = 0
+        self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=tensor_options.get("device"))
+
+    def check_room(self, batch_size: int, n_tokens: int) -> None:
+        """Raises ValueError where that many more tokens of that many texts do not fit."""
+        if batch_size != len(self.is_real) or self.length + n_tokens > self.capacity:
+            holds = f"a cache for {len(self.is_real)} texts of {self.capacity} tokens with {self.length} of them filled"
+            raise ValueError(f"{holds} cannot take {n_tokens} tokens of {batch_size} texts")
+
+    def advance(self, is_real: Tensor) -> None:
+        """Counts the tokens just written as seen. is_real: bool (B, T), False on padding."""
+        self.is_real[:, self.length : self.length + is_real.shape[1]] = is_real
+        self.length += is_real.shape[1]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of keys and values at full capacity."""
+        return sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in self.layers)

@@ -1,0 +1,84 @@
+"""One decoder layer: attention and feed-forward, each behind its norm and its residual."""
+
+from typing import Any, Literal
+
+import pydantic
+from torch import nn
+
+from widthwise.config_io import Config
+from widthwise.model.attention import AttentionConfig, AttentionContext
+from widthwise.model.cost import Cost
+from widthwise.model.ffn import FFN
+from widthwise.model.kv_cache import LayerCache
+from widthwise.model.norm import PLACEMENTS, NormConfig, input_cost, normalised_width
+from widthwise.model.residual import Residual
+
+
+class LayerConfig(Config):
+    """A layer and its sizes. Width belongs to the layer."""
+
+    d_model: pydantic.PositiveInt
+    """Width of the layer: the coordinates of the stream it owns."""
+    d_in: pydantic.PositiveInt
+    """Coordinates the attention reads; d_model except in a slim first layer, which reads the width of the embedding."""
+    d_out: pydantic.PositiveInt
+    """Coordinates the feed-forward writes; d_model except in a slim last layer, which writes the width of the head."""
+    norm_placement: Literal["pre", "reordered"] = "pre"
+    attention_norm: NormConfig
+    attention: AttentionConfig
+    ffn_norm: NormConfig
+    ffn: FFN
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "LayerConfig":
+        for name in ("d_in", "d_out"):
+            if getattr(self, name) > self.d_model:
+                raise ValueError(f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates")
+        return self
+
+    @property
+    def normalised_widths(self) -> tuple[int, int]:
+        """Number of gains of the attention norm and of the feed-forward norm."""
+        return (
+            normalised_width(self.norm_placement, self.d_in, self.d_model),
+            normalised_width(self.norm_placement, self.d_model, self.d_out),
+        )
+
+    def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
+        """Cost by part. d_before: width of the stream as it arrives."""
+        attention_width, ffn_width = self.normalised_widths
+        return {
+            "attention": self.attention.cost(self.d_model, self.d_in),
+            "ffn": self.ffn.cost(self.d_model, self.d_out),
+            "norm": self.attention_norm.cost(attention_width)
+            + self.ffn_norm.cost(ffn_width)
+            + self.attention.norm_cost()
+            + input_cost(self.norm_placement, max(d_before, self.d_in))
+            + input_cost(self.norm_placement, self.d_model),
+            "residual": residual.cost(d_before, self.d_in, self.d_model)
+            + residual.cost(self.d_model, self.d_model, self.d_out),
+        }
+
+    def build(self, residual: Residual, d_before: int) -> "DecoderLayer":
+        return DecoderLayer(self, residual, d_before)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
+        super().__init__()
+        self.config = config
+        placed = PLACEMENTS[config.norm_placement]
+        attention_width, ffn_width = config.normalised_widths
+        self.attention_residual = residual.build(d_before, config.d_in, config.d_model)
+        self.attention = placed(
+            config.attention_norm.build(attention_width), config.attention.build(config.d_model, config.d_in)
+        )
+        self.ffn_residual = residual.build(config.d_model, config.d_model, config.d_out)
+        self.ffn = placed(config.ffn_norm.build(ffn_width), config.ffn.build(config.d_model, config.d_out))
+
+    def forward(self, stream: Any, context: AttentionContext, cache: LayerCache | None = None) -> Any:
+        """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns."""
+        x, kept = self.attention_residual.read(stream)
+        stream = self.attention_residual.write(kept, self.attention(x, context, cache))
+        x, kept = self.ffn_residual.read(stream)
+        return self.ffn_residual.write(kept, self.ffn(x))

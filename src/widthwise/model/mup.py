@@ -1,0 +1,102 @@
+"""Which weights learn at which rate and which decay, from the names of the axes.
+
+The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With width_multiplier
+proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is the variable-width paper's recipe.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are optimised alike."""
+
+    name: str
+    names: tuple[str, ...]
+    """Of the parameters, as in `named_parameters`."""
+    parameters: tuple[nn.Parameter, ...]
+    lr_factor: float
+    """Times the recipe's learning rate."""
+    decays: bool
+    """Whether weight decay applies."""
+
+
+def parameter_groups(model: Decoder, lr_follows_layer_width: bool = False) -> list[ParameterGroup]:
+    """Every parameter in exactly one group, groups in the order of their first parameter.
+
+    lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would do; the paper does not.
+    """
+    members: dict[tuple[str, float, bool], list[str]] = {}
+    parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
+    for name in parameters:
+        members.setdefault(_group_of(model, name, lr_follows_layer_width), []).append(name)
+    return [
+        ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), key[1], key[2])
+        for key, names in members.items()
+    ]
+
+
+def _group_of(model: Decoder, name: str, lr_follows_layer_width: bool) -> tuple[str, float, bool]:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(owner, RMSNorm):
+        return "gains", 1.0, False
+    if not (name.startswith("layers.") and isinstance(owner, Linear)):
+        return "tables", 1.0, True
+    lr_factor = 1 / model.config.init.width_multiplier
+    if lr_follows_layer_width:
+        layer_width = model.config.layers[int(name.split(".")[1])].d_model
+        return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width, True
+    return "matrices", lr_factor, True
+
+
+def coordinate_check(
+    build: Callable[[int], Decoder], widths: Sequence[int], tokens: Tensor, lr: float, n_steps: int = 4
+) -> dict[int, dict[str, float]]:
+    """Width -> the coordinate sizes of `build(width)` after a few steps of AdamW on one batch.
+
+    Where the parametrisation transfers between widths, sizes do not grow with the width; where it does not, they grow as a power of
+    it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1.
+    """
+    sizes = {}
+    for width in widths:
+        model = build(width)
+        groups = [{"params": group.parameters, "lr": lr * group.lr_factor} for group in parameter_groups(model)]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            model.loss(tokens[:, :-1], tokens[:, 1:])[0].backward()
+            optimizer.step()
+        sizes[width] = coordinate_sizes(model, tokens)
+    return sizes
+
+
+@torch.no_grad()
+def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
+    """Root mean square of every layer's two updates before they join the stream, and of the logits.
+
+    These are the coordinates that muP keeps of order one. tokens: integers (B, T). Keys: "layers.0.attention", "layers.0.ffn", ..., "logits".
+    """
+    sizes: dict[str, float] = {}
+
+    def record(name: str, output: Tensor) -> None:
+        sizes[name] = output.float().square().mean().sqrt().item()
+
+    hooks = [
+        sublayer.register_forward_hook(lambda module, inputs, output, name=f"layers.{i}.{part}": record(name, output))
+        for i, layer in enumerate(model.layers)
+        for part, sublayer in layer.named_children()
+        if part in ("attention", "ffn")
+    ]
+    try:
+        record("logits", model(tokens))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sizes

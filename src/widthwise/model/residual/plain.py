@@ -1,0 +1,157 @@
+"""The plain residual over one wide stream: layers read and write a prefix of it, the rest is carried forward.
+
+Each coordinate of the stream holds what the last layer wide enough to own it wrote; a coordinate never written is 0. That is
+Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower layers:
+narrowing is a view, widening one concatenation.
+"""
+
+from typing import Literal, NamedTuple
+
+import pydantic
+import torch
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.model.axes import Linear
+from widthwise.model.cost import Cost, linear
+
+
+class Stream(NamedTuple):
+    """The wide residual stream of one forward pass."""
+
+    prefix: Tensor
+    """(B, T, width), the coordinates in use."""
+    parked: tuple[Tensor, ...] = ()
+    """The coordinates behind the prefix, nearest last; beyond them all is 0."""
+
+    @property
+    def width(self) -> int:
+        return self.prefix.shape[-1]
+
+    def narrow(self, width: int) -> "Stream":
+        """Parks the coordinates from `width` on."""
+        if width >= self.width:
+            return self
+        prefix, tail = self.prefix.split((width, self.width - width), dim=-1)
+        return Stream(prefix, (*self.parked, tail))
+
+    def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
+        """Takes the n coordinates behind the prefix: their values, as adjacent pieces, and the stream without them."""
+        pieces, parked = [], list(self.parked)
+        while n and parked:
+            piece = parked.pop()
+            if piece.shape[-1] > n:
+                piece, rest = piece.split((n, piece.shape[-1] - n), dim=-1)
+                parked.append(rest)
+            pieces.append(piece)
+            n -= piece.shape[-1]
+        if n:
+            pieces.append(self.zeros(n))
+        return pieces, Stream(self.prefix, tuple(parked))
+
+    def zeros(self, n: int) -> Tensor:
+        """n coordinates never written."""
+        return self.prefix.new_zeros(*self.prefix.shape[:-1], n)
+
+    def carry_to(self, width: int) -> "Stream":
+        """The same stream with a prefix of `width` coordinates: a wider one restores what was last written there."""
+        if width <= self.width:
+            return self.narrow(width)
+        pieces, rest = self.unpark(width - self.width)
+        return Stream(torch.cat((self.prefix, *pieces), dim=-1), rest.parked)
+
+
+class Carry(nn.Module):
+    """A wider layer finds in its new coordinates what the last layer wide enough left there. The paper's default."""
+
+    def __init__(self, d_before: int, d_after: int):
+        super().__init__()
+        self.d_after = d_after
+
+    @staticmethod
+    def cost(d_before: int, d_after: int) -> Cost:
+        return Cost()
+
+    def forward(self, stream: Stream) -> Stream:
+        return stream.carry_to(self.d_after)
+
+
+class Zero(Carry):
+    """A wider layer finds zeros in its new coordinates. The ablation "zero padding" of the paper's Table 4."""
+
+    def forward(self, stream: Stream) -> Stream:
+        return _widen_with(stream, self.d_after, stream.zeros)
+
+
+class Projection(Carry):
+    """A wider layer finds a learned projection of the old coordinates in its new ones. "Projection" of the paper's Table 4."""
+
+    def __init__(self, d_before: int, d_after: int):
+        super().__init__(d_before, d_after)
+        if d_after > d_before:
+            self.w_widen = Linear({"d_model": d_before}, {"d_model": d_after - d_before})
+
+    @staticmethod
+    def cost(d_before: int, d_after: int) -> Cost:
+        if d_after <= d_before:
+            return Cost()
+        return linear(d_before, d_after - d_before) + Cost(activation_elements=d_before)
+
+    def forward(self, stream: Stream) -> Stream:
+        return _widen_with(stream, self.d_after, lambda n: self.w_widen(stream.prefix))
+
+
+def _widen_with(stream: Stream, width: int, new_coordinates) -> Stream:
+    if width <= stream.width:
+        return stream.narrow(width)
+    _, rest = stream.unpark(width - stream.width)
+    return Stream(torch.cat((stream.prefix, new_coordinates(width - stream.width)), dim=-1), rest.parked)
+
+
+RESIZES: dict[str, type[Carry]] = {"carry": Carry, "zero": Zero, "projection": Projection}
+
+
+class PlainResidualConfig(Config):
+    """prefix += multiplier * update. After the last layer coordinates are always restored as `carry` does."""
+
+    kind: Literal["plain"] = "plain"
+    resize: Literal["carry", "zero", "projection"] = "carry"
+    """What a layer wider than its predecessor finds in its new coordinates."""
+    multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of every update."""
+
+    def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
+        """Of one site; the arguments are those of `build`."""
+        return RESIZES[self.resize].cost(d_before, d_read)
+
+    def build(self, d_before: int, d_read: int, d_write: int) -> "PlainResidual":
+        """A site where the stream arrives d_before wide, the sublayer reads d_read coordinates and writes d_write."""
+        return PlainResidual(RESIZES[self.resize](d_before, d_read), d_write, self.multiplier)
+
+    @staticmethod
+    def open(x: Tensor) -> Stream:
+        """The stream before the first layer. x: (B, T, d_model), the embedding."""
+        return Stream(x)
+
+    @staticmethod
+    def close(stream: Stream, width: int) -> Tensor:
+        """The first `width` coordinates after the last layer, (B, T, width)."""
+        return stream.carry_to(width).prefix
+
+
+class PlainResidual(nn.Module):
+    """One sublayer's access to the stream."""
+
+    def __init__(self, resize: Carry, d_write: int, multiplier: float):
+        super().__init__()
+        self.resize, self.d_write, self.multiplier = resize, d_write, multiplier
+
+    def read(self, stream: Stream) -> tuple[Tensor, Stream]:
+        """The sublayer's input (B, T, d_read), and what `write` needs later."""
+        stream = self.resize(stream)
+        return stream.prefix, stream
+
+    def write(self, kept: Stream, update: Tensor) -> Stream:
+        """update: (B, T, d_write), the sublayer's output."""
+        prefix, parked = kept.carry_to(self.d_write)
+        return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)

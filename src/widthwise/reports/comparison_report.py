@@ -1,0 +1,125 @@
+"""The report of a comparison: `report.html`, `table.csv` and `table.tex`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from widthwise.reports import plots, tables
+from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds
+from widthwise.reports.export import csv_text, latex_text
+from widthwise.reports.formats import clean
+from widthwise.reports.html import Recipe, legend, panels, render, sequence
+from widthwise.reports.records import Comparison, Run, Variant, read_comparison, read_run
+from widthwise.reports.svg import Style, block_swatch, styles, swatch
+from widthwise.run_dir import write_atomic
+
+_VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
+
+
+def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/comparison.json` and its runs, writes the report into `out` (default: `folder`).
+
+    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where something is missing or broken, before it
+    writes anything.
+    """
+    folder, out = Path(folder), Path(out or folder)
+    comparison = read_comparison(folder)
+    runs = {variant.name: [read_run(folder / path, path) for path in variant.runs] for variant in comparison.variants}
+    contents = {
+        "html": ("report.html", _page(comparison, runs)),
+        "csv": ("table.csv", csv_text(comparison)),
+        "latex": ("table.tex", latex_text(comparison)),
+    }
+    for name, text in contents.values():
+        write_atomic(out / name, text)
+    return {kind: out / name for kind, (name, _) in contents.items()}
+
+
+def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
+    chosen = styles([variant.name for variant in comparison.variants], comparison.baseline)
+    compared = {name: style for name, style in chosen.items() if name != comparison.baseline}
+    variants, baseline = comparison.variants, comparison.baseline
+    return render(
+        "comparison.html",
+        title=f"{comparison.title} · widthwise comparison",
+        comparison=comparison,
+        question=_question(comparison),
+        confidence=f"{100 * comparison.confidence:.4g}%",
+        columns=tables.MAIN_COLUMNS,
+        rows=[_row(variant, comparison, chosen[variant.name]) for variant in variants],
+        notes=tables.notes(comparison),
+        widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
+        curves=panels(_curves(comparison, runs, chosen)),
+        curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
+        differences=panels(
+            {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
+        ),
+        parameters=plots.parts_figure("parts", variants),
+        ratios=plots.ratio_figure("ratios", variants, chosen, baseline),
+        legend=legend(chosen),
+        compared_legend=legend(compared),
+        part_legend=[(block_swatch(i), clean(name)) for i, name in enumerate(plots.part_names(variants))],
+        seed_table=tables.seed_table(comparison),
+        cost_table=tables.cost_table([(variant.name, variant.cost) for variant in variants]),
+        layer_tables=[tables.layer_table(variant.name, variant.cost) for variant in variants],
+        environment_table=tables.environment_table(comparison.environment),
+        recipes=[Recipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items()],
+    )
+
+
+def _question(comparison: Comparison) -> str:
+    others = [clean(variant.name) for variant in comparison.variants if variant.name != comparison.baseline]
+    n_seeds = len(comparison.seeds)
+    seeds = f"{n_seeds} seed{'s' if n_seeds != 1 else ''} ({', '.join(map(str, comparison.seeds))})"
+    baseline = clean(comparison.baseline)
+    if not others:
+        return f"The held-out loss of {baseline}, trained with {seeds}."
+    verb, matched = "Does" if len(others) == 1 else "Do", _matched(comparison.matched)
+    return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
+
+
+def _matched(quantity: str | None) -> str:
+    return "" if quantity in (None, "none") else f" at equal {plots.RATIO_NAMES.get(quantity, clean(quantity))}"
+
+
+def _row(variant: Variant, comparison: Comparison, style: Style) -> dict[str, Any]:
+    return {
+        "name": clean(variant.name),
+        "swatch": swatch(style),
+        "cells": list(zip(tables.MAIN_COLUMNS, tables.cells(variant, comparison))),
+        "verdict": _VERDICT_SIGNS.get(variant.verdict, "") + variant.verdict,
+        "verdict_class": variant.verdict.replace(" ", "-"),
+    }
+
+
+def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:
+    return {name: mean_over_seeds([by_step(run, "validation", "loss") for run in own]) for name, own in runs.items()}
+
+
+def _curves(
+    comparison: Comparison, runs: Mapping[str, Sequence[Run]], chosen: Mapping[str, Style]
+) -> dict[str, Markup | None]:
+    figures: dict[str, Markup | None] = {}
+    for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
+        by_steps = [_bundle(variant, runs[variant.name], chosen, event, False) for variant in comparison.variants]
+        by_flops = [_bundle(variant, runs[variant.name], chosen, event, True) for variant in comparison.variants]
+        y_label = title.lower()
+        figures[f"{title} by step"] = plots.curve_figure(f"{event}-step", by_steps, "step", y_label, crop=True)
+        figures[f"{title} by training FLOPs"] = plots.curve_figure(
+            f"{event}-flops", by_flops, "training FLOPs", y_label, crop=True
+        )
+    return figures
+
+
+def _bundle(
+    variant: Variant, runs: Sequence[Run], chosen: Mapping[str, Style], event: str, over_flops: bool
+) -> plots.Bundle:
+    seeds = [by_step(run, event, "loss") for run in runs]
+    mean = mean_over_seeds(seeds)
+    if over_flops:
+        flops = variant.cost.flops_per_token.training
+        mean = against_flops(mean, runs[0], flops)
+        seeds = [against_flops(curve, run, flops) for curve, run in zip(seeds, runs)]
+    return plots.Bundle(variant.name, chosen[variant.name], seeds, mean)

@@ -1,0 +1,72 @@
+"""Metrics of runs as curves: aligned over seeds, thinned to what a figure can show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from widthwise.reports.records import Run, finite
+
+N_POINTS = 240
+"""A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y over x, both (n_points,), x ascending; y is NaN where a value was not finite."""
+
+    x: NDArray[np.float64]
+    y: NDArray[np.float64]
+
+    @property
+    def is_empty(self) -> bool:
+        return not np.isfinite(self.y).any()
+
+    @property
+    def last(self) -> float:
+        """The last finite value; NaN for an empty curve."""
+        values = self.y[np.isfinite(self.y)]
+        return float(values[-1]) if len(values) else float("nan")
+
+
+def by_step(run: Run, event: str, key: str) -> Curve:
+    """One metric of one run over the step. Records without the key are left out; the last record of a step counts."""
+    values = {
+        record["step"]: finite(record[key])
+        for record in run.metrics
+        if record.get("event") == event and record.get(key) is not None
+    }
+    steps = sorted(values)
+    return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
+
+
+def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
+    """The mean at the steps that every non-empty curve has; NaN where one of them is not finite."""
+    filled = [curve for curve in curves if len(curve.x)]
+    if not filled:
+        return Curve(np.array([]), np.array([]))
+    steps = set(filled[0].x).intersection(*(curve.x for curve in filled[1:]))
+    common = np.array(sorted(steps))
+    values = np.array([curve.y[np.isin(curve.x, common)] for curve in filled])
+    return Curve(common, values.mean(axis=0))
+
+
+def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
+    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out."""
+    tokens = by_step(run, "train", "tokens")
+    steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
+    if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
+        steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
+    known = curve.x <= steps[-1]
+    return Curve(np.interp(curve.x[known], steps, counts) * flops_per_token, curve.y[known])
+
+
+def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:
+    """Averages neighbours so that at most `n_points` remain; a group with a value that is not finite becomes NaN."""
+    if len(curve.x) <= n_points:
+        return curve
+    groups = np.array_split(np.arange(len(curve.x)), n_points)
+    return Curve(
+        np.array([curve.x[group].mean() for group in groups]), np.array([curve.y[group].mean() for group in groups])
+    )

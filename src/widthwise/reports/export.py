@@ -1,0 +1,122 @@
+"""The main table of a comparison as CSV and as LaTeX, with every text that comes from a user made harmless."""
+
+import csv
+import io
+import unicodedata
+from collections.abc import Sequence
+
+from widthwise.reports.formats import MINUS, MISSING, TIMES, clean, ratio
+from widthwise.reports.records import Comparison, Estimate, Variant
+from widthwise.reports.tables import MAIN_COLUMNS, cells
+
+_ESTIMATES = ("val_loss", "difference", "val_bits_per_byte", "train_loss", "tokens_per_second")
+_RATIOS = ("params", "flops", "average_width", "kv_bytes", "activation_bytes", "tokens_per_second")
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "%": r"\%",
+    "_": r"\_",
+    "&": r"\&",
+    "#": r"\#",
+    "$": r"\$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+    "[": "{[}",  # after \\ a bracket or a star would be read as its argument
+    "]": "{]}",
+    "*": "{*}",
+    "`": r"\textasciigrave{}",
+    MINUS: "$-$",
+    MISSING: "--",
+    TIMES: r"$\times$",
+    "…": r"\ldots{}",
+}
+
+
+def csv_text(comparison: Comparison) -> str:
+    """One row per variant, full precision, empty where a number is unknown."""
+    rows = [_csv_row(variant) for variant in comparison.variants]
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def _csv_row(variant: Variant) -> dict[str, str | float | None]:
+    cost = variant.cost
+    row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": variant.verdict}
+    for key in _ESTIMATES:
+        estimate: Estimate | None = getattr(variant, key)
+        for part in ("mean", "low", "high"):
+            row[f"{key}_{part}"] = getattr(estimate, part) if estimate else None
+    row["params"] = cost.params["total"]
+    row["params_active"] = cost.params.get("active")
+    row["flops_per_token_forward"] = cost.flops_per_token.forward
+    row["flops_per_token_forward_causal"] = cost.flops_per_token.forward_causal
+    row["flops_per_token_training"] = cost.flops_per_token.training
+    row["average_width"] = cost.average_width
+    row["kv_bytes_per_token"] = cost.kv_bytes_per_token
+    row["activation_bytes_per_token"] = cost.activation_bytes_per_token
+    return row | {f"{key}_ratio": variant.ratio.get(key) for key in _RATIOS}
+
+
+def csv_cell(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: such a cell gets a leading apostrophe, unless it is a number."""
+    text = clean(text)
+    if not text or unicodedata.normalize("NFKC", text[0]) not in ("=", "+", "-", "@"):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return "'" + text
+    return text
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands: no command, no comment, no alignment."""
+    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+
+
+def latex_text(comparison: Comparison) -> str:
+    r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
+    header = ["", *(column.title for column in MAIN_COLUMNS), "Verdict"]
+    body = [line for variant in comparison.variants for line in _latex_lines(variant, comparison)]
+    lines = [
+        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
+        r"\begin{table}",
+        r"  \centering\small",
+        rf"  \caption{{{latex_escape(_caption(comparison))}}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(MAIN_COLUMNS)}l}}",
+        r"    \toprule",
+        _latex_row(header),
+        r"    \midrule",
+        *body,
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _caption(comparison: Comparison) -> str:
+    seeds = ", ".join(str(seed) for seed in comparison.seeds)
+    return (
+        f"{comparison.title}. Means over seeds {seeds}. Second lines: {100 * comparison.confidence:.4g}% intervals of "
+        f"losses and of paired differences to {comparison.baseline}; otherwise the ratio to {comparison.baseline}."
+    )
+
+
+def _latex_lines(variant: Variant, comparison: Comparison) -> list[str]:
+    row = cells(variant, comparison)
+    first = _latex_row([variant.name, *(cell.value for cell in row), variant.verdict])
+    details = [ratio(cell.ratio) or cell.interval for cell in row]
+    return [first, _latex_row(["", *details, ""])] if any(details) else [first]
+
+
+def _latex_row(texts: Sequence[str]) -> str:
+    return "    " + " & ".join(latex_escape(text) for text in texts) + r" \\"

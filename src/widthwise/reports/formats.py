@@ -1,0 +1,96 @@
+"""Numbers and names as people read them, the same on the page, in LaTeX and on the terminal."""
+
+import math
+import unicodedata
+from typing import Any
+
+from widthwise.reports.records import Estimate
+
+MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def clean(text: str) -> str:
+    """One line without control characters, which neither a terminal nor an SVG should receive."""
+    visible = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
+    return " ".join(visible.split())
+
+
+def shorten(text: str, n_letters: int) -> str:
+    """The cleaned text, cut with an ellipsis where it is longer than `n_letters`."""
+    text = clean(text)
+    return text if len(text) <= n_letters else text[: n_letters - 1].rstrip() + "…"
+
+
+def tick(value: float) -> str:
+    """A round number on an axis, with a decimal prefix and no trailing zeros."""
+    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
+    return minus(f"{value / size:.4g}{prefix}")
+
+
+def si(value: float | None) -> str:
+    """Three significant digits with a decimal prefix: 1234567 -> 1.23M."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for size, prefix in _PREFIXES:
+        if abs(value) >= 0.9995 * size:
+            return _three_digits(value / size) + prefix
+    return str(int(value)) if float(value).is_integer() else _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return minus(f"{value:.{n_decimals}f}")
+
+
+def fixed(value: float | None, n_decimals: int) -> str:
+    """A number with so many decimals."""
+    if value is None:
+        return MISSING
+    return minus(f"{value:.{n_decimals}f}") if math.isfinite(value) else _not_finite(value)
+
+
+def signed(value: float | None, n_decimals: int) -> str:
+    """A difference: always with its sign."""
+    if value is None or not math.isfinite(value):
+        return fixed(value, n_decimals)
+    return minus(f"{value:+.{n_decimals}f}")
+
+
+def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
+    """`low to high`, or nothing where there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    show = signed if with_sign else fixed
+    return f"{show(estimate.low, n_decimals)} to {show(estimate.high, n_decimals)}"
+
+
+def ratio(value: float | None, sign: str = TIMES) -> str:
+    """A ratio to the baseline, or nothing where it is unknown."""
+    return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
+
+
+def plain(value: Any) -> str:
+    """Any JSON value on one line."""
+    match value:
+        case None:
+            return MISSING
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return TIMES.join(plain(item) for item in value)
+        case dict():
+            return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+        case _:
+            return clean(str(value))
+
+
+def minus(text: str) -> str:
+    """With a true minus sign."""
+    return text.replace("-", MINUS)
+
+
+def _not_finite(value: float) -> str:
+    return "not a number" if math.isnan(value) else f"{MINUS if value < 0 else ''}infinite"

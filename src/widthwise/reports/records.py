@@ -1,0 +1,194 @@
+"""What the reports read: `comparison.json` and run directories, checked once, here."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import pydantic
+
+from widthwise.config_io import UserError, parse
+from widthwise.run_dir import RunDir, read_json
+
+Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell"]
+
+
+class Record(pydantic.BaseModel):
+    """Base of the records: frozen and strict; a key that reports do not use is ignored."""
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
+
+
+class Estimate(Record):
+    """A mean over seeds with its interval; no interval (None) where one seed allows none."""
+
+    mean: float | None
+    low: float | None = None
+    high: float | None = None
+    per_seed: list[float | None] = []
+    """One value per seed, in the order of `Comparison.seeds`."""
+
+
+class Flops(Record):
+    """Floating-point operations per token."""
+
+    forward: float
+    training: float
+    forward_causal: float | None = None
+
+
+class Cost(Record):
+    """Shape and cost of a model; lists hold one entry per layer."""
+
+    widths: list[int]
+    average_width: float
+    d_model: int
+    n_heads: list[int] = []
+    n_kv_heads: list[int] = []
+    head_dim: list[int] = []
+    d_ff: list[Any] = []
+    params: dict[str, float]
+    flops_per_token: Flops
+    kv_bytes_per_token: float
+    activation_bytes_per_token: float | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _one_entry_per_layer(self) -> Self:
+        if not self.widths or min(self.widths) <= 0:
+            raise ValueError("widths: expected at least one layer and widths above 0")
+        for key in ("n_heads", "n_kv_heads", "head_dim", "d_ff"):
+            n_entries = len(getattr(self, key))
+            if n_entries not in (0, len(self.widths)):
+                raise ValueError(f"{key}: got {n_entries} entries for {len(self.widths)} layers")
+        if "total" not in self.params:
+            raise ValueError("params: 'total' is missing")
+        return self
+
+
+class Variant(Record):
+    """One recipe of a comparison, over all its seeds."""
+
+    name: str
+    runs: list[str] = pydantic.Field(min_length=1)
+    """Run directories, one per seed, relative to the comparison's folder."""
+    val_loss: Estimate
+    train_loss: Estimate | None = None
+    val_bits_per_byte: Estimate | None = None
+    tokens_per_second: Estimate | None = None
+    difference: Estimate | None = None
+    """Of the metric to the baseline, paired by seed; None for the baseline."""
+    verdict: Verdict
+    cost: Cost
+    ratio: dict[str, float | None]
+    """Quantity -> value divided by the baseline's."""
+
+
+class Comparison(Record):
+    """The content of `comparison.json`."""
+
+    title: str
+    command: str
+    created: str
+    metric: str
+    confidence: float = pydantic.Field(gt=0, lt=1)
+    seeds: list[int]
+    baseline: str
+    matched: str | None = None
+    sentence: str
+    environment: dict[str, Any]
+    variants: list[Variant] = pydantic.Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _baseline_is_a_variant(self) -> Self:
+        names = [variant.name for variant in self.variants]
+        if self.baseline not in names:
+            raise ValueError(f"baseline: got {self.baseline!r}, which is none of the variants {', '.join(names)}")
+        if len(set(names)) < len(names):
+            raise ValueError("variants: two have the same name")
+        return self
+
+    @property
+    def baseline_variant(self) -> Variant:
+        return next(variant for variant in self.variants if variant.name == self.baseline)
+
+
+class Result(Record):
+    """The content of a run's `result.json`."""
+
+    status: str = "finished"
+    name: str | None = None
+    seed: int | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    train_loss: float | None = None
+    val_loss: float | None = None
+    val_perplexity: float | None = None
+    val_bits_per_byte: float | None = None
+    tokens_per_second: float | None = None
+    wall_seconds: float | None = None
+    cost: Cost | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory in memory; `result` is None while the run has not finished."""
+
+    path: str
+    config_yaml: str
+    environment: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    result: Result | None
+
+    @property
+    def name(self) -> str:
+        return (self.result and self.result.name) or Path(self.path).name or self.path
+
+    @property
+    def cost(self) -> Cost | None:
+        return self.result.cost if self.result else None
+
+
+def parse_comparison(data: Mapping[str, Any], where: str = "comparison") -> Comparison:
+    """Plain data -> Comparison. Raises UserError for the first key that is missing or wrong."""
+    as_read = json.loads(json.dumps(data))  # a comparison just made may hold tuples where its file holds lists
+    return parse(Comparison, as_read, where)
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Reads `folder/comparison.json`. Raises UserError where it is missing or broken."""
+    path = Path(folder) / "comparison.json"
+    return parse_comparison(read_json(path), str(path))
+
+
+def read_run(path: Path, shown_as: str | None = None) -> Run:
+    """Reads a run directory, finished or not; `shown_as` replaces its path in the report. UserError if it is broken."""
+    folder = RunDir(path)
+    config_yaml = folder.config_yaml()
+    environment = folder.environment()
+    if not isinstance(environment, dict):
+        raise UserError(f"{path}/environment.json: holds {type(environment).__name__}, not a mapping")
+    result = folder.result()
+    return Run(
+        path=shown_as or str(path),
+        config_yaml=config_yaml,
+        environment=environment,
+        metrics=_checked_metrics(folder),
+        result=None if result is None else parse(Result, result, f"{path}/result.json"),
+    )
+
+
+def _checked_metrics(folder: RunDir) -> list[dict[str, Any]]:
+    records = folder.metrics()
+    for line, record in enumerate(records, start=1):
+        step = record.get("step") if isinstance(record, dict) else None
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise UserError(f"{folder.path}/metrics.jsonl: line {line} has no whole-number 'step'")
+    return records
+
+
+def finite(value: Any) -> float:
+    """The value as a float; NaN where it is absent, not a number or infinite."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else math.nan

@@ -1,0 +1,263 @@
+"""The tables of the reports as text cells; the page, LaTeX and the terminal only lay them out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from widthwise.reports.curves import Curve
+from widthwise.reports.formats import MISSING, TIMES, clean, fixed, interval, plain, si, signed
+from widthwise.reports.records import Comparison, Cost, Estimate, Run, Variant
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table; the first column names the row."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value, its interval (or "") and its ratio to the baseline (None for the baseline itself)."""
+
+    value: str
+    interval: str = ""
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity of the main table."""
+
+    key: str
+    title: str
+    short: str
+    """Title for a narrow terminal."""
+    note: str
+    """What the quantity is, for the footnote; formatted with `confidence` and `baseline`."""
+    cell: Callable[[Variant, Comparison], Cell] = field(repr=False)
+
+
+def _loss(variant: Variant, comparison: Comparison) -> Cell:
+    return Cell(fixed(variant.val_loss.mean, 4), interval(variant.val_loss, 4))
+
+
+def _difference(variant: Variant, comparison: Comparison) -> Cell:
+    if variant.difference is None:
+        return Cell(MISSING)
+    return Cell(signed(variant.difference.mean, 4), interval(variant.difference, 4, with_sign=True))
+
+
+def _bits_per_byte(variant: Variant, comparison: Comparison) -> Cell:
+    estimate, baseline = variant.val_bits_per_byte, comparison.baseline_variant.val_bits_per_byte
+    if estimate is None:
+        return Cell(MISSING)
+    share = estimate.mean / baseline.mean if estimate.mean and baseline and baseline.mean else None
+    return Cell(fixed(estimate.mean, 4), "", _ratio(variant, comparison, share))
+
+
+def _tokens_per_second(variant: Variant, comparison: Comparison) -> Cell:
+    value = variant.tokens_per_second.mean if variant.tokens_per_second else None
+    return Cell(si(value), "", _ratio(variant, comparison, variant.ratio.get("tokens_per_second")))
+
+
+def _cost_cell(value: Callable[[Cost], float], ratio_key: str) -> Callable[[Variant, Comparison], Cell]:
+    def cell(variant: Variant, comparison: Comparison) -> Cell:
+        return Cell(si(value(variant.cost)), "", _ratio(variant, comparison, variant.ratio.get(ratio_key)))
+
+    return cell
+
+
+def _ratio(variant: Variant, comparison: Comparison, value: float | None) -> float | None:
+    """The baseline shows no ratio to itself."""
+    return None if variant.name == comparison.baseline else value
+
+
+MAIN_COLUMNS = (
+    Column(
+        "val_loss",
+        "Held-out loss",
+        "loss",
+        "Mean over seeds of the cross-entropy per token on held-out text, in nats; below it the {confidence} interval "
+        "of that mean over seeds (Student's t). Lower is better.",
+        _loss,
+    ),
+    Column(
+        "difference",
+        "Difference",
+        "diff",
+        "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} interval "
+        "(bootstrap over seeds and held-out windows together). Negative is better.",
+        _difference,
+    ),
+    Column(
+        "bits_per_byte",
+        "Bits per byte",
+        "bits/B",
+        "Held-out loss divided by ln 2 and by the bytes per token: comparable between tokenizers.",
+        _bits_per_byte,
+    ),
+    Column(
+        "params",
+        "Parameters",
+        "params",
+        "All parameters, embedding and head included.",
+        _cost_cell(lambda cost: cost.params["total"], "params"),
+    ),
+    Column(
+        "flops",
+        "FLOPs per token",
+        "FLOPs",
+        "Forward pass at the recipe's sequence length with full attention (every token attends to all positions), as "
+        "papers count it. Causal counting, which needs half of that part, is in the cost table.",
+        _cost_cell(lambda cost: cost.flops_per_token.forward, "flops"),
+    ),
+    Column(
+        "average_width",
+        "Average width",
+        "width",
+        "Mean over layers of the width of the layer.",
+        _cost_cell(lambda cost: cost.average_width, "average_width"),
+    ),
+    Column(
+        "kv_bytes",
+        "KV bytes per token",
+        "KV B",
+        "Key and value cache of one token over all layers, in the run's precision.",
+        _cost_cell(lambda cost: cost.kv_bytes_per_token, "kv_bytes"),
+    ),
+    Column(
+        "tokens_per_second",
+        "Tokens per second",
+        "tok/s",
+        "Training throughput on the machine named under Environment, mean over seeds.",
+        _tokens_per_second,
+    ),
+)
+
+VERDICT_NOTE = (
+    "Better or worse: the interval of the difference excludes 0. Tie: it includes 0. "
+    "Cannot tell: too few seeds for an interval to mean anything."
+)
+RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """The footnotes of the main table: one per column, one for the verdict, one for the ratios."""
+    words = {"confidence": f"{100 * comparison.confidence:.4g}%", "baseline": clean(comparison.baseline)}
+    return [note.format(**words) for note in (*(column.note for column in MAIN_COLUMNS), VERDICT_NOTE, RATIO_NOTE)]
+
+
+def cells(variant: Variant, comparison: Comparison) -> list[Cell]:
+    """The main table's row of one variant, one cell per column."""
+    return [column.cell(variant, comparison) for column in MAIN_COLUMNS]
+
+
+def cost_table(variants: Sequence[tuple[str, Cost]]) -> Table:
+    """Every number of the cost model, one column per variant."""
+    parts = sorted({part for _, cost in variants for part in cost.params}, key=_part_order)
+    rows = [[f"parameters, {part}", *(si(cost.params.get(part)) for _, cost in variants)] for part in parts]
+    for title, value in _COST_ROWS:
+        rows.append([title, *(value(cost) for _, cost in variants)])
+    return Table("Cost of each model", ["Quantity", *(clean(name) for name, _ in variants)], rows)
+
+
+_PARTS = ("total", "active", "embedding", "attention", "ffn", "norm", "residual", "head")
+
+
+def _part_order(part: str) -> tuple[int, str]:
+    return (_PARTS.index(part) if part in _PARTS else len(_PARTS), part)
+
+
+_COST_ROWS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
+    ("FLOPs per token, forward, full attention", lambda cost: si(cost.flops_per_token.forward)),
+    ("FLOPs per token, forward, causal attention", lambda cost: si(cost.flops_per_token.forward_causal)),
+    ("FLOPs per token, training", lambda cost: si(cost.flops_per_token.training)),
+    ("KV bytes per token", lambda cost: si(cost.kv_bytes_per_token)),
+    ("activation bytes per token", lambda cost: si(cost.activation_bytes_per_token)),
+    ("d_model", lambda cost: str(cost.d_model)),
+    ("average width", lambda cost: fixed(cost.average_width, 1)),
+)
+
+
+def layer_table(name: str, cost: Cost) -> Table:
+    """Sizes per layer; neighbouring layers that are equal share a row."""
+    columns = (cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, cost.d_ff)
+    rows: list[list[str]] = []
+    spans: list[list[int]] = []
+    for layer in range(1, len(cost.widths) + 1):
+        sizes = [plain(column[layer - 1]) if column else MISSING for column in columns]
+        if rows and rows[-1] == sizes:
+            spans[-1][1] = layer
+        else:
+            rows.append(sizes)
+            spans.append([layer, layer])
+    names = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "d_ff"]
+    return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
+
+
+def seed_table(comparison: Comparison) -> Table:
+    """Held-out loss and difference of every seed."""
+    header = ["Variant", *(f"seed {seed}" for seed in comparison.seeds)]
+    rows = []
+    for variant in comparison.variants:
+        losses = _per_seed(variant.val_loss, len(comparison.seeds))
+        differences = _per_seed(variant.difference, len(comparison.seeds))
+        shown = [
+            fixed(loss, 4) + (f" ({signed(difference, 4)})" if difference is not None else "")
+            for loss, difference in zip(losses, differences)
+        ]
+        rows.append([clean(variant.name), *shown])
+    return Table("Held-out loss of each seed (difference to the baseline)", header, rows)
+
+
+def _per_seed(estimate: Estimate | None, n_seeds: int) -> list[float | None]:
+    values = list(estimate.per_seed) if estimate else []
+    return (values + [None] * n_seeds)[:n_seeds]
+
+
+def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> Table:
+    """The numbers behind a figure: the curves' values at up to `n_rows` steps, the last one included."""
+    values = {name: dict(zip(curve.x.tolist(), curve.y.tolist())) for name, curve in curves.items()}
+    steps = sorted(set().union(*values.values()))
+    chosen = sorted({steps[-1 - i * len(steps) // n_rows] for i in range(min(n_rows, len(steps)))})
+    rows = [[f"{step:.0f}", *(fixed(own.get(step), 4) for own in values.values())] for step in chosen]
+    return Table(caption, ["Step", *map(clean, curves)], rows)
+
+
+def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
+    """Machine and versions, of the run `name` where several differ."""
+    rows = [[clean(key), plain(value)] for key, value in environment.items()]
+    return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows)
+
+
+def run_table(named: Mapping[str, Run]) -> Table:
+    """Results, one row per run."""
+    header = ["Run", "seed", "status", "steps", "tokens", "train loss", "held-out loss", "perplexity", "bits per byte"]
+    return Table(
+        "Results", [*header, "tokens/s", "seconds", "parameters"], [_run_row(name, run) for name, run in named.items()]
+    )
+
+
+def _run_row(name: str, run: Run) -> list[str]:
+    result = run.result
+    if result is None:
+        last = max((record["step"] for record in run.metrics), default=0)
+        return [clean(name), MISSING, "unfinished", str(last), *[MISSING] * 8]
+    return [
+        clean(name),
+        plain(result.seed),
+        clean(result.status),
+        plain(result.steps),
+        si(result.tokens),
+        fixed(result.train_loss, 4),
+        fixed(result.val_loss, 4),
+        fixed(result.val_perplexity, 2),
+        fixed(result.val_bits_per_byte, 4),
+        si(result.tokens_per_second),
+        fixed(result.wall_seconds, 1),
+        si(result.cost.params["total"]) if result.cost else MISSING,
+    ]

@@ -1,0 +1,70 @@
+"""The cost table: what each layer costs, and a model beside its baseline."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from widthwise.model.config import ModelConfig, cost_summary
+from widthwise.model.cost import Cost
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """Sizes and cost of one layer; FLOPs and bytes per token."""
+
+    layer: int
+    """Counted from 1."""
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int | None
+    params: float
+    forward_flops: float
+    kv_bytes: float
+    activation_bytes: float
+
+
+def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
+    """One row a layer, first to last."""
+    return [
+        LayerRow(
+            layer=number,
+            d_model=layer.d_model,
+            n_heads=layer.attention.n_heads,
+            n_kv_heads=layer.attention.n_kv_heads,
+            head_dim=layer.attention.head_dim,
+            d_ff=getattr(layer.ffn, "d_ff", None),
+            params=cost.params,
+            forward_flops=cost.forward_flops(seq_len),
+            kv_bytes=cost.kv_bytes(),
+            activation_bytes=cost.activation_bytes(),
+        )
+        for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs()), start=1)
+        for cost in [sum(parts.values(), Cost())]
+    ]
+
+
+def ratios(summary: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:
+    """Each headline cost over the baseline's; both as `cost_summary` gives them."""
+    return {name: read(summary) / read(baseline) for name, read in HEADLINES.items()}
+
+
+HEADLINES = {
+    "params": lambda summary: summary["params"]["total"],
+    "flops": lambda summary: summary["flops_per_token"]["forward"],
+    "flops_causal": lambda summary: summary["flops_per_token"]["forward_causal"],
+    "average_width": lambda summary: summary["average_width"],
+    "kv_bytes": lambda summary: summary["kv_bytes_per_token"],
+    "activation_bytes": lambda summary: summary["activation_bytes_per_token"],
+}
+"""The costs by which models are compared, and where a summary keeps them."""
+
+
+def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
+    """What `inspect --json` prints: the cost summary, rows by layer, and the baseline's summary with the ratios to it."""
+    summary = cost_summary(config, seq_len)
+    summary["layers"] = [vars(row) for row in layer_rows(config, seq_len)]
+    if baseline is not None:
+        summary["baseline"] = cost_summary(baseline, seq_len)
+        summary["ratio"] = ratios(summary, summary["baseline"])
+    return summary

@@ -1,0 +1,139 @@
+"""The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
+
+from typing import Annotated, ClassVar, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError
+from widthwise.shape.rounding import round_balanced, round_nearest
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.solve import WidthCost, solve_widths
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Match = Literal["params", "flops", "kv_bytes"]
+
+
+class UniformShape(Config):
+    """Every layer as wide as the embedding: the baseline."""
+
+    kind: Literal["uniform"] = "uniform"
+    endpoints: Literal["slim", "full"] = "slim"
+    match: ClassVar[Match] = "params"
+
+    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
+        return [round(cost.d_model)] * n_layers
+
+
+class ExplicitShape(Config):
+    """Widths by hand."""
+
+    kind: Literal["explicit"] = "explicit"
+    widths: tuple[pydantic.PositiveInt, ...]
+    """One for each layer, first to last."""
+    endpoints: Literal["slim", "full"] = "slim"
+    match: ClassVar[Match] = "params"
+
+    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
+        if len(self.widths) != n_layers:
+            raise UserError(f"model.shape.widths: got {len(self.widths)} widths for n_layers = {n_layers}")
+        return list(self.widths)
+
+
+class SolvedShape(Config):
+    """A geometric schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
+
+    Source: variable-width paper, Appendix A.
+    """
+
+    kind: str
+    quantum: pydantic.PositiveInt | None = None
+    """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
+    match: Match = "params"
+    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs per token at seq_len, or KV bytes."""
+    rounding: Literal["nearest", "balanced"] = "nearest"
+    """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
+    endpoints: Literal["slim", "full"] = "slim"
+    """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer (its release)."""
+
+    @property
+    def turn_ratio(self) -> float:
+        """Width at the turn over d_model."""
+        raise NotImplementedError
+
+    def turn_layer(self, n_layers: int) -> int:
+        """The layer, counted from 1, at which the schedule turns."""
+        raise NotImplementedError
+
+    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
+        """The rounded widths. head_quantum: what every width must be a multiple of for the heads' sake."""
+        quantum = head_quantum if self.quantum is None else self.quantum
+        if quantum % head_quantum:
+            raise UserError(
+                f"model.shape.quantum: got {quantum}; the heads need a multiple of {head_quantum} (2 * n_heads, or head_dim)"
+            )
+        turn_layer = self.turn_layer(n_layers)
+        widths = solve_widths(SCHEDULES[self.kind], cost, n_layers, turn_layer, self.turn_ratio)
+        if self.rounding == "nearest":
+            return [int(width) for width in round_nearest(widths, quantum)]
+        return [int(width) for width in round_balanced(widths, quantum, cost, cost.uniform(n_layers))]
+
+
+class XShape(SolvedShape):
+    """Wide ends, narrow at `bottleneck_layer`: the ><former."""
+
+    kind: Literal["x"] = "x"
+    bottleneck_layer: Fraction = 0.75
+    """Depth of the narrowest layer, as a fraction of n_layers."""
+    bottleneck_width: Fraction = 0.3
+    """Its width over d_model."""
+
+    @property
+    def turn_ratio(self) -> float:
+        return self.bottleneck_width
+
+    def turn_layer(self, n_layers: int) -> int:
+        return SCHEDULES[self.kind].turn_layer(n_layers, self.bottleneck_layer)
+
+
+class DiamondShape(SolvedShape):
+    """Narrow ends, wide at `peak_layer`."""
+
+    kind: Literal["diamond"] = "diamond"
+    peak_layer: Fraction = 0.5
+    """Depth of the widest layer, as a fraction of n_layers."""
+    peak_width: pydantic.PositiveFloat = 1.5
+    """Its width over d_model."""
+
+    @property
+    def turn_ratio(self) -> float:
+        return self.peak_width
+
+    def turn_layer(self, n_layers: int) -> int:
+        return SCHEDULES[self.kind].turn_layer(n_layers, self.peak_layer)
+
+
+class GrowingShape(SolvedShape):
+    """Narrow first layer, wider and wider."""
+
+    kind: Literal["growing"] = "growing"
+    narrow_width: Fraction = 0.5
+    """Width of the narrow end over d_model."""
+
+    @property
+    def turn_ratio(self) -> float:
+        return self.narrow_width
+
+    def turn_layer(self, n_layers: int) -> int:
+        return SCHEDULES[self.kind].turn_layer(n_layers, None)
+
+
+class NarrowingShape(GrowingShape):
+    """Wide first layer, narrower and narrower."""
+
+    kind: Literal["narrowing"] = "narrowing"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+Shape = Annotated[
+    UniformShape | ExplicitShape | XShape | DiamondShape | GrowingShape | NarrowingShape, Field(discriminator="kind")
+]

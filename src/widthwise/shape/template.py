@@ -1,0 +1,142 @@
+"""From what a recipe says about a model to explicit layers."""
+
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError, merge, parse, to_data
+from widthwise.model.attention import AttentionTemplate
+from widthwise.model.config import ModelConfig
+from widthwise.model.cost import Cost
+from widthwise.model.ffn import FFNTemplate
+from widthwise.model.ffn.swiglu import SwiGLUTemplate
+from widthwise.model.init import InitConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual import Residual
+from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.shape.kinds import Match, Shape, UniformShape
+from widthwise.shape.solve import WidthCost
+
+
+class NormTemplate(Config):
+    """The norms of all layers."""
+
+    eps: pydantic.PositiveFloat = 1e-5
+    placement: Literal["pre", "reordered"] = "pre"
+    """Before each sublayer, or OLMo 2's order: after it, before the residual addition."""
+
+
+class ModelTemplate(Config):
+    """A model as a recipe describes it: one rule for all layers, a shape, and changes to single layers."""
+
+    vocab_size: pydantic.PositiveInt
+    d_model: pydantic.PositiveInt
+    """Width of embedding and head, and of the uniform model whose cost a shape is matched to."""
+    n_layers: pydantic.PositiveInt
+    shape: Shape = UniformShape()
+    attention: AttentionTemplate = AttentionTemplate()
+    ffn: FFNTemplate = SwiGLUTemplate()
+    residual: Residual = PlainResidualConfig()
+    norm: NormTemplate = NormTemplate()
+    tie_embeddings: bool = False
+    embedding_multiplier: pydantic.PositiveFloat = 1.0
+    logit_multiplier: pydantic.PositiveFloat = 1.0
+    init: InitConfig = InitConfig()
+    layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
+    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}. A changed d_model
+    resizes the whole layer first."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ModelTemplate":
+        for index in self.layers:
+            if not 0 <= index < self.n_layers:
+                raise ValueError(f"layers.{index}: layers count from 0 to {self.n_layers - 1}")
+        return self
+
+    def resolve(self, seq_len: int) -> ModelConfig:
+        """Every layer written out. seq_len is what FLOPs are matched at. Raises UserError where the shape cannot be had."""
+        widths = self._widths(seq_len)
+        slim = self.shape.endpoints == "slim"
+        return ModelConfig(
+            vocab_size=self.vocab_size,
+            d_model=self.d_model,
+            layers=tuple(self._layer(index, widths) for index in range(self.n_layers)),
+            residual=self.residual,
+            final_norm_eps=self.norm.eps,
+            final_norm_width=self.d_model if slim else widths[-1],
+            tie_embeddings=self.tie_embeddings,
+            embedding_multiplier=self.embedding_multiplier,
+            logit_multiplier=self.logit_multiplier,
+            init=self.init,
+        )
+
+    def uniform(self) -> "ModelTemplate":
+        """The uniform model this one is matched to: the same rules, without the shape and the changes to single layers."""
+        return self.model_copy(update={"shape": UniformShape(endpoints=self.shape.endpoints), "layers": {}})
+
+    def _widths(self, seq_len: int) -> list[int]:
+        cost = TemplateCost(self, self.shape.match, seq_len)
+        widths = self.shape.layer_widths(self.n_layers, cost, self.attention.quantum)
+        for index, change in self.layers.items():
+            widths[index] = change.get("d_model", widths[index])
+        return widths
+
+    def endpoint_widths(self, widths: Any) -> tuple[Any, Any]:
+        """What each layer reads and writes: its width, but at slim ends no more than d_model."""
+        d_in, d_out = widths.copy(), widths.copy()
+        if self.shape.endpoints == "slim":
+            d_in[0] = min(d_in[0], self.d_model)
+            d_out[-1] = min(d_out[-1], self.d_model)
+        return d_in, d_out
+
+    def _layer(self, index: int, widths: list[int]) -> LayerConfig:
+        where = f"model.layers.{index}"
+        width = widths[index]
+        if not isinstance(width, int) or width < 1:
+            raise UserError(f"{where}.d_model: got {width!r}; must be a positive whole number")
+        d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths))
+        widths_of_norms = (width, width if self.norm.placement == "pre" else d_out)
+        attention_norm, ffn_norm = (NormConfig(eps=self.norm.eps, norm_dim=n) for n in widths_of_norms)
+        try:
+            layer = LayerConfig(
+                d_model=width,
+                d_in=d_in,
+                d_out=d_out,
+                norm_placement=self.norm.placement,
+                attention_norm=attention_norm,
+                attention=self.attention.at_width(width),
+                ffn_norm=ffn_norm,
+                ffn=self.ffn.at_width(width),
+            )
+        except ValueError as error:
+            raise UserError(f"{where}.{error}") from None
+        change = self.layers.get(index)
+        return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
+
+
+class TemplateCost(WidthCost):
+    """The matched quantity of a template's layers at real widths, counted by the components themselves.
+
+    Norm gains are left out, as in the paper, and so is what does not depend on the widths.
+    """
+
+    def __init__(self, template: ModelTemplate, match: Match, seq_len: int):
+        super().__init__(template.d_model)
+        self.template, self.match, self.seq_len = template, match, seq_len
+
+    def per_layer(self, widths: np.ndarray) -> np.ndarray:
+        """(n_layers,) widths -> (n_layers,) costs."""
+        d_in, d_out = self.template.endpoint_widths(np.asarray(widths, dtype=np.float64))
+        cost = self.template.attention.cost(widths, d_in) + self.template.ffn.cost(widths, d_out)
+        return np.broadcast_to(QUANTITIES[self.match](cost, self.seq_len), widths.shape)
+
+
+QUANTITIES = {
+    "params": lambda cost, seq_len: cost.params,
+    "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
+    "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
+}
+"""Matched quantity -> how it is read from a Cost."""

@@ -1,0 +1,1 @@
+"""Training: recipe, schedule, optimizer, step, checkpoint, trainer."""

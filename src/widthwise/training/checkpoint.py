@@ -1,0 +1,221 @@
+"""Checkpoints: a folder per step that appears whole or not at all, and whose every byte is vouched for.
+
+checkpoints/step_00000100/
+    model.safetensors       weights by parameter name, fp32
+    optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step
+    rng.safetensors         states of torch's generators
+    state.json              where the run stands (training/trainer.py)
+    manifest.json           size and sha256 of the files above, written last
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.model.decoder import Decoder
+from widthwise.run_dir import fsync_folder, read_json
+
+FORMAT_VERSION = 1
+MODEL, OPTIMIZER, RNG, STATE, MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "rng.safetensors",
+    "state.json",
+    "manifest.json",
+)
+FILES = (MODEL, OPTIMIZER, RNG, STATE)
+
+
+class FileRecord(Config):
+    """What a file must be."""
+
+    n_bytes: int
+    sha256: str
+
+
+class Manifest(Config):
+    """The content of manifest.json."""
+
+    format_version: int
+    step: int
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.path.name} is damaged ({self.reason})"
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The finished checkpoints of a run's `checkpoints` folder, newest first."""
+    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=lambda path: path.name, reverse=True)
+
+
+def latest_valid(folder: Path) -> tuple[Path | None, list[Damage]]:
+    """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not."""
+    damages: list[Damage] = []
+    for path in checkpoint_paths(folder):
+        reason = find_damage(path)
+        if reason is None:
+            return path, damages
+        damages.append(Damage(path, reason))
+    return None, damages
+
+
+def find_damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None. Reads every byte."""
+    try:
+        manifest = parse(Manifest, read_json(path / MANIFEST), MANIFEST)
+    except UserError as error:
+        return str(error).removeprefix(f"{path}/")
+    if (manifest.format_version, _name(manifest.step)) != (FORMAT_VERSION, path.name) or set(manifest.files) != set(
+        FILES
+    ):
+        return f"{MANIFEST} is not of this checkpoint, or of another version"
+    for name, record in manifest.files.items():
+        try:
+            found = _record(path / name)
+        except OSError as error:
+            return f"{name}: {error.strerror}"
+        if found.n_bytes != record.n_bytes:
+            return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
+        if found.sha256 != record.sha256:
+            return f"{name} does not match its checksum"
+    return None
+
+
+def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
+    """Writes the checkpoint of a step; when this returns, it survives a power cut. Raises UserError on a full disk.
+
+    A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
+    """
+    path, partial = folder / _name(step), folder / f".{_name(step)}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _save_tensors(_weights(model), partial / MODEL)
+        _save_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
+        _save_tensors(_rng_states(), partial / RNG)
+        _save_json(state, partial / STATE)
+        manifest = Manifest(
+            format_version=FORMAT_VERSION, step=step, files={name: _record(partial / name) for name in FILES}
+        )
+        _save_json(manifest.model_dump(), partial / MANIFEST)
+        fsync_folder(partial)
+        if path.exists():
+            shutil.rmtree(path)
+        os.replace(partial, path)
+        fsync_folder(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be written ({reason}); the checkpoints before it are intact") from None
+    return path
+
+
+def load_weights(path: Path, model: Decoder) -> None:
+    """Fills the model from a valid checkpoint. Raises UserError where they do not fit."""
+    _copy_into(_weights(model), load_file(path / MODEL), path / MODEL)
+
+
+def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Fills model, optimizer and random generators from a valid checkpoint and returns its state."""
+    load_weights(path, model)
+    parameters = dict(model.named_parameters())
+    for key, value in load_file(path / OPTIMIZER).items():
+        name, _, part = key.rpartition(".")
+        # Copied, because a tensor may lie anywhere in a mapped file, and kernels may round differently by alignment.
+        optimizer.state[parameters[name]][part] = value.to(parameters[name].device, copy=True)
+    random = load_file(path / RNG)
+    torch.set_rng_state(random["cpu"].clone())
+    if "cuda" in random and torch.cuda.is_available():
+        torch.cuda.set_rng_state(random["cuda"].clone())
+    return read_json(path / STATE)
+
+
+def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
+    """Deletes damaged checkpoints and all but the newest `keep_last` others. Call when the newest is complete."""
+    damaged = {damage.path for damage in damages}
+    good = [path for path in checkpoint_paths(folder) if path not in damaged]
+    for path in (*good[keep_last:], *damaged):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
+    for path in folder.glob(".step_*.partial"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def _weights(model: Decoder) -> dict[str, Tensor]:
+    """Every tensor of the model once: of tied ones the first name stands for all."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensors.setdefault(id(tensor), (name, tensor))
+    return {name: tensor.detach() for name, tensor in tensors.values()}
+
+
+def _optimizer_tensors(model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    return {
+        f"{name}.{part}": value
+        for name, parameter in model.named_parameters()
+        for part, value in optimizer.state[parameter].items()
+    }
+
+
+def _rng_states() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def _copy_into(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], where: Path) -> None:
+    for name in targets.keys() | saved.keys():
+        shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (targets, saved)]
+        if shapes[0] != shapes[1]:
+            raise UserError(f"{where}: {name} has shape {shapes[1]}, the model needs {shapes[0]}")
+    for name, target in targets.items():
+        target.copy_(saved[name])
+
+
+def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    _fsync_file(path)
+
+
+def _save_json(data: Any, path: Path) -> None:
+    path.write_text(json.dumps(data) + "\n")
+    _fsync_file(path)
+
+
+def _fsync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _record(path: Path) -> FileRecord:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileRecord(n_bytes=path.stat().st_size, sha256=digest)

@@ -1,0 +1,26 @@
+"""Compiling layer by layer."""
+
+from collections.abc import Callable
+
+import torch
+import torch._dynamo
+
+from widthwise.model.decoder import Decoder
+
+GRAPHS_PER_LAYER = 3
+"""Training, validation, and the smaller last batch of a validation."""
+
+
+def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None:
+    """Compiles each layer in place; layers that are alike share a graph.
+
+    All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
+    for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
+    """
+    n_graphs = GRAPHS_PER_LAYER * len(model.layers)
+    dynamo = torch._dynamo.config
+    dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, n_graphs)
+    for layer in model.layers:
+        # Widths are constants of a layer; as symbols they would cost kernels tuned to their sizes.
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)

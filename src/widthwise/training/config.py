@@ -1,0 +1,131 @@
+"""The recipe: everything a run needs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Discriminator, Field, Tag
+
+from widthwise.config_io import Config, parse, read_recipe
+from widthwise.data.config import DataConfig
+from widthwise.model.config import ModelConfig, pflops_days
+from widthwise.shape.breakdown import inspection
+from widthwise.shape.template import ModelTemplate
+from widthwise.training.schedule import Schedule
+
+
+class AdamWConfig(Config):
+    """AdamW with decoupled weight decay. Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: pydantic.PositiveFloat
+    """Of embedding, head and gains; hidden matrices learn at lr / model.init.width_multiplier."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: pydantic.PositiveFloat = 1e-10
+    weight_decay: pydantic.NonNegativeFloat = 0.1
+    lr_follows_layer_width: bool = False
+    """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
+
+
+class TrainConfig(Config):
+    """How long, how much at a time, and what to keep."""
+
+    steps: pydantic.PositiveInt
+    """Optimizer steps."""
+    batch_size: pydantic.PositiveInt
+    """Sequences per optimizer step, over all processes."""
+    micro_batch_size: pydantic.PositiveInt | None = None
+    """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Type of the matrix products; weights and optimizer state are fp32."""
+    compile: bool = False
+    """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
+    seed: pydantic.NonNegativeInt = 42
+    """Of the initial weights and of the data order."""
+    max_grad_norm: pydantic.PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
+    z_loss: pydantic.NonNegativeFloat = 0.0
+    """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
+    log_every: pydantic.PositiveInt = 10
+    """Steps between records; a record holds the mean loss of the steps since the last."""
+    validate_every: pydantic.PositiveInt | None = None
+    """Steps between validations; only at the end where not given."""
+    validation_tokens: pydantic.PositiveInt | None = None
+    """Held-out tokens used by a validation, from the front; all where not given."""
+    checkpoint_every: pydantic.PositiveInt | None = None
+    """Steps between checkpoints; only at the end and on interruption where not given."""
+    keep_last: pydantic.PositiveInt = 2
+    """Checkpoints kept."""
+    loss_window_steps: pydantic.PositiveInt = 1000
+    """The reported training loss is the mean over this many last steps (the variable-width paper's rule), or over all of a shorter run."""
+    max_loss_rise: pydantic.PositiveFloat = 3.0
+    """Nats above the lowest logged loss at which a run stops as having diverged."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}")
+        return self
+
+
+def _form(model: Any) -> str:
+    layers = model.get("layers") if isinstance(model, dict) else getattr(model, "layers", None)
+    return "resolved" if isinstance(layers, (list, tuple)) else "template"
+
+
+Model = Annotated[
+    Annotated[ModelTemplate, Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
+]
+
+
+class Recipe(Config):
+    """A run. `model` says either a template with a shape, or every layer; `resolved` turns the first into the second."""
+
+    model: Model
+    seq_len: pydantic.PositiveInt
+    """Tokens per training sequence, and the context at which FLOPs are counted."""
+    data: DataConfig = DataConfig()
+    optimizer: AdamWConfig
+    schedule: Schedule
+    train: TrainConfig
+
+    @property
+    def explicit_model(self) -> ModelConfig:
+        """The model with every layer written out. Raises UserError where the shape cannot be had."""
+        return self.model if isinstance(self.model, ModelConfig) else self.model.resolve(self.seq_len)
+
+    def resolved(self) -> "Recipe":
+        """The same run with explicit layers."""
+        return self.model_copy(update={"model": self.explicit_model})
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.seq_len
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole run."""
+        return self.train.steps * self.tokens_per_step
+
+
+def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
+    """A recipe file with overrides, checked. Raises UserError."""
+    return parse(Recipe, read_recipe(path, overrides or ()), str(path))
+
+
+def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
+    """The inspection of a recipe's model beside that of `against`, or else of the uniform model its shape is matched to."""
+    config = recipe.explicit_model
+    if against is not None:
+        baseline = against.explicit_model
+    else:
+        baseline = recipe.model.uniform().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
+    summary = inspection(config, baseline, recipe.seq_len)
+    summary["n_tokens"] = recipe.n_tokens
+    summary["pflops_days"] = pflops_days(summary["flops_per_token"]["training"], recipe.n_tokens)
+    if baseline is not None:
+        summary["baseline"]["pflops_days"] = pflops_days(
+            summary["baseline"]["flops_per_token"]["training"], recipe.n_tokens
+        )
+    return summary

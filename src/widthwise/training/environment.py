@@ -1,0 +1,76 @@
+"""What a run was made with and on."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads")
+"""Keys of `environment` that must stay the same for a resumed run to be bitwise the run it would have been."""
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, commit and command as plain data; no path outside the working folder is shown."""
+    return {
+        "command": " ".join(["widthwise", *(_without_private_path(argument) for argument in sys.argv[1:])]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "widthwise": _package_version(),
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "n_cpus": os.cpu_count(),
+        "n_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+    }
+
+
+def _without_private_path(argument: str) -> str:
+    """`/a/b/recipe.yaml` -> what it is called from here if it lies below the working folder, else its name."""
+    key, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    below = path.is_relative_to(Path.cwd())
+    return f"{key}{equals}{path.relative_to(Path.cwd()) if below else path.name}"
+
+
+def _package_version() -> str | None:
+    try:
+        return version("widthwise")
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Commit of the checkout that holds the package, with "-dirty" where it was changed; None where there is none."""
+    top = _git("rev-parse", "--show-toplevel")
+    # An installed package may lie inside some other repository, whose commit says nothing about it.
+    if top is None or Path(top).resolve() / "src" / "widthwise" != PACKAGE:
+        return None
+    return _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=PACKAGE, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

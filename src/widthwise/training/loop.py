@@ -1,0 +1,243 @@
+"""The training loop: steps, and what happens between them."""
+
+import math
+import os
+import statistics
+import time
+from typing import Any, NoReturn
+
+import torch
+
+from widthwise.config_io import UserError
+from widthwise.data.loader import Loader
+from widthwise.data.prepared import PreparedData
+from widthwise.model.config import cost_summary, pflops_days
+from widthwise.model.decoder import build
+from widthwise.run_dir import RunDir
+from widthwise.training import checkpoint
+from widthwise.training.compiling import compile_layers
+from widthwise.training.config import Recipe
+from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
+from widthwise.training.observer import Observer
+from widthwise.training.optimizer import build_optimizer, set_lr
+from widthwise.training.state import RunState, mean
+from widthwise.training.step import StepOutcome, optimizer_step
+from widthwise.training.stopping import Interrupted, RunFailed, SignalWatch
+from widthwise.training.validation import Validation, validate
+
+
+class TrainingLoop:
+    """A run at work, from nothing or from its last checkpoint. For the holder of the run's lock."""
+
+    def __init__(self, recipe: Recipe, data: PreparedData, run: RunDir, observer: Observer):
+        """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
+        self.recipe, self.data, self.run, self.observer = recipe, data, run, observer
+        self.config = recipe.train
+        self._name = run.path.resolve().name
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(self.config.seed)
+        self.model = build(recipe.explicit_model, self.config.seed, self.device)
+        self.optimizer = build_optimizer(self.model, recipe.optimizer)
+        if self.config.compile:
+            compile_layers(self.model)
+        self.micro_batch_size = self.config.micro_batch_size or self.config.batch_size
+        self.loader = Loader(
+            data.train, seq_len=recipe.seq_len, batch_size=self.config.batch_size, seed=self.config.seed
+        )
+        self.cost = cost_summary(recipe.explicit_model, recipe.seq_len)
+        self.state = RunState(self.config.loss_window_steps)
+        self._started = time.perf_counter()
+        self._stopwatch = Stopwatch()
+        self._pending: list[StepOutcome] = []
+        self._grad_norm = math.nan
+        self._saved_step = self._validated_step = 0
+        self._damaged: list[checkpoint.Damage] = []
+
+    def restore(self) -> None:
+        """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
+        path, self._damaged = checkpoint.latest_valid(self.run.checkpoints)
+        if path is not None:
+            self.state = RunState(**checkpoint.load(path, self.model, self.optimizer))
+            self.loader.load_state_dict(self.state.loader)
+        for damage in self._damaged:
+            self.note(f"{damage}; went on from step {self.state.step} instead")
+        self.run.rewind_metrics(self.state.step)
+        validated = [record["step"] for record in self.run.metrics() if record["event"] == "validation"]
+        self._saved_step, self._validated_step = self.state.step, max(validated, default=0)
+        self._started -= self.state.wall_seconds
+
+    def note(self, text: str) -> None:
+        """Tells the user, and keeps the text for the result."""
+        self.observer.message(text)
+        if text not in self.state.notes:
+            self.state.notes.append(text)
+
+    def go(self, watch: SignalWatch) -> dict[str, Any]:
+        """Trains to the last step and writes the result. Raises RunFailed (diverging loss) and Interrupted (signal)."""
+        self.observer.starting(self._name, self.state.step, self.config.steps)
+        self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
+        while self.state.step < self.config.steps:
+            self._step()
+            self._save_if_due(watch.received is not None)
+            if watch.received is not None:
+                raise Interrupted(self._interruption(), watch.received)
+            self._validate_if_due()
+        self._save_if_due(must_save=True)
+        result = self._result(self._validate())
+        self.run.write_result(result)
+        return result
+
+    def _step(self) -> None:
+        self._stopwatch.go()
+        batch = next(self.loader).to(self.device)
+        self.state.step += 1
+        set_lr(self.optimizer, self._lr(self.state.step))
+        outcome = optimizer_step(
+            self.model,
+            self.optimizer,
+            batch,
+            micro_batch_size=self.micro_batch_size,
+            precision=self.config.precision,
+            z_loss=self.config.z_loss,
+            max_grad_norm=self.config.max_grad_norm,
+        )
+        self._pending.append(outcome)
+        self._stopwatch.count_step()
+        must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
+        if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
+            self._collect()  # inside the measured time, because it waits for the device
+        self._stopwatch.pause()
+        if must_log:
+            self._log()
+        self.observer.step_done(self.state.step)
+
+    def _is_due(self, every: int | None) -> bool:
+        return every is not None and self.state.step % every == 0
+
+    def _lr(self, step: int) -> float:
+        lr, config = self.recipe.optimizer.lr, self.config
+        return lr * self.recipe.schedule.factor(step, lr, config.steps, self.recipe.tokens_per_step)
+
+    def _collect(self) -> None:
+        """Waits for the device and takes over the losses of the steps since the last time."""
+        if not self._pending:
+            return
+        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in self._pending]).tolist()
+        self._pending.clear()
+        for step, (loss, grad_norm) in enumerate(pairs, start=self.state.step - len(pairs) + 1):
+            if not math.isfinite(loss) or not math.isfinite(grad_norm):
+                self._fail(step, f"loss {loss:.4g}, gradient norm {grad_norm:.4g}")
+            self.state.add_loss(loss)
+        self._grad_norm = pairs[-1][1]
+
+    def _log(self) -> None:
+        loss = self._checked_loss()
+        self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
+        self.state.unlogged_losses.clear()
+        step_seconds = self._stopwatch.step_seconds()
+        tokens_per_second = self.recipe.tokens_per_step / step_seconds
+        flops_per_token = self.cost["flops_per_token"]["training"]
+        self._record(
+            "train",
+            loss=loss,
+            lr=self._lr(self.state.step),
+            grad_norm=self._grad_norm,
+            tokens=self.state.step * self.recipe.tokens_per_step,
+            tokens_per_second=tokens_per_second,
+            step_seconds=step_seconds,
+            mfu=model_flops_utilization(tokens_per_second, flops_per_token, self.device),
+            memory_bytes=peak_memory_bytes(self.device),
+        )
+
+    def _checked_loss(self) -> float:
+        """Mean loss since the last record. Raises RunFailed where it is far above the lowest one."""
+        loss, lowest, rise = mean(self.state.unlogged_losses), self.state.lowest_loss, self.config.max_loss_rise
+        if lowest is not None and loss > lowest + rise:
+            self._fail(
+                self.state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
+            )
+        return loss
+
+    def _fail(self, step: int, what: str) -> NoReturn:
+        self._record("stopped", step=step, reason=what)
+        kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
+        raise RunFailed(
+            f"{self.run.path}: stopped at step {step} of {self.config.steps}: {what}; the learning rate was "
+            f"{self._lr(step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+        )
+
+    def _record(self, event: str, **values: Any) -> None:
+        record = {"step": self.state.step, "event": event, **values}
+        try:
+            self.run.append_metrics([record])
+        except OSError as error:
+            raise UserError(f"{self.run.path}/metrics.jsonl: cannot be written ({error.strerror})") from None
+        self.observer.record(record)
+
+    def _save_if_due(self, must_save: bool) -> None:
+        """Saves a checkpoint unless the loss says that it would be of a failed run."""
+        if self.state.step == self._saved_step or not (must_save or self._is_due(self.config.checkpoint_every)):
+            return
+        self._collect()
+        if self.state.unlogged_losses:
+            self._checked_loss()
+        self.state.loader = self.loader.state_dict()
+        self.state.wall_seconds = time.perf_counter() - self._started
+        with open(self.run.path / "metrics.jsonl", "a") as file:
+            os.fsync(file.fileno())  # a resumed run writes no record again that is older than its checkpoint
+        path = checkpoint.save(self.run.checkpoints, self.state.step, self.model, self.optimizer, self.state.as_data())
+        damaged = [damage for damage in self._damaged if damage.path != path]
+        checkpoint.prune(self.run.checkpoints, self.config.keep_last, damaged)
+        self._saved_step, self._damaged = self.state.step, []
+
+    def _interruption(self) -> str:
+        return (
+            f"{self.run.path}: stopped at step {self.state.step} of {self.config.steps}, with a checkpoint; "
+            f"`widthwise resume {self.run.path}` goes on"
+        )
+
+    def _validate_if_due(self) -> None:
+        at_end = self.state.step in (0, self.config.steps)  # the end has its own
+        if self._is_due(self.config.validate_every) and not at_end and self._validated_step < self.state.step:
+            self._validate()
+
+    def _validate(self) -> Validation:
+        """Validates at this step, and records it unless that was done before a kill."""
+        found = validate(
+            self.model,
+            self.data,
+            seq_len=self.recipe.seq_len,
+            batch_size=self.micro_batch_size,
+            max_tokens=self.config.validation_tokens,
+            precision=self.config.precision,
+        )
+        if self._validated_step < self.state.step:
+            self._record("validation", loss=found.loss, perplexity=found.perplexity, bits_per_byte=found.bits_per_byte)
+            self._validated_step = self.state.step
+        return found
+
+    def _result(self, validation: Validation) -> dict[str, Any]:
+        """The content of result.json.
+
+        tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
+        """
+        step_seconds = [record["step_seconds"] for record in self.run.metrics() if record["event"] == "train"]
+        n_tokens = self.recipe.n_tokens
+        return {
+            "status": "finished",
+            "name": self._name,
+            "seed": self.config.seed,
+            "steps": self.config.steps,
+            "tokens": n_tokens,
+            "train_loss": mean(self.state.recent_losses),
+            "loss_window_steps": len(self.state.recent_losses),
+            "val_loss": validation.loss,
+            "val_perplexity": validation.perplexity,
+            "val_bits_per_byte": validation.bits_per_byte,
+            "val_window_losses": validation.window_losses,
+            "tokens_per_second": self.recipe.tokens_per_step / statistics.median(step_seconds),
+            "wall_seconds": time.perf_counter() - self._started,
+            "cost": self.cost,
+            "pflops_days": pflops_days(self.cost["flops_per_token"]["training"], n_tokens),
+            "notes": self.state.notes,
+        }

@@ -1,0 +1,71 @@
+"""How fast a run is and how much memory it takes."""
+
+import resource
+import sys
+import time
+
+import torch
+
+MEASURED_KEYS = ("tokens_per_second", "step_seconds", "mfu", "memory_bytes", "wall_seconds")
+"""Keys of records and results that measure the machine; all others are bitwise the same in every run of a recipe."""
+
+PEAK_BF16_FLOPS_PER_SECOND = {
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "B200": 2250e12,
+    "L4": 121e12,
+    "L40S": 362e12,
+    "A10": 125e12,
+}
+"""Words of a GPU's name -> dense bf16 peak by NVIDIA's data sheets; of two that fit, the first holds."""
+
+
+def peak_flops_per_second(gpu_name: str) -> float | None:
+    """bf16 peak without sparsity; None for a GPU that is not in the table."""
+    words = set(gpu_name.replace("-", " ").split())
+    return next((peak for name, peak in PEAK_BF16_FLOPS_PER_SECOND.items() if set(name.split()) <= words), None)
+
+
+def model_flops_utilization(
+    tokens_per_second: float, training_flops_per_token: float, device: torch.device
+) -> float | None:
+    """FLOPs the model needs per second over the device's bf16 peak; None on a CPU or an unknown GPU.
+
+    Source: PaLM, arXiv:2204.02311, appendix B; attention is counted in full, as everywhere in this project.
+    """
+    peak = peak_flops_per_second(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if peak is None else tokens_per_second * training_flops_per_token / peak
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Most memory ever held: by tensors on a GPU, elsewhere by the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Stopwatch:
+    """Seconds per step over the steps since the last reading, without what happens between `pause` and `go`."""
+
+    def __init__(self) -> None:
+        self._seconds, self._n_steps, self._started = 0.0, 0, time.perf_counter()
+
+    def go(self) -> None:
+        self._started = time.perf_counter()
+
+    def pause(self) -> None:
+        self._seconds += time.perf_counter() - self._started
+
+    def count_step(self) -> None:
+        self._n_steps += 1
+
+    def step_seconds(self) -> float:
+        """Reads and resets a paused stopwatch."""
+        step_seconds = self._seconds / self._n_steps
+        self._seconds, self._n_steps = 0.0, 0
+        return step_seconds

@@ -1,0 +1,36 @@
+"""What a run tells while it goes on."""
+
+from typing import Any, Protocol
+
+
+class Observer(Protocol):
+    """Receives what a run tells; the command line shows it."""
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        """The data is being prepared; see `data.documents.ProgressCallback`."""
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""
+
+    def step_done(self, step: int) -> None:
+        """A step is done."""
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A record was written to metrics.jsonl."""
+
+    def message(self, text: str) -> None:
+        """One line the user should see."""
+
+
+class Silence:
+    """An observer that shows nothing."""
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None: ...
+
+    def starting(self, name: str, step: int, n_steps: int) -> None: ...
+
+    def step_done(self, step: int) -> None: ...
+
+    def record(self, record: dict[str, Any]) -> None: ...
+
+    def message(self, text: str) -> None: ...

@@ -1,0 +1,44 @@
+"""Where a run stands: what a checkpoint holds beside tensors."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum
+from typing import Any
+
+
+def mean(values: Sequence[float] | deque[float]) -> float:
+    return fsum(values) / len(values)
+
+
+@dataclass
+class RunState:
+    """Counts and losses of the steps done. Floats go through JSON and back unchanged."""
+
+    window_steps: int
+    """Steps the reported training loss is averaged over."""
+    step: int = 0
+    """Optimizer steps done."""
+    loader: dict[str, int] = field(default_factory=dict)
+    recent_losses: deque[float] = field(default_factory=deque)
+    """Of the last `window_steps` steps."""
+    unlogged_losses: list[float] = field(default_factory=list)
+    """Of the steps since the last record."""
+    lowest_loss: float | None = None
+    """The lowest loss of all records."""
+    wall_seconds: float = 0.0
+    """Spent by all processes that worked on the run."""
+    notes: list[str] = field(default_factory=list)
+    """What the user should know about the result, such as a damaged checkpoint that was passed over."""
+
+    def __post_init__(self) -> None:
+        self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
+
+    def add_loss(self, loss: float) -> None:
+        """The loss of one more step, whose weights have been counted in `step` already."""
+        self.recent_losses.append(loss)
+        self.unlogged_losses.append(loss)
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data; `RunState(**data)` reads it back."""
+        return {**vars(self), "recent_losses": list(self.recent_losses)}

@@ -1,0 +1,60 @@
+"""The ways a run ends early: it failed, or a signal asked it to stop."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+
+class RunFailed(Exception):
+    """Training broke down. Its message is one line: step, loss, learning rate and what to try."""
+
+
+class Interrupted(Exception):
+    """A signal ended the run after a step, with a checkpoint saved. Its message says how to go on."""
+
+    def __init__(self, message: str, signal_number: int):
+        super().__init__(message)
+        self.signal_number = signal_number
+
+    @property
+    def exit_code(self) -> int:
+        """130 for Ctrl-C, 143 for SIGTERM, as shells count."""
+        return 128 + self.signal_number
+
+
+@dataclass
+class SignalWatch:
+    """`received` is the number of the signal that asked to stop, or None."""
+
+    received: int | None = None
+
+
+@contextmanager
+def watch_signals() -> Iterator[SignalWatch]:
+    """Ctrl-C and SIGTERM only set `received`, so that the step at work is finished; a second one acts as ever.
+
+    Outside the main thread, where Python allows no handlers, nothing is watched.
+    """
+    watch = SignalWatch()
+    if threading.current_thread() is not threading.main_thread():
+        yield watch
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        watch.received = number
+        restore()
+
+    for number in previous:
+        signal.signal(number, note)
+    try:
+        yield watch
+    finally:
+        restore()

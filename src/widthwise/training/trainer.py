@@ -1,0 +1,129 @@
+"""Starting and resuming runs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.data.config import open_data
+from widthwise.data.prepared import PreparedData
+from widthwise.run_dir import RunDir
+from widthwise.training import checkpoint
+from widthwise.training.config import Recipe
+from widthwise.training.environment import REPRODUCED_WITH, environment
+from widthwise.training.loop import TrainingLoop
+from widthwise.training.observer import Observer, Silence
+from widthwise.training.stopping import watch_signals
+from widthwise.training.validation import check_validation
+
+
+def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
+    """Trains a recipe in a new folder and returns the result, also that of a run that has finished there already.
+
+    Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss diverges, and Interrupted after
+    Ctrl-C or SIGTERM.
+    """
+    return _Launch(RunDir(out), observer).train(recipe, may_resume=False)
+
+
+def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
+    """As `train`, but goes on with an unfinished run of the same recipe."""
+    return _Launch(RunDir(out), observer).train(recipe, may_resume=True)
+
+
+def resume(path: Path | str, observer: Observer | None = None) -> dict[str, Any]:
+    """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
+
+    On a CPU, with the same number of threads, the weights and all records but the measured ones (metrics.MEASURED_KEYS)
+    are bitwise those of a run that was never stopped.
+    """
+    return _Launch(RunDir(path), observer).resume()
+
+
+class _Launch:
+    """What comes before the first step: whatever can be wrong is found here."""
+
+    def __init__(self, run: RunDir, observer: Observer | None):
+        self.run, self.observer = run, observer or Silence()
+
+    def train(self, recipe: Recipe, may_resume: bool) -> dict[str, Any]:
+        recipe, path = recipe.resolved(), self.run.path
+        _check_recipe(recipe)
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: is a file; choose another folder with --out")
+        with self.run.locked():
+            if not self.run.exists:
+                return self._start(recipe)
+            self.run.begin(to_yaml(recipe), {})  # refuses the folder of another recipe
+            if not (may_resume or self.run.result()):
+                raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
+            return self._go_on(recipe)
+
+    def resume(self) -> dict[str, Any]:
+        where = f"{self.run.path}/config.yaml"
+        recipe = parse(Recipe, parse_yaml(self.run.config_yaml(), where), where)
+        _check_recipe(recipe)
+        with self.run.locked():
+            return self._go_on(recipe)
+
+    def _start(self, recipe: Recipe) -> dict[str, Any]:
+        data = self._open_data(recipe)
+        loop = TrainingLoop(recipe, data, self.run, self.observer)
+        self.run.begin(to_yaml(recipe), {**environment(), "data": _identity(data)})
+        with watch_signals() as watch:
+            return loop.go(watch)
+
+    def _go_on(self, recipe: Recipe) -> dict[str, Any]:
+        if (result := self.run.result()) is not None:
+            self.observer.message(f"{self.run.path}: has finished already")
+            return result
+        data = self._open_data(recipe)
+        before, now = self.run.environment(), environment()
+        self._check_same_data(before.get("data"), _identity(data))
+        checkpoint.remove_partial(self.run.checkpoints)
+        loop = TrainingLoop(recipe, data, self.run, self.observer)
+        loop.restore()
+        for key in REPRODUCED_WITH:
+            if before.get(key) != now[key]:
+                loop.note(f"{key} was {before.get(key)} and is now {now[key]}: from here on not bitwise the same run")
+        self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
+        with watch_signals() as watch:
+            return loop.go(watch)
+
+    def _open_data(self, recipe: Recipe) -> PreparedData:
+        data = open_data(recipe.data, self.observer.preparing)
+        tokenizer, vocab_size = data.manifest.tokenizer, recipe.explicit_model.vocab_size
+        if tokenizer.vocab_size > vocab_size:
+            raise UserError(
+                f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
+                f"the number of tokens of tokenizer {tokenizer.spec}"
+            )
+        check_validation(data, recipe.seq_len, recipe.train.validation_tokens)
+        return data
+
+    def _check_same_data(self, before: Any, now: dict[str, Any]) -> None:
+        if before != now:
+            raise UserError(
+                f"{self.run.path}: was begun with other data ({_summary(before)}) than is there now ({_summary(now)})"
+            )
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UserError("training on several processes is not available in this version; start it without torchrun")
+    recipe.schedule.check(recipe.train.steps)
+
+
+def _identity(data: PreparedData) -> dict[str, Any]:
+    """What makes data the same data."""
+    manifest = data.manifest
+    return {
+        "tokenizer": {"spec": manifest.tokenizer.spec, "id": manifest.tokenizer.id},
+        "corpus": {"name": manifest.corpus.name, "fingerprint": manifest.corpus.fingerprint},
+        "files": {name: record.sha256 for name, record in sorted(manifest.files.items())},
+    }
+
+
+def _summary(identity: Any) -> str:
+    corpus, tokenizer = identity["corpus"], identity["tokenizer"]
+    return f"{corpus['name']} {corpus['fingerprint'][:12]}, tokenizer {tokenizer['spec']} {tokenizer['id'][:12]}"

@@ -1,0 +1,53 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from widthwise.cli.data import data_app
+from widthwise.config_io import UserError
+from widthwise.data.prepared import PreparedData
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(data_app, ["prepare", *map(str, arguments)])
+
+
+def test_json_is_the_manifest_and_nothing_else(tmp_path):
+    result = run("synthetic", "--out", tmp_path / "out", "--tokenizer", "bytes", "--json")
+    assert result.exit_code == 0
+    manifest = PreparedData.open(tmp_path / "out").manifest
+    assert json.loads(result.stdout) == json.loads(manifest.model_dump_json())
+    assert "tokenizing" in result.stderr
+
+
+def test_table_shows_what_was_prepared(tmp_path):
+    result = run("synthetic", "--out", tmp_path / "out", "--tokenizer", "bytes", "--held-out", "0.2")
+    splits = PreparedData.open(tmp_path / "out").manifest.splits
+    for split in (splits.train, splits.held_out):
+        assert f"{split.n_tokens:,}" in result.stdout
+        assert f"{split.n_bytes / split.n_tokens:.3f}" in result.stdout
+
+
+def test_field_and_document_bytes_reach_the_reader(tmp_path):
+    rows = [json.dumps({"body": f"line {index}\n" * 20}) for index in range(60)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    options = ("--tokenizer", "bytes", "--field", "body", "--held-out", "0.3")
+    run(tmp_path / "rows.jsonl", "--out", tmp_path / "out", *options)
+    run(tmp_path / "rows.jsonl", "--out", tmp_path / "cut", *options, "--document-bytes", "50")
+    assert PreparedData.open(tmp_path / "out").manifest.corpus.n_documents == 60
+    assert PreparedData.open(tmp_path / "cut").manifest.corpus.n_documents > 120
+
+
+def test_a_mistake_is_a_user_error(tmp_path):
+    result = run(tmp_path / "missing.txt", "--out", tmp_path / "out")
+    assert isinstance(result.exception, UserError)
+    assert "no such file" in str(result.exception)
+
+
+@pytest.mark.parametrize("module", ["torch", "numpy", "tokenizers", "rich.table"])
+def test_importing_the_command_imports_nothing_heavy(module):
+    code = f"import sys, widthwise.cli.data; print({module!r} in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "False"

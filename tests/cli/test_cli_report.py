@@ -1,0 +1,31 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from widthwise.cli.report import report
+
+app = typer.Typer()
+app.command()(report)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text("train: {seed: 1}\n")
+    (tmp_path / "environment.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "event": "train", "loss": 9.0}\n')
+    return tmp_path
+
+
+def test_report_prints_where_the_files_are(run: Path) -> None:
+    result = CliRunner().invoke(app, [str(run)])
+    assert result.exit_code == 0
+    assert result.stdout == f"{run}/report.html\n"
+    assert (run / "report.html").is_file()
+
+
+def test_report_prints_json(run: Path) -> None:
+    result = CliRunner().invoke(app, [str(run), "--out", str(run / "out"), "--json"])
+    assert json.loads(result.stdout) == {"files": [f"{run}/out/report.html"]}

@@ -1,0 +1,97 @@
+import json
+import shutil
+
+import pytest
+
+from widthwise.config_io import UserError
+from widthwise.data.corpus import named_corpus
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import PreparedData
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare(named_corpus("synthetic"), out, tokenizer="bytes")
+    return out
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "copy")
+
+
+def edit_manifest(folder, change):
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_copied_folder_is_complete_in_itself(folder):
+    data = PreparedData.open(folder)
+    data.verify()
+    assert data.tokenizer.spec == data.manifest.tokenizer.spec == "bytes"
+    assert data.train.n_documents == data.manifest.splits.train.n_documents
+
+
+def test_a_folder_without_manifest_is_refused(folder):
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match="its preparation never finished"):
+        PreparedData.open(folder)
+
+
+def test_a_truncated_file_is_refused_on_opening(folder):
+    path = folder / "train.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"train\.bin: has \d+ bytes; its manifest promises"):
+        PreparedData.open(folder)
+
+
+def test_a_missing_file_is_refused_on_opening(folder):
+    (folder / "held_out.idx").unlink()
+    with pytest.raises(UserError, match=r"held_out\.idx: cannot be read"):
+        PreparedData.open(folder)
+
+
+def test_a_changed_byte_is_found_by_verify(folder):
+    path = folder / "train.bin"
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    data = PreparedData.open(folder)
+    with pytest.raises(UserError, match=r"train\.bin: its checksum differs"):
+        data.verify()
+
+
+def test_a_token_outside_the_vocabulary_is_found_by_verify(folder):
+    edit_manifest(folder, lambda manifest: manifest["files"].pop("train.bin"))
+    content = bytearray((folder / "train.bin").read_bytes())
+    content[1001] = 0xFF
+    (folder / "train.bin").write_bytes(content)
+    with pytest.raises(UserError, match="train: holds a token outside its vocabulary of 257"):
+        PreparedData.open(folder).verify()
+
+
+def test_counts_that_contradict_the_manifest_are_refused(folder):
+    edit_manifest(folder, lambda manifest: manifest["splits"]["train"].update(n_tokens=7))
+    with pytest.raises(UserError, match=r"train: holds \(documents, tokens\)"):
+        PreparedData.open(folder)
+
+
+def test_another_tokenizer_than_at_preparation_is_refused(folder):
+    edit_manifest(folder, lambda manifest: manifest["tokenizer"].update(id="0" * 64))
+    with pytest.raises(UserError, match="is not the tokenizer the data was made with"):
+        _ = PreparedData.open(folder).tokenizer
+
+
+def test_another_format_version_and_a_broken_manifest_are_refused(folder):
+    edit_manifest(folder, lambda manifest: manifest.update(format_version=2))
+    with pytest.raises(UserError, match="has format version 2; this program reads 1"):
+        PreparedData.open(folder)
+    edit_manifest(folder, lambda manifest: manifest.update(format_version=1, corpus={}))
+    with pytest.raises(UserError, match=r"manifest\.json: corpus\.name: is required"):
+        PreparedData.open(folder)
+    (folder / "manifest.json").write_text("[")
+    with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
+        PreparedData.open(folder)

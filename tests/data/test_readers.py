@@ -1,0 +1,154 @@
+import gzip
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from widthwise.config_io import UserError
+from widthwise.data.documents import Document
+from widthwise.data.readers import _cut, open_source, read_documents
+
+TEXTS = ["first\r\n", "zwei — ", "", "\N{PILE OF POO}"]
+
+
+def jsonl(texts: list[str], field: str = "text") -> bytes:
+    return b"".join(json.dumps({field: text, "other": 1}).encode() + b"\n" for text in texts)
+
+
+def texts_of(source, **options) -> list[str]:
+    return [document.text for document in read_documents(source, **options)]
+
+
+@pytest.mark.parametrize("ending", [".txt", ".md", ".py"])
+def test_a_text_file_is_one_document_byte_for_byte(tmp_path, ending):
+    path = tmp_path / f"a{ending}"
+    path.write_bytes("x\r\né".encode())
+    assert list(read_documents(path)) == [Document(f"a{ending}", "x\r\né")]
+
+
+def test_json_lines_plain_and_compressed_hold_the_same(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    content = jsonl(TEXTS)
+    compress = zstandard.ZstdCompressor().compress
+    packed = {
+        "a.jsonl": content,
+        "a.jsonl.gz": gzip.compress(content),
+        "a.jsonl.zst": compress(content[:20]) + compress(content[20:]),
+    }
+    for name, data in packed.items():
+        (tmp_path / name).write_bytes(data)
+        assert texts_of(tmp_path / name) == TEXTS
+
+
+def test_the_field_can_be_named(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS, "content"))
+    assert texts_of(tmp_path / "a.jsonl", field="content") == TEXTS
+
+
+def test_parquet_gives_its_text_column(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": TEXTS, "n": [1, 2, 3, 4]}), path, row_group_size=3)
+    assert texts_of(path) == TEXTS
+    with pytest.raises(UserError, match=r"a\.parquet: has no column 'body'; it has: text, n"):
+        texts_of(path, field="body")
+    with pytest.raises(UserError, match=r"a\.parquet: row 1: field 'n' holds int"):
+        texts_of(path, field="n")
+
+
+def test_a_folder_is_read_recursively_in_order_of_paths(tmp_path):
+    for name in ("b.txt", "a/z.md", "a.txt", "picture.png", ".hidden/x.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "c.jsonl").write_bytes(jsonl(["row"]))
+    assert [document.name for document in read_documents(tmp_path)] == ["a.txt", "a/z.md", "b.txt", "c.jsonl:1"]
+
+
+@given(st.text(alphabet="ab\n é", max_size=80), st.integers(1, 30))
+def test_cutting_loses_nothing_and_ends_parts_at_lines(text, document_bytes):
+    parts = [part.text for part in _cut(Document("d", text), document_bytes)]
+    assert "".join(parts) == text
+    assert all(part.endswith("\n") for part in parts[:-1])
+    longest_line = max((len(line.encode()) for line in text.splitlines(keepends=True)), default=0)
+    assert all(len(part.encode()) < document_bytes + longest_line or part == text for part in parts)
+
+
+BROKEN = {
+    "not_utf8.txt": (b"ok\nok\n\xff", "line 3: is not UTF-8"),
+    "not_json.jsonl": (b'{"text": "a"}\n{"text": \n', "line 2: is not valid JSON"),
+    "not_utf8.jsonl": (b'{"text": "a"}\n\n{"text": "\xff"}\n', "line 3: is not UTF-8"),
+    "list.jsonl": (b"[1]\n", "line 1: holds list, not an object"),
+    "no_field.jsonl": (b'{"body": "a"}\n', "line 1: has no field 'text'; it has: body"),
+    "not_text.jsonl": (b'{"text": null}\n', "line 1: field 'text' holds NoneType"),
+    "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: field 'text' holds half a surrogate pair"),
+    "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: is not valid JSON"),
+    "empty.jsonl": (b"\n\n", "holds no documents"),
+    "cut.jsonl.gz": (gzip.compress(jsonl(TEXTS))[:-12], "cannot be read"),
+    "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
+    "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
+    "plain.parquet": (jsonl(TEXTS), "cannot be read"),
+    "picture.png": (b"", "cannot tell its format; expected a name ending in .txt"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_bad_input_is_refused_naming_file_and_place(tmp_path, name):
+    for ending, module in (".zst", "zstandard"), (".parquet", "pyarrow"):
+        if name.endswith(ending):
+            pytest.importorskip(module)
+    content, message = BROKEN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        texts_of(tmp_path / name)
+    assert str(refused.value).startswith(f"{tmp_path / name}: ")
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_source_and_empty_folder_are_refused(tmp_path):
+    with pytest.raises(UserError, match="no such file or folder; corpora by name: python-stdlib"):
+        texts_of(tmp_path / "missing")
+    with pytest.raises(UserError, match="holds no file that can be read"):
+        texts_of(tmp_path)
+
+
+def test_a_truncated_zstandard_file_is_refused(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(jsonl(TEXTS * 50))[:-30])
+    with pytest.raises(UserError, match=r"a\.jsonl\.zst"):
+        texts_of(path)
+
+
+def test_a_corpus_name_opens_that_corpus_and_a_path_is_read_anew_each_time(tmp_path):
+    assert open_source("synthetic").name == "synthetic"
+    (tmp_path / "a.txt").write_text("x")
+    corpus = open_source(str(tmp_path))
+    assert list(corpus) == list(corpus) == [Document("a.txt", "x")]
+
+
+def test_hugging_face_dataset_is_streamed(monkeypatch):
+    calls = []
+
+    def load_dataset(*args, **options):
+        calls.append((args, options))
+        return iter([{"text": text} for text in TEXTS])
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert texts_of("hf:user/name@config:validation") == TEXTS
+    assert texts_of("hf:user/name") == TEXTS
+    assert calls == [
+        (("user/name", "config"), {"split": "validation", "streaming": True}),
+        (("user/name", None), {"split": "train", "streaming": True}),
+    ]
+
+
+def test_hugging_face_without_the_extra_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(UserError, match=r"widthwise\[hf\]"):
+        texts_of("hf:user/name")

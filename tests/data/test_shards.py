@@ -1,0 +1,145 @@
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from widthwise.config_io import UserError
+from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
+
+UINT16, INT32 = np.dtype("<u2"), np.dtype("<i4")
+
+
+def write(prefix: Path, documents: list[list[int]], dtype: np.dtype = UINT16) -> TokenFile:
+    with ShardWriter(prefix, dtype) as writer:
+        for document in documents:
+            writer.add(np.array(document, dtype=dtype), np.array([len(document)]))
+    return TokenFile(prefix)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=20), st.sampled_from([UINT16, INT32]))
+def test_documents_come_back_as_written(documents, dtype):
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = write(Path(folder) / "x", documents, dtype)
+        assert [tokens.document(index).tolist() for index in range(tokens.n_documents)] == documents
+        everything = list(chain.from_iterable(documents))
+        assert tokens.tokens(0, tokens.n_tokens).tolist() == everything
+        middle = len(everything) // 2
+        assert tokens.tokens(middle, tokens.n_tokens).tolist() == everything[middle:]
+
+
+def test_files_are_megatron_byte_for_byte(tmp_path):
+    write(tmp_path / "x", [[1, 2, 3], [], [65499]])
+    assert (tmp_path / "x.bin").read_bytes() == struct.pack("<4H", 1, 2, 3, 65499)
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, 3, 4)
+    expected = header + struct.pack("<3i", 3, 0, 1) + struct.pack("<3q", 0, 6, 6) + struct.pack("<4q", 0, 1, 2, 3)
+    assert (tmp_path / "x.idx").read_bytes() == expected
+
+
+def test_documents_of_several_sequences_are_read(tmp_path):
+    """Megatron-LM's `--split-sentences` writes a sequence a sentence."""
+    (tmp_path / "x.bin").write_bytes(struct.pack("<6i", *range(6)))
+    header = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 4, 3, 3)
+    index = header + struct.pack("<3i", 1, 2, 3) + struct.pack("<3q", 0, 4, 12) + struct.pack("<3q", 0, 2, 3)
+    (tmp_path / "x.idx").write_bytes(index)
+    tokens = TokenFile(tmp_path / "x")
+    assert [tokens.document(index).tolist() for index in range(2)] == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(257, UINT16), (65_499, UINT16), (65_500, INT32), (100_258, INT32)])
+def test_dtype_is_megatrons_choice(vocab_size, dtype):
+    assert token_dtype(vocab_size) == dtype
+
+
+def damage(content: bytes, at: int, value: bytes) -> bytes:
+    return content[:at] + value + content[at + len(value) :]
+
+
+# Offsets for two documents: header 34 bytes, lengths at 34, byte offsets at 42, document indices at 58.
+DAMAGED = {
+    "bin_cut_short": ("x.bin", lambda content: content[:-2], "has 6 bytes where its index asks for 8"),
+    "bin_too_long": ("x.bin", lambda content: content + b"\0\0", "has 10 bytes where its index asks for 8"),
+    "idx_empty": ("x.idx", lambda content: b"", "wrong magic"),
+    "idx_magic": ("x.idx", lambda content: b"X" + content[1:], "wrong magic"),
+    "idx_version": ("x.idx", lambda content: damage(content, 9, b"\x02"), "version 2"),
+    "idx_dtype": ("x.idx", lambda content: damage(content, 17, b"\x63"), "dtype code 99"),
+    "idx_cut_short": ("x.idx", lambda content: content[:-1], "where its header asks for"),
+    "idx_absurd_count": ("x.idx", lambda content: damage(content, 18, b"\xff" * 8), "where its header asks for"),
+    "negative_length": ("x.idx", lambda content: damage(content, 34, b"\xff" * 4), "do not follow one another"),
+    "pointer_out_of_range": ("x.idx", lambda content: damage(content, 50, b"\xff\xff"), "do not follow one another"),
+    "document_out_of_range": ("x.idx", lambda content: damage(content, 74, b"\x09"), "boundaries are out of range"),
+    "document_backwards": ("x.idx", lambda content: damage(content, 66, b"\x03"), "boundaries are out of range"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_files_are_refused_by_name(tmp_path, kind):
+    write(tmp_path / "x", [[1, 2, 3], [4]])
+    name, change, message = DAMAGED[kind]
+    path = tmp_path / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=message) as refused:
+        TokenFile(tmp_path / "x")
+    assert str(refused.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.idx"])
+def test_a_missing_file_is_refused_by_name(tmp_path, name):
+    write(tmp_path / "x", [[1]])
+    (tmp_path / name).unlink()
+    with pytest.raises(UserError, match=f"{name}: cannot be read"):
+        TokenFile(tmp_path / "x")
+
+
+def test_reading_beyond_the_end_is_an_error(tmp_path):
+    tokens = write(tmp_path / "x", [[1, 2]])
+    with pytest.raises(IndexError):
+        tokens.tokens(1, 3)
+
+
+def test_an_exception_while_writing_leaves_nothing(tmp_path):
+    def fail_halfway():
+        with ShardWriter(tmp_path / "x", UINT16) as writer:
+            writer.add(np.array([1], dtype=UINT16), np.array([1]))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert os.listdir(tmp_path) == []
+
+
+WRITE_TOO_MUCH = """
+import sys, resource, pathlib, numpy as np
+from widthwise.config_io import UserError
+from widthwise.data.shards import ShardWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    with ShardWriter(pathlib.Path(sys.argv[1]) / "x", np.dtype("<u2")) as writer:
+        for _ in range(int(sys.argv[2])):
+            writer.add(np.zeros(3, dtype="<u2"), np.array([3]))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("n_documents", [2000, 700], ids=["bin", "idx"])
+def test_a_file_that_cannot_grow_is_refused_and_leaves_nothing(tmp_path, n_documents):
+    command = [sys.executable, "-c", WRITE_TOO_MUCH, str(tmp_path), str(n_documents)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith(f"{tmp_path / 'x'}")
+    assert "cannot be written (File too large)" in printed
+    assert os.listdir(tmp_path) == []
+
+
+def test_fingerprint_tells_files_of_other_documents_apart(tmp_path):
+    first, second = write(tmp_path / "x", [[1], [2, 3]]), write(tmp_path / "y", [[1, 2], [3]])
+    assert first.fingerprint != second.fingerprint
+    assert first.fingerprint == TokenFile(tmp_path / "x").fingerprint

@@ -1,0 +1,107 @@
+"""Which comparisons are accepted, and what their runs are."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.experiments.plan import read_plan
+
+BASE = {
+    "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
+}
+X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4, "rounding": "balanced"}}}
+
+
+def write(path: Path, data: dict) -> Path:
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+    return path
+
+
+def comparison(tmp_path: Path, **compare) -> Path:
+    return write(tmp_path / "pair.yaml", {**BASE, "compare": {"variants": {"uniform": {}, "x": X}, **compare}})
+
+
+def test_the_first_variant_is_the_baseline_and_all_share_data_and_tokens(tmp_path: Path) -> None:
+    plan = read_plan([comparison(tmp_path, seeds=[7, 9])])
+    assert plan.baseline == "uniform"
+    assert plan.seeds == (7, 9)
+    widths = {name: recipe.explicit_model.widths for name, recipe in plan.recipes.items()}
+    assert widths["uniform"] == [48] * 6
+    assert min(widths["x"]) < 48 < max(widths["x"])
+    assert plan.recipes["uniform"].data == plan.recipes["x"].data
+
+
+def test_a_run_differs_from_its_recipe_in_the_seed_alone(tmp_path: Path) -> None:
+    plan = read_plan([comparison(tmp_path, seeds=[7, 9])])
+    run = plan.run_recipe("x", 9)
+    assert run.train.seed == 9
+    assert run.model_copy(update={"train": plan.recipes["x"].train}) == plan.recipes["x"]
+    assert plan.run_path("x", 9) != plan.run_path("x", 7)
+
+
+def test_several_recipes_are_named_for_their_files(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.yaml", BASE), write(tmp_path / "b.yaml", {"extends": "a.yaml", **X})
+    plan = read_plan([first, second], seeds=[5])
+    assert list(plan.recipes) == ["a", "b"]
+    assert plan.seeds == (5,)
+
+
+def test_overrides_reach_every_variant(tmp_path: Path) -> None:
+    plan = read_plan([comparison(tmp_path)], ["train.steps=11"])
+    assert {recipe.train.steps for recipe in plan.recipes.values()} == {11}
+
+
+def test_a_mismatch_is_refused_and_can_be_allowed(tmp_path: Path) -> None:
+    wider = {"model": {"d_model": 56}}
+    path = comparison(tmp_path, variants={"uniform": {}, "wider": wider})
+    with pytest.raises(UserError, match=r"wider: params is 1\.\d+ of uniform's"):
+        read_plan([path])
+    assert read_plan([path], match="none").match == "none"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"train": {"steps": 4}}, "train.steps is 4"),
+        ({"train": {"batch_size": 8}}, "train.batch_size is 8"),
+        ({"seq_len": 16}, "seq_len is 16"),
+        ({"data": {"held_out": 0.2}}, "data is"),
+    ],
+)
+def test_variants_that_see_other_data_are_refused(tmp_path: Path, change: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        read_plan([comparison(tmp_path, variants={"uniform": {}, "other": change})])
+
+
+@pytest.mark.parametrize(
+    ("compare", "named"),
+    [
+        ({"variants": {"uniform": {}}}, "variants"),
+        ({"variants": {"uniform": {}, "../escape": X}}, "'../escape'"),
+        ({"seeds": [1, 1]}, "seeds"),
+        ({"seeds": []}, "seeds"),
+        ({"matched": "params"}, "did you mean 'match'"),
+        ({"variants": {"uniform": {}, "x": {"model": {"shapes": {}}}}}, r"variants\.x: model\.shapes: unknown key; did you mean 'shape'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, compare: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        read_plan([comparison(tmp_path, **compare)])
+
+
+def test_a_recipe_without_variants_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no compare section"):
+        read_plan([write(tmp_path / "one.yaml", BASE)])
+
+
+def test_equal_names_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="same name"):
+        read_plan([write(tmp_path / "a.yaml", BASE), write(tmp_path / "other" / "a.yaml", BASE)])

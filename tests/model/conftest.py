@@ -1,0 +1,11 @@
+import pytest
+import torch
+
+
+@pytest.fixture
+def float64():
+    """Everything in fp64, the rotary tables too."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

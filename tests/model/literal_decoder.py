@@ -1,0 +1,107 @@
+"""The decoder as the variable-width paper writes it, for comparison: a list of all past layer outputs and Eq. (1) coordinate by coordinate.
+
+Everything is plain loops over the model's weights; nothing of the library's forward pass is used.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from widthwise.model.decoder import Decoder
+
+
+def carried(past: list[Tensor], width: int) -> Tensor:
+    """Eq. (1): each coordinate from the most recent output wide enough to own it, 0 where there is none."""
+    columns = []
+    for i in range(width):
+        owners = [state for state in past if state.shape[-1] > i]
+        columns.append(owners[-1][..., i] if owners else torch.zeros_like(past[0][..., 0]))
+    return torch.stack(columns, dim=-1)
+
+
+def resized(past: list[Tensor], width: int, resize: str, layer) -> Tensor:
+    """The input of a layer of `width` coordinates, by the three methods of the paper's Table 4."""
+    last = past[-1]
+    if resize == "carry" or width <= last.shape[-1]:
+        return carried(past, width)
+    n_new = width - last.shape[-1]
+    new = last @ layer.attention_residual.resize.w_widen.weight.T if resize == "projection" else last.new_zeros(*last.shape[:-1], n_new)
+    return torch.cat((last, new), dim=-1)
+
+
+def norm(x: Tensor, gain: Tensor, eps: float, divisor: int) -> Tensor:
+    return x / ((x**2).sum(-1, keepdim=True) / divisor + eps).sqrt() * gain
+
+
+def rope(x: Tensor, base: float) -> Tensor:
+    """x: (B, T, head_dim); pair i turns by position * base^(-2i / head_dim)."""
+    half = x.shape[-1] // 2
+    out = torch.empty_like(x)
+    for position in range(x.shape[1]):
+        for i in range(half):
+            angle = position * base ** (-2 * i / x.shape[-1])
+            a, b = x[:, position, i], x[:, position, half + i]
+            out[:, position, i] = a * math.cos(angle) - b * math.sin(angle)
+            out[:, position, half + i] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def attention(module, x: Tensor) -> Tensor:
+    c = module.config
+    q, k, v = (x @ w.weight.T for w in (module.w_q, module.w_k, module.w_v))
+    if c.qk_norm is not None and c.qk_norm.over == "all_heads":
+        q = norm(q, module.q_norm.weight, c.qk_norm.eps, q.shape[-1])
+        k = norm(k, module.k_norm.weight, c.qk_norm.eps, k.shape[-1])
+    q, k, v = (list(t.split(c.head_dim, dim=-1)) for t in (q, k, v))
+    if c.qk_norm is not None and c.qk_norm.over == "head":
+        q = [norm(t, module.q_norm.weight, c.qk_norm.eps, c.head_dim) for t in q]
+        k = [norm(t, module.k_norm.weight, c.qk_norm.eps, c.head_dim) for t in k]
+    n = x.shape[1]
+    future = torch.ones(n, n, dtype=torch.bool).triu(1)
+    heads = []
+    for head in range(c.n_heads):
+        group = head // (c.n_heads // c.n_kv_heads)
+        scores = c.scale * rope(q[head], c.rope_base) @ rope(k[group], c.rope_base).transpose(1, 2)
+        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[group])
+    return torch.cat(heads, dim=-1) @ module.w_o.weight.T
+
+
+def swiglu(module, x: Tensor) -> Tensor:
+    gate = x @ module.w_gate.weight.T
+    return (gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
+
+
+def sublayer(placed, function, x: Tensor, placement: str) -> Tensor:
+    def normalise(t: Tensor) -> Tensor:
+        return norm(t, placed.norm.weight, placed.norm.eps, placed.norm.norm_dim)
+
+    return function(placed.sublayer, normalise(x)) if placement == "pre" else normalise(function(placed.sublayer, x))
+
+
+def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
+    """x^0, ..., x^L."""
+    config = model.config
+    multiplier = config.residual.multiplier
+    past = [model.embedding.weight[tokens] * config.embedding_multiplier]
+    for layer, sizes in zip(model.layers, config.layers, strict=True):
+        h = resized(past, sizes.d_model, config.residual.resize if sizes.d_in == sizes.d_model else "carry", layer)
+        h = h + multiplier * sublayer(layer.attention, attention, h[..., : sizes.d_in], sizes.norm_placement)
+        h = h[..., : sizes.d_out] + multiplier * sublayer(layer.ffn, swiglu, h, sizes.norm_placement)
+        past.append(h)
+    return past
+
+
+def literal_logits(model: Decoder, tokens: Tensor) -> Tensor:
+    """tokens: (B, T) -> logits (B, T, vocab_size)."""
+    config = model.config
+    past = literal_states(model, tokens)
+    d, n = config.d_model, config.final_norm_width
+    gain, eps = model.norm.weight, config.final_norm_eps
+    if n == d:
+        z = norm(carried(past, d), gain, eps, d)
+    elif n > d:
+        z = norm(past[-1], gain, eps, n)[..., :d]
+    else:
+        z = torch.cat((norm(past[-1], gain, eps, n), carried(past, d)[..., n:]), dim=-1)
+    return z @ model.head.weight.T * config.logit_multiplier

@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
+from model_cases import SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, config, decoder, random_tokens, templates
+
+from widthwise.config_io import parse, read_recipe
+from widthwise.model.config import PARTS, ModelConfig, cost_summary
+from widthwise.model.cost import Cost, linear, rms_norm, vector
+from widthwise.model.decoder import Decoder
+from widthwise.shape.template import ModelTemplate
+
+RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+def recipe_model(path: Path) -> tuple[ModelConfig, int]:
+    """A recipe's model with every layer, and its sequence length."""
+    data = read_recipe(path)
+    if "model" not in data:
+        pytest.skip("has no model of its own")
+    seq_len = data.get("seq_len", 64)
+    if isinstance(data["model"].get("layers"), list):
+        return parse(ModelConfig, data["model"]), seq_len
+    return parse(ModelTemplate, data["model"]).resolve(seq_len), seq_len
+
+
+def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
+    model = on_meta(lambda: Decoder(resolved))
+    costs, total = resolved.costs(), resolved.cost()
+    assert {part: cost.params for part, cost in costs.items()} == parameters_by_part(model)
+    assert total.params == sum(p.numel() for p in model.parameters()) == total.active_params
+    tokens = torch.zeros(1, seq_len, dtype=torch.long, device="meta")
+    assert total.forward_flops(seq_len) * seq_len == counted_flops(lambda: model(tokens))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_cost_of_every_recipe_equals_the_built_model_at_full_size(path):
+    check_against_torch(*recipe_model(path))
+
+
+@settings(deadline=None, max_examples=60)
+@given(template=templates())
+def test_cost_equals_the_built_model(template):
+    check_against_torch(template.resolve(SEQ_LEN), SEQ_LEN)
+
+
+@settings(deadline=None, max_examples=30)
+@given(template=templates())
+def test_kv_bytes_equal_the_cache(template):
+    resolved = template.resolve(SEQ_LEN)
+    cache = on_meta(lambda: Decoder(resolved)).new_cache(3, 7)
+    assert cache.n_bytes == 3 * 7 * resolved.cost().kv_bytes(bytes_per_element=4)
+
+
+def assert_activation_bytes_are_those_autograd_keeps(resolved: ModelConfig) -> None:
+    """What two more sequences add: parameters, their casts and their gradients, and the rotary tables are in both measurements."""
+    model = decoder(resolved, dtype=torch.float32)
+
+    def measured(batch: int) -> int:
+        tokens, targets = (random_tokens(batch, 9, resolved.vocab_size, seed) for seed in (0, 1))
+        return kept_bytes(lambda: model.loss(tokens, targets))
+
+    per_token = resolved.cost()
+    assert measured(3) - measured(1) == 2 * 9 * per_token.activation_bytes(bytes_per_element=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert measured(3) - measured(1) == 2 * 9 * per_token.activation_bytes()
+
+
+# Where the full last layer is narrower than the head, bf16 hidden states are joined with fp32 coordinates of the stream.
+NARROW_ENDED = {("diamond", "full"), ("narrowing", "full")}
+
+
+@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+def test_activation_bytes_are_those_autograd_keeps_for_every_shape(shape, endpoints, resize):
+    assert_activation_bytes_are_those_autograd_keeps(config(shape, endpoints, residual={"resize": resize}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", ["zigzag", "x"])
+def test_activation_bytes_are_those_autograd_keeps_for_every_variant(shape, variant):
+    assert_activation_bytes_are_those_autograd_keeps(config(shape, **VARIANTS[variant]))
+
+
+def test_costs_of_the_parts_of_a_model_are_its_cost():
+    resolved = config("zigzag", residual={"resize": "projection"})
+    costs = resolved.costs()
+    assert tuple(costs) == PARTS
+    by_layer = sum((cost for layer in resolved.layer_costs() for cost in layer.values()), Cost())
+    outside = costs["embedding"] + costs["head"] + rms_norm(resolved.final_norm_width)
+    assert (by_layer + outside).params == resolved.cost().params
+    assert (by_layer + outside).activation_elements == resolved.cost().activation_elements
+
+
+def test_a_tied_head_has_flops_but_no_parameters():
+    tied, untied = (config("x", tie_embeddings=tied).costs()["head"] for tied in (True, False))
+    assert (tied.params, untied.params) == (0, 61 * 20)
+    assert tied.flops == untied.flops == 2 * 61 * 20
+
+
+def test_primitives():
+    assert linear(3, 5) == Cost(params=15, active_params=15, flops=30)
+    assert vector(7) == Cost(params=7, active_params=7)
+    total = linear(3, 5) + Cost(flops_per_context_token=8, kv_elements=4, activation_elements=6, activation_fp32_elements=2)
+    assert total.forward_flops(10) == 30 + 80
+    assert total.forward_flops(10, causal=True) == 30 + 40
+    assert total.training_flops(10) == 3 * 110
+    assert total.kv_bytes() == 8
+    assert total.activation_bytes() == 6 * 2 + 2 * 4
+    assert total.activation_bytes(4) == 6 * 4 + 2 * 4
+
+
+def test_summary_repeats_the_cost():
+    resolved = config("x", attention={"n_heads": None, "head_dim": 2, "kv_ratio": 0.5})
+    summary, total = cost_summary(resolved, 13), resolved.cost()
+    assert summary["params"]["total"] == sum(summary["params"][part] for part in PARTS) == total.params
+    assert summary["params"]["active"] == total.params
+    assert summary["flops_per_token"]["training"] == 3 * summary["flops_per_token"]["forward"]
+    full, causal = summary["flops_per_token"]["forward"], summary["flops_per_token"]["forward_causal"]
+    assert full - causal == 13 * total.flops_per_context_token / 2
+    assert summary["average_width"] == sum(resolved.widths) / 5
+    assert [n * d for n, d in zip(summary["n_heads"], summary["head_dim"], strict=True)] == resolved.widths
+    assert summary["n_kv_heads"] == [layer.attention.n_kv_heads for layer in resolved.layers]

@@ -1,0 +1,141 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import SHAPES_AND_ENDPOINTS, config, decoder
+
+from widthwise.config_io import UserError
+from widthwise.model.generate import SamplingConfig, draw, filter_logits, generate, pad_left, stream_tokens
+
+GREEDY = SamplingConfig(temperature=0)
+PROMPTS = [[3, 1, 4, 1, 5, 9], [2], [6, 5, 3]]
+
+
+def argmax_loop(model, prompt, n):
+    """Greedy decoding without a cache."""
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(n):
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
+def test_greedy_equals_the_argmax_loop_without_cache_for_prompts_of_different_lengths(shape, endpoints):
+    model = decoder(config(shape, endpoints))
+    assert generate(model, PROMPTS, 9, GREEDY) == [argmax_loop(model, prompt, 9) for prompt in PROMPTS]
+
+
+@pytest.mark.usefixtures("float64")
+def test_top_k_of_one_and_a_tiny_top_p_and_a_cold_temperature_are_greedy():
+    model = decoder(config("x"))
+    greedy = generate(model, PROMPTS, 7, GREEDY)
+    for sampling in (SamplingConfig(top_k=1), SamplingConfig(top_p=1e-9), SamplingConfig(temperature=1e-44)):
+        assert generate(model, PROMPTS, 7, sampling, seed=3) == greedy
+
+
+def test_a_seed_names_a_sample():
+    model = decoder(config("x"), dtype=torch.float32)
+    first, again, other = (generate(model, PROMPTS, 12, seed=seed) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    torch.manual_seed(99)  # the global generator has no part in it
+    assert generate(model, PROMPTS, 12, seed=1) == first
+
+
+def test_generation_neither_moves_the_global_generator_nor_builds_a_graph():
+    model = decoder(config("x"), dtype=torch.float32)
+    before = torch.get_rng_state()
+    for following in stream_tokens(model, PROMPTS, 3):
+        assert torch.is_grad_enabled()
+        assert not following.requires_grad
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.usefixtures("float64")
+def test_each_continuation_ends_before_its_first_eos():
+    model = decoder(config("x"))
+    whole = generate(model, PROMPTS, 15, GREEDY)
+    for eos in {token for row in whole for token in row}:
+        expected = [row[: row.index(eos)] if eos in row else row for row in whole]
+        assert generate(model, PROMPTS, 15, GREEDY, eos_id=eos) == expected
+
+
+def test_generation_stops_when_all_rows_have_ended(monkeypatch):
+    model = decoder(config("x"), dtype=torch.float32)
+    first = generate(model, [PROMPTS[0]], 1, GREEDY)[0][0]
+    calls = []
+    hidden = model.hidden
+    monkeypatch.setattr(model, "hidden", lambda *arguments: calls.append(1) or hidden(*arguments))
+    assert generate(model, [PROMPTS[0]], 50, GREEDY, eos_id=first) == [[]]
+    assert len(calls) == 1
+
+
+def test_no_new_tokens_and_empty_prompts():
+    model = decoder(config("x"), dtype=torch.float32)
+    assert generate(model, PROMPTS, 0) == [[], [], []]
+    for prompts in ([], [[]], [[1], []]):
+        with pytest.raises(UserError, match="prompt"):
+            generate(model, prompts, 2)
+
+
+def test_pad_left():
+    tokens, is_real = pad_left([[7, 8, 9], [5]], torch.device("cpu"))
+    assert is_real.tolist() == [[True] * 3, [False, False, True]]
+    assert tokens[0].tolist() == [7, 8, 9]
+    assert tokens[1, -1] == 5
+
+
+def brute_force(logits: list[float], sampling: SamplingConfig) -> set[int]:
+    """The tokens that may be drawn."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    if sampling.top_k is not None:
+        order = order[: sampling.top_k]
+    scaled = torch.tensor([logits[i] / sampling.temperature for i in order], dtype=torch.float64)
+    kept, total = set(), 0.0
+    for i, p in zip(order, scaled.softmax(0).tolist(), strict=True):
+        if sampling.top_p < 1 and total >= sampling.top_p - 1e-12 and kept:
+            break
+        kept.add(i)
+        total += p
+    return kept
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    logits=st.lists(st.integers(-40, 40), min_size=1, max_size=12, unique=True),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([None, 1, 2, 5, 100]),
+    top_p=st.sampled_from([1.0, 0.9003, 0.5007, 0.10001]),
+)
+def test_filters_equal_brute_force(logits, temperature, top_k, top_p):
+    sampling = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p)
+    values = [value / 7 for value in logits]
+    filtered = filter_logits(torch.tensor([values, values[::-1]]), sampling)
+    kept = set(torch.isfinite(filtered[0]).nonzero().flatten().tolist())
+    assert kept == brute_force(values, sampling)
+    mirrored = set(torch.isfinite(filtered[1]).nonzero().flatten().tolist())
+    assert mirrored == {len(values) - 1 - i for i in kept}
+    survivors = filtered[0].isfinite()
+    scaled = torch.tensor(values)[survivors] / temperature
+    torch.testing.assert_close(filtered[0][survivors].softmax(0), scaled.softmax(0))
+
+
+def test_top_k_keeps_exactly_k_of_equal_logits():
+    assert filter_logits(torch.zeros(2, 9), SamplingConfig(top_k=4)).isfinite().sum(-1).tolist() == [4, 4]
+
+
+def test_draws_follow_the_distribution():
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    drawn = draw(logits.expand(20000, 4), SamplingConfig(temperature=1.5), torch.Generator().manual_seed(0))
+    observed = drawn.bincount(minlength=4) / 20000
+    torch.testing.assert_close(observed, (logits / 1.5).softmax(0), atol=0.015, rtol=0)
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1}, {"top_k": 0}, {"top_p": 0}, {"top_p": 1.1}, {"topk": 3}])
+def test_sampling_config_refuses(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        SamplingConfig(**bad)
+
+

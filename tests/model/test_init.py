@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+from model_cases import VARIANTS, config, decoder, random_tokens, template
+
+from widthwise.config_io import parse
+from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.decoder import Decoder, build
+from widthwise.shape.template import ModelTemplate
+
+PAPER = {
+    "vocab_size": 997,
+    "d_model": 64,
+    "n_layers": 5,
+    "shape": {"kind": "explicit", "widths": [112, 80, 32, 48, 112]},
+    "attention": {"n_heads": 8, "scale": "1/head_dim"},
+    "ffn": {"ratio": 4},
+    "residual": {"resize": "projection"},
+    "init": {"std": 0.1, "width_multiplier": 8},
+}
+
+
+def expected_std(name: str, width: int) -> float:
+    """The paper's table, by the names of the weights."""
+    if name.startswith(("embedding", "head")):
+        return 0.1
+    std = 0.1 / math.sqrt(8) * math.sqrt(64 / width)
+    return std / math.sqrt(2 * 5) if name.endswith(("w_o.weight", "w_down.weight")) else std
+
+
+def test_standard_deviations_are_the_papers():
+    resolved = parse(ModelTemplate, PAPER).resolve(8)
+    model = build(resolved, seed=1)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all(), name
+            continue
+        width = resolved.widths[int(name.split(".")[1])] if name.startswith("layers") else 0
+        std, n = expected_std(name, width), parameter.numel()
+        assert abs(parameter.std().item() / std - 1) < 5 / math.sqrt(2 * n), name
+        assert abs(parameter.mean().item()) < 5 * std / math.sqrt(n), name
+        kurtosis = ((parameter / std) ** 4).mean().item()
+        assert abs(kurtosis - 3) < 0.25 + 30 / math.sqrt(n), name
+
+
+def test_depth_scaling_can_be_turned_off():
+    stds = {}
+    for depth_scaled in (True, False):
+        change = {**PAPER, "init": {"std": 0.1, "width_multiplier": 8, "depth_scaled": depth_scaled}}
+        model = build(parse(ModelTemplate, change).resolve(8), seed=1)
+        stds[depth_scaled] = model.layers[0].attention.sublayer.w_o.weight.std()
+    torch.testing.assert_close(stds[False], stds[True] * math.sqrt(10))
+
+
+def test_all_weights_are_filled_from_the_seed_alone():
+    resolved = config("x", **VARIANTS["qk_norm_all_heads"], residual={"resize": "projection"})
+    torch.manual_seed(1)
+    first = build(resolved, seed=3).state_dict()
+    torch.manual_seed(2)
+    again, other = (build(resolved, seed=seed).state_dict() for seed in (3, 4))
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name]), name
+        assert name.endswith("norm.weight") or not torch.equal(weight, other[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_seed_gives_the_same_weights_in_every_dtype(dtype):
+    resolved = config("x")
+    for a, b in zip(build(resolved, 3).parameters(), build(resolved, 3, dtype=dtype).parameters(), strict=True):
+        assert b.dtype == dtype
+        assert torch.equal(a.to(dtype), b)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_building_on_meta_equals_building_directly(variant):
+    resolved = config("zigzag", **VARIANTS[variant])
+    direct = Decoder(resolved)
+    direct.init_weights(7)
+    built = build(resolved, 7)
+    assert list(built.state_dict()) == list(direct.state_dict())
+    for a, b in zip(built.parameters(), direct.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not any(p.is_meta for p in built.parameters())
+
+
+def test_a_tied_head_is_the_embedding_before_and_after_init():
+    model = build(config("x", tie_embeddings=True), 3)
+    assert model.head.weight is model.embedding.weight
+    assert abs(model.embedding.weight.std().item() - 0.3) < 0.02
+    untied = build(config("x"), 3)
+    assert untied.head.weight is not untied.embedding.weight
+    n_tied, n_untied = (sum(p.numel() for p in m.parameters()) for m in (model, untied))
+    assert n_untied - n_tied == model.embedding.weight.numel()
+    model.loss(random_tokens(2, 5), random_tokens(2, 5, seed=1))[0].backward()
+    assert (model.embedding.weight.grad != 0).all()  # the head reaches every row
+
+
+def test_every_parameter_belongs_to_a_module_with_named_axes():
+    model = decoder(config("zigzag", **VARIANTS["qk_norm_all_heads"], residual={"resize": "projection"}))
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        sizes = [math.prod(axes.values()) for axes in (owner.out_axes, owner.in_axes)]
+        expected = {"embedding": sizes[::-1]}.get(name.split(".")[0], sizes[:1] if isinstance(owner, RMSNorm) else sizes)
+        assert list(parameter.shape) == expected, name
+        assert isinstance(owner, (Linear, RMSNorm)) or name == "embedding.weight"
+
+
+def test_only_w_o_and_w_down_write_the_stream():
+    model = build(template("x", residual={"resize": "projection"}).resolve(8), 0)
+    scaled = {
+        name.split(".")[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and "d_model" in module.out_axes and "d_model" not in module.in_axes
+    }
+    assert scaled == {"w_o", "w_down"}

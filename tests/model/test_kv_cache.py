@@ -1,0 +1,115 @@
+import pytest
+import torch
+from model_cases import SHAPES_AND_ENDPOINTS, VARIANTS, config, decoder, random_tokens
+
+from widthwise.model.generate import pad_left
+
+pytestmark = pytest.mark.usefixtures("float64")
+TIGHT = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def cached_logits(model, tokens, chunks, capacity=None, is_real=None):
+    """Logits of the tokens fed to a cache in chunks of these lengths."""
+    assert sum(chunks) == tokens.shape[1]
+    cache = model.new_cache(len(tokens), capacity or tokens.shape[1])
+    pieces = tokens.split(chunks, dim=1)
+    masks = [None] * len(pieces) if is_real is None else is_real.split(chunks, dim=1)
+    return torch.cat([model(piece, cache, mask) for piece, mask in zip(pieces, masks, strict=True)], dim=1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
+@pytest.mark.parametrize("chunks", [[1] * 9, [9], [4, 5], [5, 1, 1, 1, 1], [1, 3, 1, 4]])
+def test_cached_decoding_equals_the_full_forward(shape, endpoints, chunks):
+    model, tokens = decoder(config(shape, endpoints)), random_tokens(3, 9)
+    full = model(tokens)
+    assert full.std() > 0.1
+    torch.testing.assert_close(cached_logits(model, tokens, chunks, capacity=11), full, **TIGHT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("resize", ["carry", "projection"])
+def test_cached_decoding_of_every_variant(variant, resize):
+    model = decoder(config("zigzag", **{**VARIANTS[variant], "residual": {"resize": resize}}))
+    tokens = random_tokens(2, 8)
+    for chunks in ([1] * 8, [3, 5]):
+        torch.testing.assert_close(cached_logits(model, tokens, chunks), model(tokens), **TIGHT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("variant", ["plain", "gqa", "qk_norm"])
+@pytest.mark.parametrize("chunks", [[7], [7, 1, 1], [1] * 9, [4, 5], [2, 6]])
+def test_left_padded_rows_equal_the_same_rows_alone(variant, chunks):
+    model = decoder(config("zigzag", **VARIANTS[variant]))
+    n = sum(chunks)
+    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (n, n - 1, 3, 1)]
+    tokens, is_real = pad_left(rows, torch.device("cpu"))
+    logits = cached_logits(model, tokens, chunks, is_real=is_real)
+    uncached = model(tokens, is_real=is_real)
+    for i, row in enumerate(rows):
+        alone = model(torch.tensor([row]))[0]
+        torch.testing.assert_close(logits[i, n - len(row) :], alone, **TIGHT)
+        torch.testing.assert_close(uncached[i, n - len(row) :], alone, **TIGHT)
+
+
+@torch.no_grad()
+def test_padding_is_remembered_when_later_tokens_come_without_a_mask():
+    model = decoder(config("x"))
+    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (5, 2)]
+    tokens, is_real = pad_left(rows, torch.device("cpu"))
+    following = random_tokens(2, 4, seed=9)
+    cache = model.new_cache(2, 9)
+    model(tokens, cache, is_real)
+    logits = torch.cat((model(following[:, :1], cache), model(following[:, 1:], cache)), dim=1)
+    for i, row in enumerate(rows):
+        alone = model(torch.cat((torch.tensor(row), following[i]))[None])[0, len(row) :]
+        torch.testing.assert_close(logits[i], alone, **TIGHT)
+
+
+@torch.no_grad()
+def test_padding_does_not_change_what_the_padding_holds():
+    model = decoder(config("x"))
+    tokens, is_real = pad_left([[4, 5, 6, 7], [8]], torch.device("cpu"))
+    other = torch.where(is_real, tokens, torch.full_like(tokens, 33))
+    torch.testing.assert_close(model(tokens, is_real=is_real)[is_real], model(other, is_real=is_real)[is_real], **TIGHT)
+
+
+def test_every_layer_has_its_own_cache_shape():
+    resolved = config("zigzag", attention={"n_heads": None, "head_dim": 2, "kv_ratio": 0.5})
+    cache = decoder(resolved).new_cache(3, 11)
+    shapes = [(3, layer.attention.n_kv_heads, 11, layer.attention.head_dim) for layer in resolved.layers]
+    assert [tuple(layer.keys.shape) for layer in cache.layers] == shapes
+    assert [tuple(layer.values.shape) for layer in cache.layers] == shapes
+    assert len(set(shapes)) == 5
+    assert cache.n_bytes == 3 * 11 * resolved.cost().kv_bytes(bytes_per_element=8)
+
+
+def test_autocast_caches_in_the_autocast_type():
+    torch.set_default_dtype(torch.float32)
+    model, tokens = decoder(config("x"), dtype=torch.float32), random_tokens(2, 9)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        cache = model.new_cache(2, 9)
+        logits = torch.cat((model(tokens[:, :5], cache), model(tokens[:, 5:], cache)), dim=1)
+        full = model(tokens)
+    assert cache.layers[0].keys.dtype == torch.bfloat16
+    assert (logits - full).norm() < 0.05 * full.norm()
+
+
+def test_a_failed_pass_leaves_the_cache_usable():
+    model, tokens = decoder(config("x")), random_tokens(1, 6)
+    cache = model.new_cache(1, 6)
+    with torch.no_grad():
+        model(tokens[:, :3], cache)
+        with pytest.raises(IndexError):
+            model(torch.tensor([[61]]), cache)
+        torch.testing.assert_close(model(tokens[:, 3:], cache), model(tokens)[:, 3:], **TIGHT)
+
+
+def test_a_full_cache_and_a_wrong_batch_are_refused():
+    model = decoder(config("x"))
+    cache = model.new_cache(2, 4)
+    with torch.no_grad(), pytest.raises((RuntimeError, ValueError, AssertionError)):
+        model(random_tokens(2, 5), cache)
+    with torch.no_grad(), pytest.raises((RuntimeError, ValueError, AssertionError)):
+        model(random_tokens(1, 3), cache)

@@ -1,0 +1,77 @@
+import re
+from pathlib import Path
+
+import pytest
+from fake_comparison import write_run
+
+from widthwise.config_io import UserError
+from widthwise.reports import write_report, write_run_report, write_runs_report
+
+
+def titles(page: Path) -> list[str]:
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page.read_text())
+
+
+def test_a_finished_run_shows_curves_widths_costs_and_recipe(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "x", 3, [97, 63, 97], 0.0)
+    page = write_run_report(tmp_path / "r")
+    assert page == tmp_path / "r/report.html"
+    assert titles(page) == [
+        "Held-out loss",
+        "Training loss",
+        "Learning rate",
+        "Gradient norm",
+        "Tokens per second",
+        "x",
+    ]
+    assert "layers: [97, 63, 97]" in page.read_text()
+
+
+def test_an_unfinished_run_shows_what_is_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "x", 3, [97, 63], 0.0, finished=False)
+    text = write_run_report(tmp_path / "r").read_text()
+    assert "unfinished" in text
+    assert 'id="widths"' not in text
+
+
+def test_a_run_that_has_just_begun_makes_a_page_without_figures(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "x", 3, [97], 0.0, finished=False)
+    (tmp_path / "r/metrics.jsonl").unlink()
+    assert titles(write_run_report(tmp_path / "r")) == []
+
+
+def test_several_runs_share_one_page_and_keep_their_names_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for seed, path in enumerate(paths):
+        write_run(path, "x" if seed < 2 else "<b>", seed, [64, 63], 0.1 * seed)
+    page = write_runs_report(paths, tmp_path / "out")
+    text = page.read_text()
+    assert page == tmp_path / "out/report.html"
+    assert f"x ({paths[0]})" in text
+    assert f"x ({paths[1]})" in text
+    assert "<b>" not in text
+
+
+def test_write_report_chooses_by_what_the_folders_hold(comparison: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for run in runs:
+        write_run(run, run.name, 1, [64], 0.0)
+    names = [path.name for path in write_report([comparison], tmp_path / "comparison")]
+    assert names == ["report.html", "table.csv", "table.tex"]
+    assert write_report(runs[:1]) == [runs[0] / "report.html"]
+    assert write_report(runs, tmp_path / "both") == [tmp_path / "both/report.html"]
+
+
+def test_write_report_refuses_what_it_cannot_describe(comparison: Path, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "a", 1, [64], 0.0)
+    with pytest.raises(UserError, match="is neither a comparison"):
+        write_report([tmp_path / "nothing"])
+    with pytest.raises(UserError, match="give one comparison alone"):
+        write_report([comparison, tmp_path / "a"])
+    with pytest.raises(UserError, match="--out"):
+        write_report([tmp_path / "a", tmp_path / "a"])
+    with pytest.raises(UserError, match="named twice"):
+        write_report([tmp_path / "a", tmp_path / "a"], tmp_path)
+    (tmp_path / "a/result.json").write_text("{")
+    with pytest.raises(UserError, match=r"result\.json: is not valid JSON"):
+        write_report([tmp_path / "a"])

@@ -1,0 +1,119 @@
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quadratic_cost import ORACLE, params_cost
+
+from widthwise.config_io import UserError
+from widthwise.shape.rounding import MOST_CANDIDATES, TOLERANCE, Subsets, round_balanced, round_nearest
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.solve import solve_widths
+
+
+def x_widths(cost, n_layers, turn_layer, ratio):
+    return solve_widths(SCHEDULES["x"], cost, n_layers, turn_layer, ratio)
+
+
+def test_ties_go_to_the_even_multiple():
+    assert round_nearest(np.array([48.0, 80.0, 112.0, 49.0]), 32).tolist() == [64, 64, 128, 64]
+
+
+def test_a_vanishing_layer_is_named_with_the_largest_quantum_that_works():
+    widths = np.array([97.0, 21.5, 63.0])
+    with pytest.raises(UserError, match=r"model.shape.quantum: 64 rounds layer 2 of 3 .* works is 42") as refusal:
+        round_nearest(widths, 64)
+    largest = int(re.findall(r"\d+$", str(refusal.value))[0])
+    assert round_nearest(widths, largest).min() > 0
+    with pytest.raises(UserError):
+        round_nearest(widths, largest + 1)  # 21.5 / 43 is a tie, and 0 is even
+
+
+def test_a_layer_too_narrow_for_any_quantum_is_named():
+    with pytest.raises(UserError, match=r"layer 1 of 2 .* no quantum works"):
+        round_nearest(np.array([0.5, 63.0]), 1)
+
+
+@pytest.mark.parametrize("name", ["200M", "500M", "1B", "2B"])
+def test_balanced_rounding_meets_the_papers_budgets(name):
+    config = ORACLE["configs"][name]
+    cost, n_layers = params_cost(config["d_model"]), config["n_layers"]
+    widths = x_widths(cost, n_layers, config["turn_layer"], config["turn_ratio"])
+    budget = cost.uniform(n_layers)
+    nearest, balanced = round_nearest(widths, 32), round_balanced(widths, 32, cost, budget)
+    assert abs(cost.total(nearest) / budget - 1) > TOLERANCE
+    assert abs(cost.total(balanced) / budget - 1) < TOLERANCE
+    assert balanced[config["turn_layer"] - 1] == nearest[config["turn_layer"] - 1]  # a multiple of 32 as it is
+
+
+def test_nearest_is_kept_where_it_meets_the_budget():
+    cost = params_cost(1600)
+    widths = x_widths(cost, 24, 17, 0.3)
+    budget = cost.total(round_nearest(widths, 2))
+    assert round_balanced(widths, 2, cost, budget).tolist() == round_nearest(widths, 2).tolist()
+
+
+def best_of_every_choice(widths, quantum, cost, budget):
+    """(whether the budget is met within TOLERANCE, summed distance or miss) of the best choice, by enumeration."""
+    sides = [sorted({np.floor(w / quantum) * quantum, np.ceil(w / quantum) * quantum} - {0.0}) for w in widths]
+    choices = [np.array(choice) for choice in itertools.product(*sides)]
+    misses = [abs(cost.total(choice) / budget - 1) for choice in choices]
+    distances = [np.abs(choice - widths).sum() for choice in choices]
+    good = [distance for distance, miss in zip(distances, misses) if miss <= TOLERANCE]
+    return min(good) if good else None, min(misses)
+
+
+@given(
+    d_model=st.integers(97, 900),
+    n_layers=st.integers(3, 8),
+    where=st.floats(0, 1),
+    ratio=st.floats(0.3, 0.9),
+    quantum=st.sampled_from([8, 13, 32]),
+)
+@settings(deadline=None, max_examples=40)
+def test_balanced_rounding_finds_the_best_choice(d_model, n_layers, where, ratio, quantum):
+    cost = params_cost(d_model)
+    widths = x_widths(cost, n_layers, 2 + round(where * (n_layers - 3)), ratio)
+    budget = cost.uniform(n_layers)
+    balanced = round_balanced(widths, quantum, cost, budget)
+    least_distance, least_miss = best_of_every_choice(widths, quantum, cost, budget)
+    if least_distance is None:
+        assert abs(cost.total(balanced) / budget - 1) == pytest.approx(least_miss, abs=1e-12)
+    else:
+        assert np.abs(balanced - widths).sum() == pytest.approx(least_distance, abs=1e-6)
+
+
+@given(
+    n_layers=st.integers(18, 80), d_model=st.integers(512, 4096), ratio=st.floats(0.2, 0.9), quantum=st.integers(1, 96)
+)
+@settings(deadline=None, max_examples=40)
+def test_balanced_rounding_never_misses_more_than_nearest(n_layers, d_model, ratio, quantum):
+    cost = params_cost(d_model)
+    widths = x_widths(cost, n_layers, n_layers // 2, ratio)
+    budget = cost.uniform(n_layers)
+    nearest, balanced = round_nearest(widths, quantum), round_balanced(widths, quantum, cost, budget)
+    assert abs(cost.total(balanced) - budget) <= abs(cost.total(nearest) - budget) * (1 + 1e-12)
+    assert (balanced % quantum == 0).all()
+    assert balanced.min() > 0
+    assert np.abs(balanced - widths).max() < quantum
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_all_subsets_of_a_few_things_are_listed_once(n):
+    subsets = Subsets(n)
+    members = [tuple(sorted(subsets.members(index))) for index in range(2**n)]
+    every = [chosen for size in range(n + 1) for chosen in itertools.combinations(range(n), size)]
+    assert sorted(members) == sorted(every)
+    values = 10.0 ** np.arange(n)
+    assert subsets.sums(values).tolist() == [values[list(chosen)].sum() for chosen in members]
+
+
+@pytest.mark.parametrize("n", [17, 18, 40, 97, 400])
+def test_the_number_of_candidates_stays_bounded(n):
+    subsets = Subsets(n)
+    sizes = subsets.sums(np.ones(n))
+    assert len(sizes) <= MOST_CANDIDATES
+    assert (sizes == 2).sum() == n * (n - 1) // 2
+    assert (sizes.max() == n) == (n <= 17)

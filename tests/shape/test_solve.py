@@ -1,0 +1,171 @@
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quadratic_cost import ORACLE, RHO, QuadraticCost, params_cost
+
+from widthwise.config_io import UserError
+from widthwise.shape.rounding import round_nearest
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.solve import solve_widths
+
+
+def config_cost(config):
+    n_experts = config["n_experts"]
+    return params_cost(config["d_model"], n_experts * RHO if n_experts else 4.0, n_experts)
+
+
+def config_flops(config):
+    """FLOPs per token of the forward pass at 4096 tokens, attention in full, 3 of the experts active."""
+    n_experts = config["n_experts"]
+    ratio = 3 * RHO if n_experts else 4.0
+    linear = 4 * 4096 + 2 * n_experts
+    return QuadraticCost(config["d_model"], 8 + 6 * ratio, linear, first_saving=6, last_saving=2 * ratio)
+
+
+def solve(vector, cost, kind="x"):
+    where = [vector[key] for key in ("n_layers", "turn_layer", "turn_ratio")]
+    return solve_widths(SCHEDULES[kind], cost, *where)
+
+
+def appendix_a(cost, n_layers, turn_layer, turn_width):
+    """Appendix A as written: bisection over alpha, a quadratic with its indicator for the end width."""
+    layers = np.arange(1, n_layers + 1)
+
+    def widths(alpha):
+        alpha_plus = alpha ** (-(turn_layer - 1) / (n_layers - turn_layer))
+        before, after = alpha ** (layers - 1.0), alpha ** (turn_layer - 1) * alpha_plus ** (layers - turn_layer)
+        factors = np.where(layers <= turn_layer, before, after)
+        budget = n_layers * (cost.square * cost.d_model**2 + cost.linear * cost.d_model)
+        for wide in (False, True):
+            waste = wide * (cost.first_saving + cost.last_saving)
+            a = cost.square * (factors**2).sum() - waste
+            b = cost.linear * factors.sum() + waste * cost.d_model
+            end = (-b + math.sqrt(b * b + 4 * a * budget)) / (2 * a)
+            if (end > cost.d_model) == wide:
+                return end * factors
+        raise AssertionError("no consistent root")
+
+    low, high = 1e-4, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if widths(middle)[turn_layer - 1] < turn_width else (low, middle)
+    return widths(high)
+
+
+@pytest.mark.parametrize("name", ORACLE["configs"])
+def test_the_papers_configurations_are_reproduced(name):
+    config = ORACLE["configs"][name]
+    widths = solve(config, config_cost(config))
+    np.testing.assert_allclose(widths, config["widths_continuous"], rtol=1e-9)
+    assert widths[1] / widths[0] == pytest.approx(config["alpha_minus"], rel=1e-9)
+    assert widths[-1] / widths[-2] == pytest.approx(config["alpha_plus"], rel=1e-9)
+    assert widths[0] == pytest.approx(config["d_bar"], rel=1e-9)
+    assert round_nearest(widths, 32).tolist() == config["widths"]
+
+
+@pytest.mark.parametrize("name", ORACLE["configs"])
+def test_total_counts_the_papers_parameters_and_flops(name):
+    config = ORACLE["configs"][name]
+    widths, embedding = np.array(config["widths"]), 100263 * config["d_model"]
+    assert config_cost(config).total(widths) + 2 * embedding == pytest.approx(config["params"], rel=1e-12)
+    assert config_flops(config).total(widths) + 2 * embedding == pytest.approx(config["flops_per_token"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "vector", ORACLE["shapes"], ids=lambda v: f"{v['kind']}-{v['d_model']}-{v['turn_layer']}-{v['turn_ratio']}"
+)
+def test_reference_shapes_are_reproduced(vector):
+    widths = solve(vector, params_cost(vector["d_model"]), vector["kind"])
+    np.testing.assert_allclose(widths, vector["widths_continuous"], rtol=1e-6)
+    assert round_nearest(widths, 32).tolist() == vector["widths"]
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        params_cost(97, kv_share=1 / 4),
+        params_cost(97, ffn_ratio=8 / 3, kv_share=1 / 8),
+        params_cost(97, ffn_ratio=22 * RHO, n_experts=22),
+        QuadraticCost(97, 32, linear=4 * 63, first_saving=6, last_saving=8),
+        QuadraticCost(97, 16),
+    ],
+    ids=["gqa", "gqa-narrow-ffn", "mixture", "flops", "full-endpoints"],
+)
+@pytest.mark.parametrize("turn_layer", [2, 7, 10])
+def test_solution_equals_appendix_a_solved_by_bisection(cost, turn_layer):
+    widths = solve_widths(SCHEDULES["x"], cost, 11, turn_layer, 0.37)
+    np.testing.assert_allclose(widths, appendix_a(cost, 11, turn_layer, 0.37 * 97), rtol=1e-10)
+
+
+def test_only_the_wide_end_saves_in_growing_and_narrowing():
+    cost = params_cost(63, kv_share=0.5)
+    first_only = QuadraticCost(63, 15, first_saving=2)
+    narrowing = solve_widths(SCHEDULES["narrowing"], cost, 9, 9, 0.4)
+    np.testing.assert_allclose(narrowing, solve_widths(SCHEDULES["narrowing"], first_only, 9, 9, 0.4))
+    parameters = 15 * (narrowing**2).sum() - 2 * narrowing[0] * (narrowing[0] - 63)
+    assert cost.square == 15
+    assert parameters == pytest.approx(15 * 9 * 63**2, rel=1e-12)
+
+
+def test_matching_kv_bytes_keeps_the_mean_width():
+    cost = QuadraticCost(97, 0, linear=4)
+    assert solve_widths(SCHEDULES["x"], cost, 13, 5, 0.3).mean() == pytest.approx(97, rel=1e-12)
+
+
+@st.composite
+def problems(draw):
+    """(schedule, cost, n_layers, turn_layer, turn_ratio), always feasible."""
+    kind = draw(st.sampled_from(sorted(SCHEDULES)))
+    n_layers = draw(st.integers(4, 63))
+    turn_layer = draw(st.sampled_from(SCHEDULES[kind].turn_layers(n_layers)))
+    ratio = draw(st.floats(1.05, 1.8) if kind == "diamond" else st.floats(0.1, 0.95))
+    d_model = draw(st.integers(97, 4096))
+    square, linear = draw(st.floats(1, 50)), draw(st.floats(0, 1e5))
+    savings = [draw(st.floats(0, 0.9)) * square for _ in range(2)]
+    cost = QuadraticCost(d_model, square, linear, *savings)
+    return SCHEDULES[kind], cost, n_layers, turn_layer, ratio
+
+
+@given(problem=problems())
+@settings(deadline=None)
+def test_solved_widths_cost_the_budget_and_keep_the_shape(problem):
+    schedule, cost, n_layers, turn_layer, ratio = problem
+    widths = solve_widths(*problem)
+    assert cost.total(widths) == pytest.approx(cost.uniform(n_layers), rel=1e-9)
+    assert widths[turn_layer - 1] == ratio * cost.d_model
+    towards_turn = np.diff(widths) * np.where(np.arange(1, n_layers) < turn_layer, 1, -1)
+    assert (towards_turn > 0).all() if ratio > 1 else (towards_turn < 0).all()
+    if schedule.kind in ("x", "diamond"):
+        assert widths[0] == widths[-1]
+
+
+@given(problem=problems(), factor=st.integers(2, 7))
+@settings(deadline=None)
+def test_a_wider_baseline_scales_the_whole_shape(problem, factor):
+    schedule, cost, n_layers, turn_layer, ratio = problem
+    wider = replace(cost, d_model=cost.d_model * factor, linear=cost.linear * factor)
+    scaled = solve_widths(schedule, wider, n_layers, turn_layer, ratio)
+    np.testing.assert_allclose(scaled, factor * solve_widths(*problem), rtol=1e-9)
+
+
+def test_a_peak_beyond_the_budget_names_the_largest_ratio_that_works():
+    cost = params_cost(256)
+    with pytest.raises(UserError, match=r"shape.peak_width: 3 times d_model") as refusal:
+        solve_widths(SCHEDULES["diamond"], cost, 8, 4, 3.0)
+    largest = float(re.findall(r"[\d.]+$", str(refusal.value))[0])
+    assert largest < math.sqrt(8)  # there the peak alone costs the budget
+    solve_widths(SCHEDULES["diamond"], cost, 8, 4, largest)
+    with pytest.raises(UserError):
+        solve_widths(SCHEDULES["diamond"], cost, 8, 4, largest + 0.001)
+
+
+def test_solve_refuses_what_the_schedule_refuses():
+    with pytest.raises(UserError, match="layers 2 to 7"):
+        solve_widths(SCHEDULES["x"], params_cost(256), 8, 8, 0.5)
+    with pytest.raises(UserError, match=r"bottleneck_width: 1\.2 .* between 0 and 1"):
+        solve_widths(SCHEDULES["x"], params_cost(256), 8, 4, 1.2)

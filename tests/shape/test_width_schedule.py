@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from widthwise.config_io import UserError
+from widthwise.shape.schedule import SCHEDULES
+
+
+@given(
+    kind=st.sampled_from(["x", "diamond"]), n_layers=st.integers(3, 97), where=st.floats(0, 1), end=st.floats(2, 5000)
+)
+def test_an_inner_turn_gives_equal_ends_and_one_ratio_on_each_side(kind, n_layers, where, end):
+    turn_layer = 2 + round(where * (n_layers - 3))
+    widths = SCHEDULES[kind].widths(end, 777.0, n_layers, turn_layer)
+    assert (widths[0], widths[turn_layer - 1], widths[-1]) == (end, 777.0, end)
+    steps = np.diff(np.log(widths))
+    np.testing.assert_allclose(steps[: turn_layer - 1], steps[0], atol=1e-11)
+    np.testing.assert_allclose(steps[turn_layer - 1 :], steps[-1], atol=1e-11)
+
+
+def test_narrowing_is_growing_read_backwards():
+    growing = SCHEDULES["growing"].widths(900.0, 100.0, 7, 1)
+    narrowing = SCHEDULES["narrowing"].widths(900.0, 100.0, 7, 7)
+    np.testing.assert_allclose(growing, 100.0 * 9.0 ** (np.arange(7) / 6), rtol=1e-13)
+    np.testing.assert_allclose(narrowing, growing[::-1], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_layers", "depth", "layer"),
+    [
+        ("x", 16, 0.75, 12),
+        ("x", 63, 0.75, 47),
+        ("diamond", 5, 0.5, 2),
+        ("growing", 9, None, 1),
+        ("narrowing", 9, None, 9),
+    ],
+)
+def test_turn_layer_is_the_rounded_fraction_or_the_only_one_allowed(kind, n_layers, depth, layer):
+    assert SCHEDULES[kind].turn_layer(n_layers, depth) == layer
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_layers", "depth", "message"),
+    [
+        (
+            "x",
+            16,
+            0.02,
+            r"shape.bottleneck_layer: turns at layer 0 of 16; .* layers 2 to 15, a fraction 0.125 to 0.9375",
+        ),
+        ("diamond", 16, 1.0, r"shape.peak_layer: turns at layer 16 of 16; .* layers 2 to 15"),
+        ("x", 2, 0.5, r"n_layers: 2 is too few for shape kind 'x'"),
+        ("growing", 1, None, r"n_layers: 1 is too few"),
+        ("narrowing", 1, None, r"n_layers: 1 is too few"),
+        ("growing", 16, 0.75, r"layer 12 of 16; kind 'growing' turns at layers 1 to 1"),
+    ],
+)
+def test_an_impossible_turn_is_refused_with_what_is_allowed(kind, n_layers, depth, message):
+    with pytest.raises(UserError, match=message):
+        SCHEDULES[kind].turn_layer(n_layers, depth)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ratio", "allowed"),
+    [("x", 1.0, "between 0 and 1"), ("growing", 0.0, "between 0 and 1"), ("diamond", 0.9, "above 1")],
+)
+def test_a_ratio_on_the_wrong_side_is_refused(kind, ratio, allowed):
+    with pytest.raises(UserError, match=f"shape.{SCHEDULES[kind].ratio_key}: {ratio:g} .*{allowed}"):
+        SCHEDULES[kind].check_turn_ratio(ratio)

@@ -1,0 +1,63 @@
+import pytest
+import torch
+import torch._dynamo
+from tiny_runs import tiny_recipe
+from torch._dynamo.utils import counters
+
+from widthwise.model.decoder import build
+from widthwise.training.compiling import compile_layers
+
+TOKENS = torch.randint(0, 257, (2, 13), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    with torch._dynamo.config.patch(recompile_limit=8):
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(widths: list[int], graphs: list) -> torch.nn.Module:
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    shape = f"model.shape={{kind: explicit, widths: {widths}}}"
+    model = build(tiny_recipe(f"model.n_layers={len(widths)}", shape).explicit_model, seed=1)
+    compile_layers(model, backend=count)
+    return model
+
+
+def train_twice(model):
+    for _ in range(2):
+        objective, _, _ = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+        objective.backward()
+
+
+@pytest.mark.slow
+def test_twelve_distinct_widths_make_twelve_whole_graphs():
+    graphs: list = []
+    model = compiled([104, 88, 72, 56, 40, 24, 8, 16, 32, 48, 64, 80], graphs)
+    train_twice(model)
+    assert len(graphs) == 12
+    assert not counters["graph_break"]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        train_twice(model)
+
+
+@pytest.mark.slow
+def test_layers_that_are_alike_share_a_graph():
+    graphs: list = []
+    train_twice(compiled([16] * 10, graphs))
+    assert len(graphs) == 1
+
+
+@pytest.mark.slow
+def test_compiled_layers_compute_the_same_and_keep_their_names():
+    widths = [24, 8, 16, 24]
+    model = compiled(widths, [])
+    plain = build(model.config, seed=1)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    torch.testing.assert_close(model(TOKENS), plain(TOKENS))

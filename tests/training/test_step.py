@@ -1,0 +1,87 @@
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from widthwise.model.decoder import build
+from widthwise.training.config import AdamWConfig
+from widthwise.training.optimizer import build_optimizer
+from widthwise.training.step import optimizer_step
+
+BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
+
+
+def fresh(dtype=torch.float64):
+    model = build(tiny_recipe().explicit_model, seed=1, dtype=dtype)
+    return model, build_optimizer(model, AdamWConfig(lr=0.01))
+
+
+def step(model, optimizer, **changes):
+    settings = {"micro_batch_size": 6, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0, **changes}
+    return optimizer_step(model, optimizer, BATCH, **settings)
+
+
+def gradients(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_accumulation_over_any_split_equals_one_batch(float64, micro_batch_size, z_loss):
+    whole, whole_optimizer = fresh()
+    split, split_optimizer = fresh()
+    expected = step(whole, whole_optimizer, z_loss=z_loss)
+    found = step(split, split_optimizer, z_loss=z_loss, micro_batch_size=micro_batch_size)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.grad_norm, expected.grad_norm, rtol=1e-11, atol=0)
+    torch.testing.assert_close(gradients(split), gradients(whole), rtol=1e-9, atol=1e-14)
+
+
+def test_reported_loss_is_cross_entropy_without_the_z_term(float64):
+    model, optimizer = fresh()
+    logits = model(BATCH[:, :-1]).flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, BATCH[:, 1:].flatten())
+    found = step(model, optimizer, z_loss=10.0)
+    torch.testing.assert_close(found.loss, expected.detach(), rtol=1e-12, atol=0)
+
+
+def test_z_term_enters_the_gradient():
+    with_z, without_z = fresh(torch.float32), fresh(torch.float32)
+    assert step(*with_z, z_loss=1.0).grad_norm != step(*without_z).grad_norm
+
+
+def test_gradient_is_clipped_to_the_global_norm_and_reported_before():
+    model, optimizer = fresh(torch.float32)
+    outcome = step(model, optimizer, max_grad_norm=0.01)
+    assert outcome.grad_norm > 0.01
+    assert gradients(model).norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_bf16_keeps_weights_gradients_and_optimizer_state_in_fp32():
+    model, optimizer = fresh(torch.float32)
+    step(model, optimizer, precision="bf16")
+    tensors = [*model.parameters(), *(parameter.grad for parameter in model.parameters())]
+    tensors += [value for state in optimizer.state.values() for value in state.values()]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+
+def test_bf16_loss_is_near_the_fp32_loss():
+    losses = [step(*fresh(torch.float32), precision=precision).loss for precision in ("fp32", "bf16")]
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=0.01, atol=0)
+
+
+def test_gradients_left_over_do_not_influence_the_step():
+    first, second = fresh(torch.float32), fresh(torch.float32)
+    for parameter in first[0].parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    step(*first)
+    step(*second)
+    assert all(torch.equal(a, b) for a, b in zip(first[0].parameters(), second[0].parameters()))
