@@ -73,7 +73,15 @@ def _mapping_without_repeats(loader: _StrictLoader, node: yaml.MappingNode, deep
     return mapping
 
 
+def _integer_of_64_bits(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
+    value = loader.construct_yaml_int(node)
+    if abs(value) >= 2**63:
+        raise yaml.constructor.ConstructorError(None, None, "a whole number needs more than 64 bits", node.start_mark)
+    return value
+
+
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _integer_of_64_bits)
 _StrictLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

@@ -1,12 +1,12 @@
 """A run on disk, the contract between the tools.
 
-    config.yaml        the resolved recipe: explicit layers, every default written out
-    environment.json   versions, machine, commit, command
-    metrics.jsonl      one record a line: {"step", "event": "train" | "validation", ...}
-    result.json        written once, when the run has finished
-    checkpoints/       step_00000100/ ... (training/checkpoint.py)
-    tokenizer/         the tokenizer's file, so that the run can be used without its data
-    lock               held by the process that writes here
+config.yaml        the resolved recipe: explicit layers, every default written out
+environment.json   versions, machine, commit, command
+metrics.jsonl      one record a line: {"step", "event": "train" | "validation", ...}
+result.json        written once, when the run has finished
+checkpoints/       step_00000100/ ... (training/checkpoint.py)
+tokenizer/         the tokenizer's file, so that the run can be used without its data
+lock               held by the process that writes here
 """
 
 import fcntl
@@ -22,7 +22,9 @@ from widthwise.config_io import UserError, parse_yaml, read_text
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a whole file or nothing: temporary file, fsync, rename, fsync of the folder. Raises UserError on a full disk."""
+    """Writes a whole file or nothing: temporary file, fsync, rename, fsync of the folder. Raises UserError on a full
+    disk.
+    """
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -75,7 +77,9 @@ class RunDir:
         return (self.path / "config.yaml").is_file()
 
     def begin(self, config_yaml: str, environment: Mapping[str, Any]) -> None:
-        """Makes the folder, or accepts one begun with the same recipe. Raises UserError for a folder of another recipe."""
+        """Makes the folder, or accepts one begun with the same recipe. Raises UserError for a folder of another
+        recipe.
+        """
         if self.exists:
             if parse_yaml(self.config_yaml(), "config.yaml") != parse_yaml(config_yaml, "recipe"):
                 raise UserError(f"{self.path}: holds a run of another recipe; choose another folder with --out")
@@ -123,7 +127,9 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for one process. Raises UserError when another process holds it; a killed process holds nothing."""
+        """Holds the run for one process. Raises UserError when another process holds it; a killed process holds
+        nothing.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "a+") as file:
             try:
@@ -138,4 +144,4 @@ class RunDir:
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped for a reason of its own, such as a loss that is not finite. The command line exits with code 1."""
+    """A run that stopped for a reason of its own, such as a loss that is not finite; exit code 1 on the command line."""

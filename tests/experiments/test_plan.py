@@ -88,7 +88,10 @@ def test_variants_that_see_other_data_are_refused(tmp_path: Path, change: dict, 
         ({"seeds": [1, 1]}, "seeds"),
         ({"seeds": []}, "seeds"),
         ({"matched": "params"}, "did you mean 'match'"),
-        ({"variants": {"uniform": {}, "x": {"model": {"shapes": {}}}}}, r"variants\.x: model\.shapes: unknown key; did you mean 'shape'"),
+        (
+            {"variants": {"uniform": {}, "x": {"model": {"shapes": {}}}}},
+            r"variants\.x: model\.shapes: unknown key; did you mean 'shape'",
+        ),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, compare: dict, named: str) -> None:

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the models here are too small to share
+
 
 @pytest.fixture
 def float64():

@@ -27,6 +27,14 @@ def test_a_finished_run_shows_curves_widths_costs_and_recipe(tmp_path: Path) -> 
     assert "layers: [97, 63, 97]" in page.read_text()
 
 
+def test_nested_items_of_the_environment_get_a_row_each(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "x", 3, [63], 0.0)
+    (tmp_path / "r/environment.json").write_text('{"data": {"tokenizer": {"id": "abc"}, "n": 2}}')
+    text = write_run_report(tmp_path / "r").read_text()
+    assert '<th scope="row">data.tokenizer.id</th><td>abc</td>' in text
+    assert '<th scope="row">data.n</th><td>2</td>' in text
+
+
 def test_an_unfinished_run_shows_what_is_there(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [97, 63], 0.0, finished=False)
     text = write_run_report(tmp_path / "r").read_text()

@@ -47,14 +47,12 @@ def test_twelve_distinct_widths_make_twelve_whole_graphs():
         train_twice(model)
 
 
-@pytest.mark.slow
 def test_layers_that_are_alike_share_a_graph():
     graphs: list = []
     train_twice(compiled([16] * 10, graphs))
     assert len(graphs) == 1
 
 
-@pytest.mark.slow
 def test_compiled_layers_compute_the_same_and_keep_their_names():
     widths = [24, 8, 16, 24]
     model = compiled(widths, [])

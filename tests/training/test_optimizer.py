@@ -35,7 +35,9 @@ def test_hidden_matrices_learn_at_the_rate_over_the_width_multiplier(model):
 
 
 def hidden_matrix(model):
-    return next(name for name, parameter in model.named_parameters() if name.startswith("layers") and parameter.dim() == 2)
+    return next(
+        name for name, parameter in model.named_parameters() if name.startswith("layers") and parameter.dim() == 2
+    )
 
 
 def test_first_step_is_adamw_by_the_formula(model):

@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -59,7 +60,7 @@ def test_wsd_is_flat_then_linear(length):
     schedule = WSDSchedule(warmup_steps=7, final_factor=0.1, **length)
     factors = [schedule.factor(step, 1.0, 100, 1) for step in range(1, 101)]
     assert factors[6:70] == [1.0] * 64
-    steps = [after - before for before, after in zip(factors[69:], factors[70:])]
+    steps = [after - before for before, after in pairwise(factors[69:])]
     assert steps == pytest.approx([-0.9 / 30] * 30)
     assert factors[-1] == pytest.approx(0.1)
 
@@ -81,7 +82,7 @@ def test_every_schedule_warms_up_linearly_never_rises_after_and_stays_within_0_a
     for step in range(1, warmup):
         assert math.isclose(factors[step - 1], factors[warmup - 1] * step / warmup)
     after = factors[max(warmup - 1, 0) :]
-    assert all(later <= earlier for earlier, later in zip(after, after[1:]))
+    assert all(later <= earlier for earlier, later in pairwise(after))
 
 
 def test_schedules_are_told_apart_by_kind():
@@ -90,7 +91,7 @@ def test_schedules_are_told_apart_by_kind():
 
 
 def test_a_warmup_as_long_as_the_run_is_refused():
-    with pytest.raises(UserError, match="warmup_steps: got 10; must be less than train.steps = 10"):
+    with pytest.raises(UserError, match=r"warmup_steps: got 10; must be less than train.steps = 10"):
         CosineSchedule(warmup_steps=10).check(10)
 
 

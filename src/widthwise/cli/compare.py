@@ -2,15 +2,20 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+TABLE_WIDTH = 100
+"""Columns the main table needs, where no terminal says how many there are."""
+
 
 def compare(
     recipes: Annotated[
-        list[str], typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c.")
+        list[str],
+        typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c."),
     ],
     out: Annotated[Path | None, typer.Option(help="Folder of the comparison; runs/<recipe> where not given.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
@@ -26,6 +31,7 @@ def compare(
     from rich.console import Console
 
     from widthwise.cli.progress import training_progress
+    from widthwise.config_io import UserError
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
     from widthwise.reports import write_report
@@ -33,17 +39,19 @@ def compare(
 
     overrides = [argument for argument in recipes if "=" in argument]
     paths = [Path(argument) for argument in recipes if "=" not in argument]
+    if not paths:
+        raise UserError("compare: got no recipe; name one with a compare section, or several")
     plan = read_plan(paths, overrides, seed or (), match)
     folder = out or Path("runs") / plan.title
     command = shlex.join(["widthwise", "compare", *recipes])
-    console = Console(stderr=as_json)
-    with training_progress(console) as observer:
-        comparison = run_plan(plan, folder, observer, command)
-    files = write_report([folder], None)
+    with training_progress(Console(stderr=True)) as observer:
+        comparison = run_plan(plan, folder, command, observer)
+    files = write_report([folder])
     if as_json:
         print(json.dumps(comparison, indent=2))
         return
+    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
     console.print(comparison_table(comparison))
     console.print(comparison["sentence"], highlight=False)
     for file in files:
-        console.print(f"wrote {file}", highlight=False)
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)

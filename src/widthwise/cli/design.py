@@ -12,7 +12,9 @@ def design(
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, as model.n_layers=12.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the recipe; printed where not given.")] = None,
     kind: Annotated[str, typer.Option(help="x, diamond, growing, narrowing, or uniform.")] = "x",
-    turn_layer: Annotated[float | None, typer.Option(help="Depth of the narrowest (or widest) layer, of n_layers.")] = None,
+    turn_layer: Annotated[
+        float | None, typer.Option(help="Depth of the narrowest (or widest) layer, of n_layers.")
+    ] = None,
     turn_width: Annotated[float | None, typer.Option(help="Its width, of d_model.")] = None,
     quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
     match: Annotated[str, typer.Option(help="What to match: params, flops or kv_bytes.")] = "params",

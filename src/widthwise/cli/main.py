@@ -31,7 +31,9 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Exit code 0 on success, 1 on a failed run, 2 on a mistake of the user's, 130 or 143 after a signal; each error is one line."""
+    """Exit code 0 on success, 1 on a failed run, 2 on a mistake of the user's, 130 or 143 after a signal; each error
+    is one line.
+    """
     try:
         app()
     except UserError as error:

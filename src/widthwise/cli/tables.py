@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -15,11 +16,25 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
+LAYER_HEADERS = (
+    "layer",
+    "d_model",
+    "n_heads",
+    "n_kv\n_heads",
+    "head\n_dim",
+    "d_ff",
+    "params",
+    "forward\nFLOPs",
+    "KV\nbytes",
+    "act.\nbytes",
+)
+
+
 def layer_table(summary: dict[str, Any]) -> Table:
     """The sizes and costs of every layer, from an inspection."""
-    table = Table(title="layers (FLOPs and bytes per token)")
-    for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "params", "FLOPs", "KV bytes", "act. bytes"):
-        table.add_column(name, justify="right")
+    table = Table(title="layers (FLOPs and bytes per token)", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for name in LAYER_HEADERS:
+        table.add_column(name, justify="right", no_wrap=True, min_width=7)
     for row in summary["layers"]:
         sizes = (row[name] for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff"))
         costs = (row[name] for name in ("params", "forward_flops", "kv_bytes", "activation_bytes"))

@@ -50,12 +50,12 @@ class DataConfig(Config):
     @pydantic.field_validator("corpus")
     @classmethod
     def _check_corpus(cls, name: str | None) -> str | None:
-        return name and named_corpus(name).name
+        return None if name is None else named_corpus(name).name
 
     @pydantic.field_validator("tokenizer")
     @classmethod
     def _check_tokenizer(cls, spec: str | None) -> str | None:
-        return spec and check_spec(spec)
+        return None if spec is None else check_spec(spec)
 
 
 def open_data(config: DataConfig, progress: ProgressCallback | None = None) -> PreparedData:

@@ -2,7 +2,7 @@
 
 import json
 import math
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:
-    """Runs what has not finished, seed by seed so that every variant has its first seed early, and writes comparison.json.
+    """Runs what has not finished, seed by seed so that every variant has its first early; writes comparison.json.
 
     Returns the comparison. A run that fails stops the comparison; what has finished is kept and is not run again.
     """
@@ -31,8 +31,8 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
             path = folder / plan.run_path(name, seed)
             results[name].append(train_or_resume(plan.run_recipe(name, seed), path, observer))
     environment = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0])).environment()
-    comparison = summarise(plan, results, environment, command)
-    write_atomic(folder / "comparison.json", json.dumps(_plain(comparison), indent=2) + "\n")
+    comparison = _plain(summarise(plan, results, environment, command))
+    write_atomic(folder / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     return comparison
 
 
@@ -45,7 +45,7 @@ def summarise(
     return {
         "title": plan.title,
         "command": command,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "metric": "val_loss",
         "confidence": CONFIDENCE,
         "seeds": list(plan.seeds),
@@ -83,7 +83,7 @@ PHRASES = {
     "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
     "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
     "tie": "ties with {baseline}: its held-out loss differs by {mean:+.4f} nats",
-    "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell whether that is more than luck",
+    "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell that from luck",
 }
 
 

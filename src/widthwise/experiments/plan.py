@@ -53,7 +53,9 @@ class Plan:
         return next(iter(self.recipes))
 
     def run_recipe(self, name: str, seed: int) -> Recipe:
-        """One run: the seed sets initial weights and data order, so runs of one seed see the same text in the same order."""
+        """One run: the seed sets initial weights and data order, so runs of one seed see the same text in the same
+        order.
+        """
         recipe = self.recipes[name]
         return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
 
@@ -62,7 +64,9 @@ class Plan:
         return Path("runs") / f"{name}-seed{seed}"
 
 
-def read_plan(paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None) -> Plan:
+def read_plan(
+    paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None
+) -> Plan:
     """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
     datas = {path: read_recipe(path, overrides) for path in paths}
     if len(paths) == 1:
@@ -77,7 +81,9 @@ def read_plan(paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Seque
     else:
         names = [path.stem for path in paths]
         if len(set(names)) < len(names):
-            raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
+            raise UserError(
+                f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart"
+            )
         config = parse(CompareConfig, {"variants": {name: {} for name in names}}, "compare")
         recipes = {path.stem: parse(Recipe, data, str(path)) for path, data in datas.items()}
     if seeds or match:
@@ -89,13 +95,15 @@ def read_plan(paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Seque
 
 
 def check_fair(plan: Plan) -> None:
-    """Raises UserError where variants differ in data, in tokens, or in the matched quantity by more than one percent."""
+    """Raises UserError where variants differ in data, tokens, or the matched quantity by more than one percent."""
     baseline = plan.recipes[plan.baseline]
     expected = cost_summary(baseline.explicit_model, baseline.seq_len)
     for name, recipe in plan.recipes.items():
         for what, read in SHARED.items():
             if read(recipe) != read(baseline):
-                raise UserError(f"{name}: {what} is {read(recipe)}, but {read(baseline)} in {plan.baseline}; not comparable")
+                raise UserError(
+                    f"{name}: {what} is {read(recipe)}, but {read(baseline)} in {plan.baseline}; not comparable"
+                )
         if plan.match == "none":
             continue
         ratio = ratios(cost_summary(recipe.explicit_model, recipe.seq_len), expected)[plan.match]

@@ -34,13 +34,12 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
     return Estimate(mean, mean - half_width, mean + half_width, values.tolist())
 
 
-def paired_difference(
-    variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0
-) -> Estimate:
+def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
     """Mean of variant - baseline with a bootstrap interval over seeds and held-out windows together.
 
-    variant, baseline: (n_seeds, n_windows) losses; the same row is the same seed and data order, the same column the same
-    held-out text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111), and the spread is
+    variant, baseline: (n_seeds, n_windows) losses; the same row is the same seed and data order, the same column the
+    same held-out text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007,
+    arXiv:0712.1111), and the spread is
     widened by sqrt(n / (n - 1)) for the seeds, which a bootstrap of few values otherwise understates.
     """
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
@@ -61,7 +60,9 @@ def paired_difference(
 
 
 def verdict(difference: Estimate) -> str:
-    """"better" or "worse" (lower loss is better) where interval and seeds allow it, "tie" where the interval holds 0."""
+    """ "better" or "worse" (lower loss is better) where interval and seeds allow it, "tie" where the interval holds
+    0.
+    """
     if len(difference.per_seed) < FEWEST_SEEDS:
         return "cannot tell"
     if difference.low <= 0 <= difference.high:

@@ -9,10 +9,20 @@ from torch import Tensor
 def use_fused(x: Tensor) -> bool:
     """Whether the hand-written form is meant for this tensor.
 
-    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference itself. The environment variable
-    WIDTHWISE_KERNELS=reference turns the hand-written forms off.
+    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference itself.
     """
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and os.environ.get("WIDTHWISE_KERNELS") != "reference"
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not reference_wanted()
+
+
+def reference_wanted() -> bool:
+    """Whether the environment variable WIDTHWISE_KERNELS=reference turns the hand-written forms off."""
+    return os.environ.get("WIDTHWISE_KERNELS") == "reference"
+
+
+def refuse_double_backward() -> None:
+    """Called by hand-written backward passes, whose own derivative would be silently wrong. Raises RuntimeError."""
+    if torch.is_grad_enabled():
+        raise RuntimeError("fused kernels have no second derivative: set WIDTHWISE_KERNELS=reference to use create_graph=True")
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

@@ -104,7 +104,8 @@ class Decoder(nn.Module):
         if n >= d_model:
             return self.norm(x)[..., :d_model]
         # As the release does: coordinates the last layer did not own join the head without being normalised.
-        return torch.cat((self.norm(x[..., :n]), x[..., n:]), dim=-1)
+        normalised = self.norm(x[..., :n])
+        return torch.cat((normalised, x[..., n:].to(normalised.dtype)), dim=-1)
 
 
 def _all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:

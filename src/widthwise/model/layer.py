@@ -53,7 +53,7 @@ class LayerConfig(Config):
             "norm": self.attention_norm.cost(attention_width)
             + self.ffn_norm.cost(ffn_width)
             + self.attention.norm_cost()
-            + input_cost(self.norm_placement, max(d_before, self.d_in))
+            + input_cost(self.norm_placement, self.d_in)
             + input_cost(self.norm_placement, self.d_model),
             "residual": residual.cost(d_before, self.d_in, self.d_model)
             + residual.cost(self.d_model, self.d_model, self.d_out),

@@ -54,9 +54,6 @@ def normalised_width(placement: str, d_read: int, d_write: int) -> int:
     return d_read if PLACEMENTS[placement] is PreNorm else d_write
 
 
-def input_cost(placement: str, d_stored: int) -> Cost:
-    """What a sublayer keeps of its input for the backward pass: the norm's output, which the norm counts, or the stream itself.
-
-    d_stored: width of the tensor of which the sublayer reads the front.
-    """
-    return Cost(activation_elements=0 if PLACEMENTS[placement] is PreNorm else d_stored)
+def input_cost(placement: str, d_read: int) -> Cost:
+    """What a sublayer keeps of its input for the backward pass: the norm's output, which the norm counts, or the stream itself."""
+    return Cost(activation_elements=0 if PLACEMENTS[placement] is PreNorm else d_read)

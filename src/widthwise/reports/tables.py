@@ -1,6 +1,6 @@
 """The tables of the reports as text cells; the page, LaTeX and the terminal only lay them out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,8 +230,17 @@ def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Machine and versions, of the run `name` where several differ."""
-    rows = [[clean(key), plain(value)] for key, value in environment.items()]
+    rows = [[clean(key), plain(value)] for key, value in _flattened(environment)]
     return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows)
+
+
+def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested keys as `outer.inner`."""
+    for key, value in mapping.items():
+        if isinstance(value, dict):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def run_table(named: Mapping[str, Run]) -> Table:

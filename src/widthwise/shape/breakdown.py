@@ -61,7 +61,9 @@ HEADLINES = {
 
 
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
-    """What `inspect --json` prints: the cost summary, rows by layer, and the baseline's summary with the ratios to it."""
+    """What `inspect --json` prints: the cost summary, rows by layer, and the baseline's summary with the ratios to
+    it.
+    """
     summary = cost_summary(config, seq_len)
     summary["layers"] = [vars(row) for row in layer_rows(config, seq_len)]
     if baseline is not None:

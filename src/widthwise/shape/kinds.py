@@ -50,7 +50,8 @@ class SolvedShape(Config):
     quantum: pydantic.PositiveInt | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs per token at seq_len, or KV bytes."""
+    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs per token at seq_len, or KV
+    bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full"] = "slim"
@@ -70,7 +71,7 @@ class SolvedShape(Config):
         quantum = head_quantum if self.quantum is None else self.quantum
         if quantum % head_quantum:
             raise UserError(
-                f"model.shape.quantum: got {quantum}; the heads need a multiple of {head_quantum} (2 * n_heads, or head_dim)"
+                f"model.shape.quantum: got {quantum}; must be a multiple of {head_quantum} (2 * n_heads, or head_dim)"
             )
         turn_layer = self.turn_layer(n_layers)
         widths = solve_widths(SCHEDULES[self.kind], cost, n_layers, turn_layer, self.turn_ratio)

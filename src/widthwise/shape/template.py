@@ -9,7 +9,6 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, merge, parse, to_data
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import ModelConfig
-from widthwise.model.cost import Cost
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
@@ -35,7 +34,7 @@ class ModelTemplate(Config):
     vocab_size: pydantic.PositiveInt
     d_model: pydantic.PositiveInt
     """Width of embedding and head, and of the uniform model whose cost a shape is matched to."""
-    n_layers: pydantic.PositiveInt
+    n_layers: int = Field(gt=0, le=10_000)
     shape: Shape = UniformShape()
     attention: AttentionTemplate = AttentionTemplate()
     ffn: FFNTemplate = SwiGLUTemplate()
@@ -46,8 +45,8 @@ class ModelTemplate(Config):
     logit_multiplier: pydantic.PositiveFloat = 1.0
     init: InitConfig = InitConfig()
     layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
-    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}. A changed d_model
-    resizes the whole layer first."""
+    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}. A changed
+    d_model resizes the whole layer first."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelTemplate":
@@ -57,7 +56,9 @@ class ModelTemplate(Config):
         return self
 
     def resolve(self, seq_len: int) -> ModelConfig:
-        """Every layer written out. seq_len is what FLOPs are matched at. Raises UserError where the shape cannot be had."""
+        """Every layer written out. seq_len is what FLOPs are matched at. Raises UserError where the shape cannot be
+        had.
+        """
         widths = self._widths(seq_len)
         slim = self.shape.endpoints == "slim"
         return ModelConfig(
@@ -74,7 +75,9 @@ class ModelTemplate(Config):
         )
 
     def uniform(self) -> "ModelTemplate":
-        """The uniform model this one is matched to: the same rules, without the shape and the changes to single layers."""
+        """The uniform model this one is matched to: the same rules, without the shape and the changes to single
+        layers.
+        """
         return self.model_copy(update={"shape": UniformShape(endpoints=self.shape.endpoints), "layers": {}})
 
     def _widths(self, seq_len: int) -> list[int]:

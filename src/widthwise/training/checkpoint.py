@@ -151,8 +151,11 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
-    """Deletes damaged checkpoints and all but the newest `keep_last` others. Call when the newest is complete."""
-    damaged = {damage.path for damage in damages}
+    """Deletes all but the newest `keep_last` good checkpoints. Call when the newest is complete.
+
+    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good.
+    """
+    damaged = {damage.path for damage in damages if find_damage(damage.path)}
     good = [path for path in checkpoint_paths(folder) if path not in damaged]
     for path in (*good[keep_last:], *damaged):
         shutil.rmtree(path, ignore_errors=True)

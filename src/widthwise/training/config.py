@@ -58,14 +58,17 @@ class TrainConfig(Config):
     keep_last: pydantic.PositiveInt = 2
     """Checkpoints kept."""
     loss_window_steps: pydantic.PositiveInt = 1000
-    """The reported training loss is the mean over this many last steps (the variable-width paper's rule), or over all of a shorter run."""
+    """The reported training loss is the mean over this many last steps (the variable-width paper's rule), or over all
+    of a shorter run."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
     """Nats above the lowest logged loss at which a run stops as having diverged."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrainConfig":
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}")
+            raise ValueError(
+                f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}"
+            )
         return self
 
 
@@ -80,7 +83,7 @@ Model = Annotated[
 
 
 class Recipe(Config):
-    """A run. `model` says either a template with a shape, or every layer; `resolved` turns the first into the second."""
+    """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second."""
 
     model: Model
     seq_len: pydantic.PositiveInt
@@ -115,7 +118,9 @@ def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model beside that of `against`, or else of the uniform model its shape is matched to."""
+    """The inspection of a recipe's model beside that of `against`, or else of the uniform model its shape is matched
+    to.
+    """
     config = recipe.explicit_model
     if against is not None:
         baseline = against.explicit_model

@@ -46,7 +46,11 @@ class ShapeRequest:
                 raise UserError(f"{option}: got {value}; shape kind '{self.kind}' has none")
         asked = {layer_key: self.turn_layer, width_key: self.turn_width, "quantum": self.quantum}
         solved = {} if self.kind == "uniform" else {"match": self.match, "rounding": self.rounding}
-        return {"kind": self.kind, **{key: value for key, value in asked.items() if key and value is not None}, **solved}
+        return {
+            "kind": self.kind,
+            **{key: value for key, value in asked.items() if key and value is not None},
+            **solved,
+        }
 
 
 def design_recipe(
@@ -102,7 +106,9 @@ def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
         return QUANTITIES[request.match](sized.resolve(recipe.seq_len).cost(), recipe.seq_len)
 
     if cost(1) > budget:
-        raise UserError(f"--budget: {request.budget} is too small; {quantum} channels wide the model already has {cost(1):.4g}")
+        raise UserError(
+            f"--budget: {request.budget} is too small; {quantum} channels wide the model already has {cost(1):.4g}"
+        )
     low, high = 1, 2
     while cost(high) <= budget:
         low, high = high, 2 * high

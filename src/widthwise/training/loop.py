@@ -13,7 +13,7 @@ from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.model.decoder import build
-from widthwise.run_dir import RunDir
+from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
 from widthwise.training.compiling import compile_layers
 from widthwise.training.config import Recipe
@@ -22,7 +22,7 @@ from widthwise.training.observer import Observer
 from widthwise.training.optimizer import build_optimizer, set_lr
 from widthwise.training.state import RunState, mean
 from widthwise.training.step import StepOutcome, optimizer_step
-from widthwise.training.stopping import Interrupted, RunFailed, SignalWatch
+from widthwise.training.stopping import Interrupted, SignalWatch
 from widthwise.training.validation import Validation, validate
 
 
@@ -83,6 +83,7 @@ class TrainingLoop:
                 raise Interrupted(self._interruption(), watch.received)
             self._validate_if_due()
         self._save_if_due(must_save=True)
+        self._prune()  # a kill may have come between the last checkpoint and its pruning
         result = self._result(self._validate())
         self.run.write_result(result)
         return result
@@ -92,16 +93,7 @@ class TrainingLoop:
         batch = next(self.loader).to(self.device)
         self.state.step += 1
         set_lr(self.optimizer, self._lr(self.state.step))
-        outcome = optimizer_step(
-            self.model,
-            self.optimizer,
-            batch,
-            micro_batch_size=self.micro_batch_size,
-            precision=self.config.precision,
-            z_loss=self.config.z_loss,
-            max_grad_norm=self.config.max_grad_norm,
-        )
-        self._pending.append(outcome)
+        self._pending.append(self._optimizer_step(batch))
         self._stopwatch.count_step()
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
@@ -110,6 +102,23 @@ class TrainingLoop:
         if must_log:
             self._log()
         self.observer.step_done(self.state.step)
+
+    def _optimizer_step(self, batch: torch.Tensor) -> StepOutcome:
+        try:
+            return optimizer_step(
+                self.model,
+                self.optimizer,
+                batch,
+                micro_batch_size=self.micro_batch_size,
+                precision=self.config.precision,
+                z_loss=self.config.z_loss,
+                max_grad_norm=self.config.max_grad_norm,
+            )
+        except torch.OutOfMemoryError:
+            raise UserError(
+                f"train.micro_batch_size: {self.micro_batch_size} sequences do not fit into the memory of the device; "
+                f"use a smaller divisor of train.batch_size = {self.config.batch_size}"
+            ) from None
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
@@ -185,10 +194,13 @@ class TrainingLoop:
         self.state.wall_seconds = time.perf_counter() - self._started
         with open(self.run.path / "metrics.jsonl", "a") as file:
             os.fsync(file.fileno())  # a resumed run writes no record again that is older than its checkpoint
-        path = checkpoint.save(self.run.checkpoints, self.state.step, self.model, self.optimizer, self.state.as_data())
-        damaged = [damage for damage in self._damaged if damage.path != path]
-        checkpoint.prune(self.run.checkpoints, self.config.keep_last, damaged)
-        self._saved_step, self._damaged = self.state.step, []
+        checkpoint.save(self.run.checkpoints, self.state.step, self.model, self.optimizer, self.state.as_data())
+        self._saved_step = self.state.step
+        self._prune()
+
+    def _prune(self) -> None:
+        checkpoint.prune(self.run.checkpoints, self.config.keep_last, self._damaged)
+        self._damaged = []
 
     def _interruption(self) -> str:
         return (

@@ -8,6 +8,7 @@ from typing import Any
 
 
 def mean(values: Sequence[float] | deque[float]) -> float:
+    """Of at least one value, rounded once."""
     return fsum(values) / len(values)
 
 
@@ -35,7 +36,7 @@ class RunState:
         self.recent_losses = deque(self.recent_losses, maxlen=self.window_steps)
 
     def add_loss(self, loss: float) -> None:
-        """The loss of one more step, whose weights have been counted in `step` already."""
+        """Takes in the loss of one more step."""
         self.recent_losses.append(loss)
         self.unlogged_losses.append(loss)
 

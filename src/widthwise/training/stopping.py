@@ -1,4 +1,4 @@
-"""The ways a run ends early: it failed, or a signal asked it to stop."""
+"""Stopping on Ctrl-C and SIGTERM, after the step at work."""
 
 import signal
 import threading
@@ -6,10 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-
-
-class RunFailed(Exception):
-    """Training broke down. Its message is one line: step, loss, learning rate and what to try."""
 
 
 class Interrupted(Exception):

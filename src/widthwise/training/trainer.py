@@ -14,6 +14,7 @@ from widthwise.training.environment import REPRODUCED_WITH, environment
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import watch_signals
+from widthwise.training.trained import save_tokenizer
 from widthwise.training.validation import check_validation
 
 
@@ -69,6 +70,7 @@ class _Launch:
     def _start(self, recipe: Recipe) -> dict[str, Any]:
         data = self._open_data(recipe)
         loop = TrainingLoop(recipe, data, self.run, self.observer)
+        save_tokenizer(self.run, data.tokenizer)
         self.run.begin(to_yaml(recipe), {**environment(), "data": _identity(data)})
         with watch_signals() as watch:
             return loop.go(watch)

@@ -1,5 +1,14 @@
 """Head and cross-entropy without ever holding all logits."""
 
-from widthwise.kernels.linear_cross_entropy.fused import linear_cross_entropy
+from torch import Tensor
 
-__all__ = ["linear_cross_entropy"]
+from widthwise.kernels.dispatch import reference_wanted
+from widthwise.kernels.linear_cross_entropy import fused, reference
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, multiplier: float, z_coefficient: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.linear_cross_entropy`."""
+    form = reference if reference_wanted() else fused
+    return form.linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient)

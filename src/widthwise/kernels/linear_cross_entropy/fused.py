@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
+from widthwise.kernels.dispatch import refuse_double_backward
+
 LOGITS_PER_CHUNK = {"cpu": 2**21, "cuda": 2**28}
 """Logits held at a time: few enough to stay near a CPU, enough for full matrix products on a GPU."""
 
@@ -52,7 +54,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (loss + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_double_backward()
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad.to(grad_weight.dtype), None, None, None, None
 

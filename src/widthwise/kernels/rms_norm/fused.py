@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward
 
 SMALLEST_GAIN = 1e-3
 """Below it the normalised input cannot be recovered from the output, and is kept instead."""
@@ -26,17 +26,18 @@ class _RMSNorm(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_double_backward()
         output, normalised, inverse_rms, gain = ctx.saved_tensors
         wide = inverse_rms.dtype
         grad, output = grad.to(wide), output.to(wide)
         product = grad * output
         projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)
         if normalised is None:
-            grad_gain = product.flatten(0, -2).sum(dim=0).div_(gain)
+            grad_gain = product.reshape(-1, len(gain)).sum(dim=0).div_(gain)
             normalised = output / gain
         else:
-            grad_gain = (grad * normalised).flatten(0, -2).sum(dim=0)
+            grad_gain = (grad * normalised).reshape(-1, len(gain)).sum(dim=0)
         grad_x = torch.mul(grad, gain, out=product).mul_(inverse_rms).addcmul_(normalised, projection, value=-1)
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 

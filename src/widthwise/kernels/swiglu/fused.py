@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from widthwise.kernels.dispatch import refuse_double_backward
+
 
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
@@ -14,7 +16,8 @@ class _SwiGLU(torch.autograd.Function):
         return silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        refuse_double_backward()
         gate, up = ctx.saved_tensors
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return grad_gate, silu(gate).mul_(grad)

@@ -1,0 +1,202 @@
+"""Interleaved timing in one process, parts with a time box, and one JSON file of what was found where.
+
+A shared machine changes its speed by tens of percent within minutes, so no time is compared with one of another minute:
+variants run in turn (A B C A B C ...) and what is reported is the ratio of neighbours, its median over the rounds with the
+20% and 80% quantiles.
+"""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from widthwise.run_dir import write_atomic
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass
+class Times:
+    """Seconds of every timed call of one variant, one entry a round."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """CPU time of the process over all its threads: what the work costs, whoever else uses the machine."""
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], object]],
+    *,
+    n_rounds: int,
+    n_warmup: int = 2,
+    synchronize: Callable[[], object] = lambda: None,
+) -> dict[str, Times]:
+    """Calls the variants in turn, `n_warmup` rounds without and `n_rounds` with a clock.
+
+    `synchronize` waits for a device to finish; it runs before a clock starts and before it stops.
+    """
+    times = {name: Times() for name in variants}
+    for round_number in range(n_warmup + n_rounds):
+        for name, run in variants.items():
+            synchronize()
+            wall, cpu = time.perf_counter(), time.process_time()
+            run()
+            synchronize()
+            if round_number >= n_warmup:
+                times[name].wall.append(time.perf_counter() - wall)
+                times[name].cpu.append(time.process_time() - cpu)
+    return times
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    """Median, 20% and 80% quantile."""
+    q20, median, q80 = np.quantile(values, (0.2, 0.5, 0.8))
+    return {"median": float(median), "q20": float(q20), "q80": float(q80)}
+
+
+def summarise(times: Mapping[str, Times], baseline: str) -> dict[str, dict[str, Any]]:
+    """Per variant: seconds of a call, and its ratio to the baseline's call of the same round."""
+    base = times[baseline]
+    return {
+        name: {
+            "n_rounds": len(own.wall),
+            "wall_seconds": quantiles(own.wall),
+            "cpu_seconds": quantiles(own.cpu),
+            "wall_ratio": quantiles(_ratios(own.wall, base.wall)),
+            "cpu_ratio": quantiles(_ratios(own.cpu, base.cpu)),
+        }
+        for name, own in times.items()
+    }
+
+
+def _ratios(values: list[float], base: list[float]) -> list[float]:
+    return [value / other for value, other in zip(values, base, strict=True)]
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Versions, machine, commit and command; nothing that names a host, a user or a folder."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "n_cpus": os.cpu_count(),
+        "n_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "commit": _commit(),
+        "command": _command(sys.argv),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = git("rev-parse", "HEAD")
+    if commit is None:
+        return "unknown"
+    return f"{commit} with changes" if git("status", "--porcelain", "--", "src", "benchmarks/*.py") else commit
+
+
+def _command(argv: list[str]) -> str:
+    """The command as typed from the repository's root, folders outside it cut to their last part."""
+    return " ".join(["python", f"benchmarks/{Path(argv[0]).name}", *(_shortened(argument) for argument in argv[1:])])
+
+
+def _shortened(argument: str) -> str:
+    option, equals, value = argument.rpartition("=")
+    return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
+
+
+class TimeBoxExceeded(BaseException):
+    """A part ran past its time box. Not an Exception, so that no library's error handling swallows it."""
+
+
+@contextmanager
+def time_box(seconds: float) -> Iterator[None]:
+    """Raises TimeBoxExceeded in the block after that many seconds. Boxes nest, the tighter counts. Main thread only."""
+
+    def stop(*_: object) -> None:
+        raise TimeBoxExceeded
+
+    if seconds <= 0:
+        raise TimeBoxExceeded
+    outer_handler = signal.signal(signal.SIGALRM, stop)
+    began = time.monotonic()
+    outer_seconds = signal.setitimer(signal.ITIMER_REAL, seconds)[0]
+    if outer_seconds:
+        signal.setitimer(signal.ITIMER_REAL, min(seconds, outer_seconds))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, outer_handler)
+        if outer_seconds:
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer_seconds - (time.monotonic() - began)))
+
+
+def attempt(run: Callable[[], dict[str, Any]], seconds: float) -> dict[str, Any]:
+    """What `run` returns, or {"failed": why}; with the seconds it took."""
+    began = time.monotonic()
+    try:
+        with time_box(seconds):
+            outcome = run()
+    except TimeBoxExceeded:
+        outcome = {"failed": f"not finished within its {max(0.0, seconds):.0f} seconds"}
+    except Exception as error:
+        outcome = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    return {**outcome, "part_seconds": round(time.monotonic() - began, 1)}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One independent piece of a benchmark."""
+
+    name: str
+    run: Callable[[float], dict[str, Any]]
+    """Called with the seconds it has."""
+    seconds: float
+    """Its time box."""
+
+
+def run_parts(parts: list[Part], out: Path, device: str, total_seconds: float) -> bool:
+    """Runs the parts in order and rewrites `out` after each, so that whatever happens later loses nothing.
+
+    Returns whether every part finished and none found a deviation. A part whose turn comes after `total_seconds` fails.
+    """
+    began = time.monotonic()
+    report: dict[str, Any] = {"environment": environment(device), "parts": {}}
+    for part in parts:
+        seconds = min(part.seconds, total_seconds - (time.monotonic() - began))
+        outcome = attempt(partial(part.run, seconds), seconds)
+        report["parts"][part.name] = outcome
+        report["total_seconds"] = round(time.monotonic() - began, 1)
+        write_atomic(out, json.dumps(report, indent=1) + "\n")
+        print(f"{part.name}: {outcome.get('failed') or outcome.get('summary', 'done')}", flush=True)
+    return all("failed" not in outcome for outcome in report["parts"].values())

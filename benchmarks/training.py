@@ -1,0 +1,154 @@
+"""Training steps on the CPU: a ><former beside the uniform model, and the uniform model beside Hugging Face's Llama.
+
+python benchmarks/training.py [--quick] [--out benchmarks/results/training_cpu.json]
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from harness import RESULTS, Part, interleave, run_parts, summarise
+from torch import nn
+from workloads import TrainingStep, cost_ratios, random_batch, template
+
+from widthwise.model.decoder import Decoder, build
+from widthwise.training.compiling import compile_layers
+
+FLOP_SLACK = 0.03
+"""By how much the step-time ratio may exceed the FLOP ratio."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A uniform model and its batch."""
+
+    d_model: int
+    head_dim: int
+    n_layers: int = 12
+    vocab_size: int = 4096
+    seq_len: int = 256
+    batch_size: int = 4
+
+    @property
+    def name(self) -> str:
+        return f"{self.n_layers}_layers_d{self.d_model}_head{self.head_dim}"
+
+
+FULL = (Size(256, 32), Size(256, 64), Size(384, 64))
+QUICK = (Size(128, 32, n_layers=4, vocab_size=512, seq_len=64, batch_size=2),)
+
+
+def decoder_step(model: Decoder, size: Size, precision: str) -> TrainingStep:
+    """A training step of our decoder."""
+    tokens, targets = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    return TrainingStep(model, lambda: model.loss(tokens, targets)[0], precision)
+
+
+def x_over_uniform(size: Size, precision: str, n_rounds: int) -> dict[str, Any]:
+    """Both at equal parameters, beside the FLOP ratio of the cost model."""
+    configs = {
+        shape: template(size.d_model, size.n_layers, size.head_dim, size.vocab_size, shape).resolve(size.seq_len)
+        for shape in ("uniform", "x")
+    }
+    steps = {shape: decoder_step(build(config, seed=0), size, precision) for shape, config in configs.items()}
+    variants = summarise(interleave(steps, n_rounds=n_rounds), "uniform")
+    costs = cost_ratios(configs["x"], configs["uniform"], size.seq_len)
+    ratio = variants["x"]["cpu_ratio"]["median"]
+    return {
+        **costs,
+        "target": costs["flop_ratio"] + FLOP_SLACK,
+        "meets_target": ratio <= costs["flop_ratio"] + FLOP_SLACK,
+        "variants": variants,
+        "summary": f"x / uniform {ratio:.3f} of the CPU time, FLOP ratio {costs['flop_ratio']:.3f}",
+    }
+
+
+def llama(size: Size) -> nn.Module:
+    """Hugging Face's Llama with the sizes of our uniform model."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # an extra, needed by this comparison alone
+
+    torch.manual_seed(0)
+    n_heads = size.d_model // size.head_dim
+    config = LlamaConfig(
+        vocab_size=size.vocab_size,
+        hidden_size=size.d_model,
+        intermediate_size=4 * size.d_model,
+        num_hidden_layers=size.n_layers,
+        num_attention_heads=n_heads,
+        num_key_value_heads=n_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=size.seq_len,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        use_cache=False,
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
+    )
+    return LlamaForCausalLM(config).train()
+
+
+def llama_step(model: nn.Module, size: Size, precision: str) -> TrainingStep:
+    """A training step of Hugging Face's model, its loss through `labels`, which it shifts itself."""
+    tokens, _ = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    return TrainingStep(model, lambda: model(input_ids=tokens, labels=tokens).loss, precision)
+
+
+def ours_over_llama(size: Size, precision: str, compiled: bool, n_rounds: int) -> dict[str, Any]:
+    """The uniform decoder and Hugging Face's Llama of the same shape and parameters."""
+    config = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
+    ours, theirs = build(config, seed=0), llama(size)
+    n_params = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
+    assert n_params[0] == n_params[1], n_params
+    if compiled:
+        compile_layers(ours)
+        theirs.compile()
+    steps = {"llama": llama_step(theirs, size, precision), "ours": decoder_step(ours, size, precision)}
+    variants = summarise(interleave(steps, n_rounds=n_rounds), "llama")
+    ratio = variants["ours"]["cpu_ratio"]["median"]
+    return {
+        "n_params": n_params[0],
+        "target": 1.0,
+        "meets_target": ratio <= 1.0,
+        "variants": variants,
+        "summary": f"ours / Llama {ratio:.3f} of the CPU time",
+    }
+
+
+def parts(sizes: tuple[Size, ...], n_rounds: int) -> list[Part]:
+    """Every size in both precisions against its ><former, the first against Llama, eager and compiled."""
+
+    def part(name: str, run: Callable[..., dict[str, Any]], *arguments: Any, seconds: float) -> Part:
+        return Part(name, lambda _: run(*arguments, n_rounds), seconds)
+
+    shapes = [
+        part(f"x_over_uniform/{size.name}/{precision}", x_over_uniform, size, precision, seconds=180)
+        for size in sizes
+        for precision in ("fp32", "bf16")
+    ]
+    frameworks = [
+        part(
+            f"ours_over_llama/{mode}/{precision}", ours_over_llama, sizes[0], precision, mode == "compiled", seconds=240
+        )
+        for mode in ("eager", "compiled")
+        for precision in ("fp32", "bf16")
+    ]
+    return shapes + frameworks
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="toy sizes and few rounds: whether it runs, not how fast")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file; benchmarks/results/training_cpu[_quick].json where not given"
+    )
+    arguments = parser.parse_args(argv)
+    out = arguments.out or RESULTS / ("training_cpu_quick.json" if arguments.quick else "training_cpu.json")
+    chosen = parts(QUICK, n_rounds=3) if arguments.quick else parts(FULL, n_rounds=12)
+    return 0 if run_parts(chosen, out, "cpu", total_seconds=870) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

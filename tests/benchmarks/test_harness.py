@@ -1,0 +1,103 @@
+import json
+import time
+
+import harness
+import numpy as np
+import pytest
+
+
+def test_variants_run_in_turn_after_the_warm_up():
+    calls: list[str] = []
+    times = harness.interleave({name: lambda name=name: calls.append(name) for name in "abc"}, n_rounds=3, n_warmup=2)
+    assert calls == list("abc" * 5)
+    assert {name: (len(own.wall), len(own.cpu)) for name, own in times.items()} == dict.fromkeys("abc", (3, 3))
+
+
+def test_the_device_is_waited_for_before_and_after_every_call():
+    events: list[str] = []
+    harness.interleave(
+        {"a": lambda: events.append("run")}, n_rounds=2, n_warmup=0, synchronize=lambda: events.append("wait")
+    )
+    assert events == ["wait", "run", "wait"] * 2
+
+
+def test_sleep_is_wall_time_and_not_cpu_time():
+    times = harness.interleave({"sleep": lambda: time.sleep(0.05)}, n_rounds=1, n_warmup=0)["sleep"]
+    assert times.wall[0] >= 0.05 > 2 * times.cpu[0]
+
+
+def test_ratios_are_of_the_same_round():
+    # The machine slows down tenfold from round to round; the ratio stays 2.
+    times = {
+        "base": harness.Times([1.0, 10.0, 100.0], [1.0] * 3),
+        "other": harness.Times([2.0, 20.0, 200.0], [3.0] * 3),
+    }
+    summary = harness.summarise(times, "base")["other"]
+    assert summary["wall_ratio"] == {"median": 2.0, "q20": 2.0, "q80": 2.0}
+    assert summary["cpu_ratio"]["median"] == 3.0
+    assert summary["wall_seconds"]["median"] == 20.0
+
+
+def test_quantiles_are_those_of_numpy():
+    values = [5.0, 1.0, 4.0, 2.0, 9.0, 7.0]
+    expected = dict(zip(("q20", "median", "q80"), np.quantile(values, (0.2, 0.5, 0.8))))
+    assert harness.quantiles(values) == pytest.approx(expected)
+
+
+def test_a_time_box_stops_what_runs_over():
+    began = time.monotonic()
+    with pytest.raises(harness.TimeBoxExceeded), harness.time_box(0.05):
+        time.sleep(5)
+    assert time.monotonic() - began < 2
+    time.sleep(0.1)  # no alarm is left behind
+
+
+def test_the_tighter_of_two_nested_boxes_counts_and_the_outer_goes_on():
+    with harness.time_box(5):
+        with pytest.raises(harness.TimeBoxExceeded), harness.time_box(0.05):
+            time.sleep(5)
+    with pytest.raises(harness.TimeBoxExceeded), harness.time_box(0.1):
+        with harness.time_box(5):
+            pass
+        time.sleep(5)
+
+
+def test_a_failing_part_is_recorded_and_the_others_kept(tmp_path):
+    def broken(_: float):
+        raise ValueError("what\nwent wrong")
+
+    out = tmp_path / "results" / "report.json"
+    parts = [
+        harness.Part("first", lambda seconds: {"seconds": seconds}, 7.0),
+        harness.Part("broken", broken, 7.0),
+        harness.Part("slow", lambda _: time.sleep(5) or {}, 0.05),
+        harness.Part("last", lambda _: {"value": 3}, 7.0),
+    ]
+    assert harness.run_parts(parts, out, "cpu", total_seconds=60) is False
+    report = json.loads(out.read_text())
+    assert report["parts"]["first"]["seconds"] == 7.0
+    assert report["parts"]["broken"]["failed"] == "ValueError: what went wrong"
+    assert "not finished" in report["parts"]["slow"]["failed"]
+    assert report["parts"]["last"]["value"] == 3
+
+
+def test_parts_after_the_total_time_fail_without_running(tmp_path):
+    ran: list[str] = []
+    parts = [
+        harness.Part("long", lambda _: time.sleep(0.1) or {}, 9.0),
+        harness.Part("late", lambda _: ran.append("late") or {}, 9.0),
+    ]
+    assert harness.run_parts(parts, tmp_path / "report.json", "cpu", total_seconds=0.05) is False
+    assert ran == []
+
+
+def test_the_environment_names_the_versions_and_no_folder(monkeypatch, root):
+    monkeypatch.setattr(
+        "sys.argv", [str(root / "benchmarks" / "training.py"), "--quick", "--out", "/home/someone/x.json"]
+    )
+    environment = harness.environment()
+    assert environment["command"] == "python benchmarks/training.py --quick --out x.json"
+    assert all(environment[key] for key in ("python", "torch", "system", "commit", "n_threads"))
+    assert str(root) not in json.dumps(environment)
+    monkeypatch.setattr("sys.argv", ["benchmarks/gpu.py", "--out=/home/someone/x.json"])
+    assert harness.environment()["command"] == "python benchmarks/gpu.py --out=x.json"

@@ -1,0 +1,156 @@
+"""The verbs from argument to output, on tiny models."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.cli.main import main
+
+RECIPE = {
+    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
+}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+@pytest.fixture
+def widthwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        monkeypatch.setattr(sys, "argv", ["widthwise", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwise) -> None:
+    code, out, _ = widthwise("inspect", recipe, "model.shape={kind: x, bottleneck_width: 0.5}", "--json")
+    summary = json.loads(out)
+    assert code == 0
+    assert len(summary["widths"]) == len(summary["n_heads"]) == len(summary["head_dim"]) == len(summary["layers"]) == 6
+    assert summary["average_width"] == sum(summary["widths"]) / 6
+    parts = {"embedding", "attention", "ffn", "norm", "residual", "head"}
+    assert set(summary["params"]) == parts | {"total", "active"}
+    assert summary["params"]["total"] == sum(summary["params"][part] for part in parts)
+    flops = summary["flops_per_token"]
+    assert flops["training"] == 3 * flops["forward"]
+    score_flops = 4 * 24 * sum(h * d for h, d in zip(summary["n_heads"], summary["head_dim"]))
+    assert flops["forward"] - flops["forward_causal"] == score_flops / 2
+    assert summary["kv_bytes_per_token"] == 2 * 2 * sum(summary["widths"])
+    assert summary["baseline"]["widths"] == [32] * 6
+    assert summary["n_tokens"] == 3 * 4 * 24
+
+
+def test_inspect_against_another_recipe(recipe: Path, tmp_path: Path, widthwise) -> None:
+    (tmp_path / "wide.yaml").write_text("extends: base.yaml\nmodel: {d_model: 64}\n")
+    _, out, _ = widthwise("inspect", tmp_path / "wide.yaml", "--against", recipe, "--json")
+    assert json.loads(out)["ratio"]["average_width"] == 2.0
+    code, table, _ = widthwise("inspect", tmp_path / "wide.yaml", "--against", recipe)
+    assert code == 0
+    assert "2.0000" in table
+
+
+@pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
+def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, tmp_path: Path, widthwise) -> None:
+    out = tmp_path / "made" / "shape.yaml"
+    asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match, "model.d_model=256", "model.n_layers=12")
+    code, _, error = widthwise("design", recipe, *asked, "--out", out)
+    assert code == 0, error
+    _, text, _ = widthwise("inspect", out, "--json")
+    summary = json.loads(text)
+    assert summary["ratio"][match] == pytest.approx(1, abs=1e-3)
+    assert min(summary["widths"]) == summary["widths"][5] == 128
+    again, _, error = widthwise("design", recipe, "--out", out)
+    assert again == 2
+    assert "exists already" in error
+
+
+def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:
+    _, out, _ = widthwise("design", recipe, "--kind", "uniform", "--budget", "1M", "--json")
+    summary = json.loads(out)
+    one_wider = summary["d_model"] + 8
+    assert summary["params"]["total"] <= 1e6
+    assert 6 * 16 * one_wider**2 + 2 * 257 * one_wider > 1e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--kind", "diamond", "--turn-width", 30), "largest feasible ratio"),
+        (("--kind", "growing", "--turn-layer", 0.5), "--turn-layer"),
+        (("--kind", "oval"), "'oval'"),
+        (("--budget", "10"), "too small"),
+        (("--budget", "many"), "30M"),
+        (("--match", "speed"), "speed"),
+    ],
+)
+def test_design_says_what_would_be_feasible(arguments: tuple, named: str, recipe: Path, widthwise) -> None:
+    code, _, error = widthwise("design", recipe, *arguments)
+    assert code == 2
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widthwise) -> None:
+    shape = {"model": {"shape": {"kind": "x", "bottleneck_width": 0.5, "rounding": "balanced"}}}
+    data = {**RECIPE, "compare": {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": shape}}}
+    (tmp_path / "pair.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+    folder = tmp_path / "out"
+    code, out, error = widthwise("compare", tmp_path / "pair.yaml", "train.steps=2", "--out", folder)
+    assert code == 0, error
+    assert "cannot tell" in " ".join(out.split())
+    for name in ("comparison.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
+        assert (folder / name).is_file()
+    code, out, error = widthwise("compare", tmp_path / "pair.yaml", "train.steps=2", "--out", folder, "--json")
+    assert code == 0
+    assert json.loads(out)["baseline"] == "uniform"
+    assert error.count("has finished already") == 4
+
+
+def test_generate_continues_every_prompt(recipe: Path, tmp_path: Path, widthwise) -> None:
+    run = tmp_path / "run"
+    assert widthwise("train", recipe, "--out", run)[0] == 0
+    arguments = ("generate", run, "--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 5, "--json")
+    code, out, _ = widthwise(*arguments)
+    answers = json.loads(out)["continuations"]
+    assert code == 0
+    assert [answer["prompt"] for answer in answers] == ["the", "a longer one"]
+    assert widthwise(*arguments)[1] == out
+    code, out, _ = widthwise("generate", run, "--temperature", 0, "--max-new-tokens", 3)
+    assert code == 0
+
+
+def test_a_run_that_diverges_exits_with_1(recipe: Path, tmp_path: Path, widthwise) -> None:
+    code, _, error = widthwise("train", recipe, "optimizer.lr=1e30", "train.log_every=1", "train.steps=20", "--out", tmp_path / "run")
+    assert code == 1
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("verb", ["inspect", "design", "train", "resume", "compare", "generate", "report"])
+def test_help_has_an_example(verb: str, widthwise) -> None:
+    code, out, _ = widthwise(verb, "--help")
+    assert code == 0
+    assert f"widthwise {verb}" in out.split("Usage", 1)[1].split("\n", 1)[1]
+
+
+def test_usage_errors_exit_with_2(widthwise) -> None:
+    assert widthwise("inspect")[0] == 2
+    assert widthwise("no-such-verb")[0] == 2
+    assert widthwise("compare", "train.steps=3")[0] == 2

@@ -1,0 +1,15 @@
+"""What every test may rely on: a cache folder of the test session's own, and no network."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WIDTHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

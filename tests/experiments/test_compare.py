@@ -1,0 +1,121 @@
+"""A whole comparison, tiny."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.plan import Plan, read_plan
+from widthwise.run_dir import RunDir
+
+RECIPE = {
+    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 4, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
+    "compare": {
+        "seeds": [3, 5, 8],
+        "variants": {
+            "uniform": {},
+            "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 6}}},
+            "x": {
+                "model": {
+                    "shape": {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
+                }
+            },
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path, dict]:
+    folder = tmp_path_factory.mktemp("comparison")
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    plan = read_plan([folder / "recipe.yaml"])
+    return plan, folder / "out", run_plan(plan, folder / "out", "widthwise compare recipe.yaml")
+
+
+def variant(comparison: dict, name: str) -> dict:
+    return next(each for each in comparison["variants"] if each["name"] == name)
+
+
+def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
+    """A twin of the baseline, described otherwise, trains to exactly the same numbers."""
+    _, _, comparison = done
+    twin = variant(comparison, "twin")
+    assert twin["difference"]["per_seed"] == [0.0, 0.0, 0.0]
+    assert (twin["verdict"], twin["difference"]["low"], twin["difference"]["high"]) == ("tie", 0.0, 0.0)
+    assert set(twin["ratio"]) >= {"params", "flops", "average_width", "kv_bytes"}
+    assert all(ratio == 1.0 for name, ratio in twin["ratio"].items() if name != "tokens_per_second")
+
+
+def test_seeds_differ(done) -> None:
+    _, _, comparison = done
+    assert len(set(variant(comparison, "uniform")["val_loss"]["per_seed"])) == 3
+
+
+def test_numbers_are_those_of_the_runs(done) -> None:
+    plan, folder, comparison = done
+    results = {
+        name: [RunDir(folder / plan.run_path(name, seed)).result() for seed in plan.seeds] for name in ("uniform", "x")
+    }
+    losses = {name: [result["val_loss"] for result in each] for name, each in results.items()}
+    x = variant(comparison, "x")
+    assert x["val_loss"]["mean"] == pytest.approx(np.mean(losses["x"]))
+    assert x["difference"]["per_seed"] == pytest.approx(np.subtract(losses["x"], losses["uniform"]))
+    assert (
+        x["ratio"]["params"]
+        == results["x"][0]["cost"]["params"]["total"] / results["uniform"][0]["cost"]["params"]["total"]
+    )
+    windows = [result["val_window_losses"] for result in results["x"]]
+    assert np.shape(windows) == (3, 10)
+    assert np.mean(windows) == pytest.approx(x["val_loss"]["mean"])
+
+
+def test_sentence_names_variant_interval_and_costs(done) -> None:
+    _, _, comparison = done
+    x = variant(comparison, "x")
+    assert f"{x['difference']['low']:+.4f} to {x['difference']['high']:+.4f}" in comparison["sentence"]
+    assert f"{x['ratio']['params']:.3f} of the parameters" in comparison["sentence"]
+
+
+def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
+    _, folder, comparison = done
+    stored = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
+    assert stored == comparison
+
+
+def test_finished_runs_are_not_run_again(done) -> None:
+    plan, folder, comparison = done
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
+    assert len(stamps) == 9
+    again = run_plan(plan, folder, "widthwise compare recipe.yaml")
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")} == stamps
+    assert {**again, "created": None} == {**comparison, "created": None}
+
+
+def test_a_folder_of_another_comparison_is_refused(done, tmp_path: Path) -> None:
+    _, folder, _ = done
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    with pytest.raises(UserError, match="another recipe"):
+        run_plan(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
+
+
+def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    plan = read_plan([tmp_path / "recipe.yaml"], seeds=[3])
+    _, folder, _ = done
+    comparison = run_plan(plan, folder, "widthwise compare recipe.yaml --seed 3")
+    x = variant(comparison, "x")
+    assert x["verdict"] == "cannot tell"
+    assert x["val_loss"]["low"] is None
+    assert math.isfinite(x["val_loss"]["mean"])
+    assert "one seed cannot tell" in comparison["sentence"]

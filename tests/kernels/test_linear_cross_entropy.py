@@ -1,0 +1,121 @@
+import pytest
+import torch
+
+from widthwise.kernels import linear_cross_entropy
+from widthwise.kernels.linear_cross_entropy import fused, reference
+
+
+def inputs(shape=(3, 5), d_model=7, vocab_size=11, dtype=torch.float64, weight_dtype=None):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(*shape, d_model, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(vocab_size, d_model, generator=generator).to(weight_dtype or dtype).requires_grad_()
+    return hidden, weight, torch.randint(vocab_size, shape, generator=generator)
+
+
+def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale=1.0):
+    objective, loss, log_normaliser = op.linear_cross_entropy(hidden, weight, targets, multiplier, z_coefficient)
+    return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
+
+
+@pytest.mark.parametrize("logits_per_chunk", [1, 11, 12, 33, 164, 165, 166, 10**6])
+@pytest.mark.parametrize("z_coefficient", [0.0, 0.3])
+@pytest.mark.parametrize("multiplier", [1.0, 0.125])
+def test_fused_equals_reference_at_every_chunk_size(monkeypatch, logits_per_chunk, z_coefficient, multiplier):
+    monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cpu", logits_per_chunk)
+    arguments = (*inputs(), multiplier, z_coefficient, 2.5)
+    for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
+        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("shape", [(1,), (63,), (2, 3, 5)])
+def test_fused_equals_reference_in_other_types(shape, dtype, tolerance):
+    arguments = (*inputs(shape, 33, 97, dtype, torch.float32), 0.5, 0.01)
+    for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
+        assert ours.dtype == truth.dtype
+        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("z_coefficient", [0.0, 0.3])
+def test_gradcheck(z_coefficient):
+    hidden, weight, targets = inputs((2, 3))
+    function = lambda hidden, weight: fused.linear_cross_entropy(hidden, weight, targets, 0.7, z_coefficient)[0]  # noqa: E731
+    assert torch.autograd.gradcheck(function, (hidden, weight))
+
+
+def test_autocast_equals_reference_under_autocast():
+    arguments = inputs((4, 9), 33, 97, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = result(fused, *arguments), result(reference, *arguments)
+    for ours, truth in zip(*outputs):
+        torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+
+
+def test_losses_have_no_gradient_and_the_objective_is_a_scalar():
+    objective, loss, log_normaliser = fused.linear_cross_entropy(*inputs(), 1.0)
+    assert objective.shape == ()
+    assert objective.requires_grad
+    assert loss.shape == log_normaliser.shape == (3, 5)
+    assert not loss.requires_grad
+    assert not log_normaliser.requires_grad
+    torch.testing.assert_close(objective, loss.mean())
+
+
+def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("formed a gradient")
+
+    hidden, weight, targets = inputs()
+    monkeypatch.setattr(torch, "mm", refuse)
+    with torch.no_grad():
+        expected = fused.linear_cross_entropy(hidden, weight, targets, 1.0)
+    frozen = fused.linear_cross_entropy(hidden.detach(), weight.detach(), targets, 1.0)
+    for a, b in zip(expected, frozen):
+        torch.testing.assert_close(a, b)
+
+
+def test_each_gradient_alone():
+    hidden, weight, targets = inputs()
+    _, _, _, grad_hidden, grad_weight = result(fused, hidden, weight, targets)
+    (alone,) = torch.autograd.grad(fused.linear_cross_entropy(hidden, weight.detach(), targets, 0.7)[0], hidden)
+    torch.testing.assert_close(alone, grad_hidden)
+    (alone,) = torch.autograd.grad(fused.linear_cross_entropy(hidden.detach(), weight, targets, 0.7)[0], weight)
+    torch.testing.assert_close(alone, grad_weight)
+
+
+def test_extreme_logits_stay_finite():
+    hidden, weight, targets = inputs(dtype=torch.float32)
+    outputs = result(fused, (hidden.detach() * 1e4).requires_grad_(), weight, targets)
+    assert all(torch.isfinite(tensor).all() for tensor in outputs)
+
+
+@pytest.mark.parametrize("target", [-1, 11])
+def test_a_target_outside_the_vocabulary_is_an_error(target):
+    hidden, weight, targets = inputs()
+    targets[1, 2] = target
+    with pytest.raises((RuntimeError, IndexError)):
+        fused.linear_cross_entropy(hidden, weight, targets, 1.0)
+
+
+def test_double_backward_fails_loudly():
+    hidden, weight, targets = inputs()
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(fused.linear_cross_entropy(hidden, weight, targets, 1.0)[0], hidden, create_graph=True)
+
+
+def test_holds_no_more_logits_than_a_chunk(monkeypatch):
+    monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cpu", 33)
+    sizes = []
+    real = fused.linear
+    monkeypatch.setattr(fused, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
+    fused.linear_cross_entropy(*inputs(), 1.0)
+    assert sizes == [33] * 5
+
+
+def test_environment_chooses_the_form(monkeypatch):
+    arguments = (*inputs(), 1.0)
+    expected = linear_cross_entropy(*arguments)
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    monkeypatch.delattr(fused, "linear_cross_entropy")
+    for ours, truth in zip(linear_cross_entropy(*arguments), expected):
+        torch.testing.assert_close(ours, truth)

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from widthwise.kernels import rms_norm
+from widthwise.kernels.rms_norm import fused, reference
+
+SHAPES = [(1,), (63,), (3, 97), (2, 5, 1), (2, 7, 64), (0, 5)]
+
+
+def tensors(shape, dtype=torch.float64, gain=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+    values = 1 + 0.4 * torch.randn(shape[-1], generator=generator) if gain is None else torch.tensor(gain)
+    return x, values.to(torch.promote_types(dtype, torch.float32)).requires_grad_()
+
+
+def result(op, x, gain, eps=1e-5, norm_dim=None):
+    """Output and both gradients for a fixed random direction."""
+    out = op.rms_norm(x, gain, eps, norm_dim or x.shape[-1])
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    return out, *torch.autograd.grad(out, (x, gain), direction)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("norm_dim", [None, 200])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 3e-2)])
+def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
+    x, gain = tensors(shape, dtype)
+    for ours, truth in zip(result(fused, x, gain, norm_dim=norm_dim), result(reference, x, gain, norm_dim=norm_dim)):
+        assert ours.dtype == truth.dtype
+        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance * 4)
+
+
+@pytest.mark.parametrize("gain", [[0.0, 1.0, -2.0], [1e-4, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -0.5, 3.0], [1e-3, 1.0, 1.0]])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_any_gain_has_the_right_gradient(gain, dtype):
+    x, gain = tensors((4, 3), dtype, gain)
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-4
+    for ours, truth in zip(result(fused, x, gain), result(reference, x, gain)):
+        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("eps", [1e-12, 1e-5, 10.0])
+def test_gradcheck(eps):
+    x, gain = tensors((2, 5))
+    assert torch.autograd.gradcheck(lambda x, gain: fused.rms_norm(x, gain, eps, 7), (x, gain))
+
+
+def test_a_zero_vector_is_zero_with_finite_gradient():
+    x = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
+    gain = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    for ours, truth in zip(result(fused, x, gain), result(reference, x, gain)):
+        torch.testing.assert_close(ours, truth)
+
+
+def test_large_bf16_inputs_do_not_overflow():
+    x, gain = tensors((3, 17), torch.bfloat16)
+    huge = (x.detach() * 2.0**40).requires_grad_()
+    torch.testing.assert_close(result(fused, huge, gain)[0], result(fused, x, gain, eps=1e-30)[0])
+
+
+def test_autocast_type_is_the_output_type():
+    x, gain = tensors((3, 17), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = result(fused, x, gain), result(reference, x, gain)
+    for ours, truth in zip(*outputs):
+        assert ours.dtype == truth.dtype
+        torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
+    assert outputs[0][0].dtype == torch.bfloat16
+
+
+def test_strided_input():
+    x, gain = tensors((4, 6, 5))
+    view = x.transpose(0, 1)[..., :3]
+    for ours, truth in zip(result(fused, view, gain[:3]), result(reference, view, gain[:3])):
+        torch.testing.assert_close(ours, truth)
+
+
+def test_double_backward_fails_loudly():
+    x, gain = tensors((2, 5))
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(fused.rms_norm(x, gain, 1e-5, 5).square().sum(), x, create_graph=True)
+
+
+def test_only_the_wanted_gradients():
+    x, gain = tensors((2, 5))
+    (alone,) = torch.autograd.grad(fused.rms_norm(x.detach(), gain, 1e-5, 5).sum(), gain)
+    torch.testing.assert_close(alone, torch.autograd.grad(fused.rms_norm(x, gain, 1e-5, 5).sum(), gain)[0])
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("reference", reference), ("", fused)])
+def test_environment_chooses_the_form(monkeypatch, setting, expected):
+    monkeypatch.setenv("WIDTHWISE_KERNELS", setting)
+    called = []
+    monkeypatch.setattr(expected, "rms_norm", lambda *arguments: called.append(arguments))
+    rms_norm(torch.ones(3), torch.ones(3), 1e-5, 3)
+    assert len(called) == 1

@@ -1,0 +1,110 @@
+"""What every feed-forward variant promises. A new variant is picked up from the unions; give its template a case below if its
+defaults do not resolve alone."""
+
+from typing import get_args
+
+import pytest
+import torch
+from measured import counted_flops, kept_bytes, on_meta
+
+from widthwise.config_io import parse, to_data
+from widthwise.model.ffn import FFN, FFNTemplate
+
+OPTIONS = {"swiglu": [{}, {"ratio": 1.3}, {"ratio": 2.5, "multiple_of": 8}, {"d_ff": 7}]}
+SIZES = [(63, 63), (63, 41), (41, 1), (1, 1)]
+
+
+def members(union) -> list[type]:
+    """The classes of an annotated union, also of one member."""
+    first = get_args(union)[0]
+    return list(get_args(first)) or [first]
+
+
+TEMPLATES = {cls.model_fields["kind"].default: cls for cls in members(FFNTemplate)}
+CASES = [
+    pytest.param(parse(cls, {"kind": kind, **options}), id=f"{kind}-{options}")
+    for kind, cls in TEMPLATES.items()
+    for options in OPTIONS.get(kind, [{}])
+]
+
+
+def build(template, d_model, d_out, dtype=torch.float64):
+    """A module with random weights."""
+    module = template.at_width(d_model).build(d_model, d_out).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8)
+    return module
+
+
+def random_input(d_model, dtype=torch.float64, batch=2):
+    return torch.randn(batch, 5, d_model, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(dtype)
+
+
+def test_config_and_template_have_the_same_kinds():
+    assert {cls.model_fields["kind"].default for cls in members(FFN)} == set(TEMPLATES)
+
+
+@pytest.mark.parametrize("template", CASES)
+@pytest.mark.parametrize(("d_model", "d_out"), SIZES)
+class TestContract:
+    def test_shape(self, template, d_model, d_out):
+        assert build(template, d_model, d_out)(random_input(d_model)).shape == (2, 5, d_out)
+
+    def test_cost_equals_the_built_parameters(self, template, d_model, d_out):
+        config = template.at_width(d_model)
+        module = on_meta(lambda: config.build(d_model, d_out))
+        assert all(p.is_meta for p in module.parameters())
+        assert config.cost(d_model, d_out).params == sum(p.numel() for p in module.parameters())
+
+    def test_flops_equal_the_counter(self, template, d_model, d_out):
+        module, x = build(template, d_model, d_out), random_input(d_model)
+        expected = template.at_width(d_model).cost(d_model, d_out).forward_flops(seq_len=5)
+        assert counted_flops(lambda: module(x)) == 2 * 5 * expected
+
+    def test_activation_bytes_equal_what_autograd_keeps(self, template, d_model, d_out):
+        """The input is counted by whoever made it."""
+        module = build(template, d_model, d_out)
+        x = {batch: random_input(d_model, batch=batch).requires_grad_() for batch in (1, 3)}
+        kept = {batch: kept_bytes(lambda batch=batch: module(x[batch])) - x[batch].nbytes for batch in x}
+        cost = template.at_width(d_model).cost(d_model, d_out)
+        assert kept[3] - kept[1] == 2 * 5 * cost.activation_bytes(bytes_per_element=8)
+
+    def test_gradients_reach_input_and_every_parameter(self, template, d_model, d_out):
+        module, x = build(template, d_model, d_out), random_input(d_model).requires_grad_()
+        module(x).square().sum().backward()
+        for tensor in (x, *module.parameters()):
+            assert tensor.grad is not None
+            assert torch.isfinite(tensor.grad).all()
+            assert (tensor.grad != 0).any()
+
+    def test_tokens_do_not_mix(self, template, d_model, d_out):
+        module, x = build(template, d_model, d_out), random_input(d_model)
+        torch.testing.assert_close(module(x)[:, 2:3], module(x[:, 2:3]))
+
+    def test_autocast_stays_near_fp64(self, template, d_model, d_out):
+        exact = build(template, d_model, d_out)(random_input(d_model))
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = build(template, d_model, d_out, torch.float32)(random_input(d_model, torch.float32))
+        assert rounded.dtype == torch.bfloat16
+        assert (rounded - exact).norm() <= 0.03 * exact.norm()
+
+    def test_config_survives_yaml_data(self, template, d_model, d_out):
+        config = template.at_width(d_model)
+        assert parse(type(config), to_data(config)) == config
+
+
+@pytest.mark.parametrize("template", CASES)
+def test_real_widths_cost_what_the_rounded_config_costs_where_nothing_rounds(template):
+    d_model, d_out = 320, 160
+    real, whole = template.cost(320.0, 160.0), template.at_width(d_model).cost(d_model, d_out)
+    assert real.params == pytest.approx(whole.params)
+    assert real.forward_flops(7) == pytest.approx(whole.forward_flops(7))
+
+
+@pytest.mark.parametrize("template", CASES)
+def test_cost_grows_with_the_width(template):
+    """The solver relies on it."""
+    params = [template.cost(width, width).params for width in (3.0, 3.5, 64.0, 1000.5)]
+    assert params == sorted(set(params))

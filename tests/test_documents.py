@@ -1,0 +1,62 @@
+"""Recipes and README say what is true."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from widthwise.cli.main import app
+from widthwise.config_io import merge, parse, parse_yaml, read_recipe, to_yaml
+from widthwise.experiments.plan import read_plan
+from widthwise.training.config import Recipe
+from widthwise.training.trainer import train
+
+ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
+TOY = {
+    "model": {"vocab_size": 257, "d_model": 128, "n_layers": 8},
+    "seq_len": 16,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "schedule": {"warmup_steps": 1},
+    "train": {"steps": 2, "batch_size": 2, "micro_batch_size": 1, "compile": False, "validation_tokens": 32},
+}
+"""What makes any recipe a matter of a second without changing what kind of model it is."""
+
+
+def recipe_data(path: Path) -> list[dict]:
+    """The recipe of the file, or of each of its variants."""
+    data = read_recipe(path)
+    variants = data.pop("compare", {"variants": {"": {}}})["variants"]
+    return [merge(data, change) for change in variants.values()]
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_resolves_and_reads_back_equal(path: Path) -> None:
+    for data in recipe_data(path):
+        resolved = parse(Recipe, data, path.name).resolved()
+        assert parse(Recipe, parse_yaml(to_yaml(resolved), "dump")) == resolved
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_trains(path: Path, tmp_path: Path) -> None:
+    for number, data in enumerate(recipe_data(path)):
+        result = train(parse(Recipe, merge(data, TOY), path.name), tmp_path / str(number))
+        assert result["steps"] == 2
+        assert result["val_loss"] < 8
+
+
+def test_comparisons_are_matched() -> None:
+    for path in RECIPES:
+        if "compare" in read_recipe(path):
+            assert len(read_plan([path]).recipes) >= 2
+
+
+def test_readme_names_only_what_exists() -> None:
+    text = (ROOT / "README.md").read_text()
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands}
+    verbs |= {group.name for group in app.registered_groups}
+    assert set(re.findall(r"`widthwise (\w+)", text)) == verbs
+    for named in re.findall(r"(?:configs|docs|benchmarks)/[\w./-]*\w", text):
+        assert (ROOT / named).exists(), named
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"make ([\w-]+)", text)) <= targets

@@ -1,0 +1,160 @@
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.model.decoder import build
+from widthwise.training import checkpoint
+from widthwise.training.config import AdamWConfig
+from widthwise.training.optimizer import build_optimizer
+
+FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
+
+
+def trained(seed: int, *overrides: str):
+    model = build(tiny_recipe(*overrides).explicit_model, seed)
+    optimizer = build_optimizer(model, AdamWConfig(lr=0.01))
+    tokens = torch.arange(40).view(2, 20) + seed
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:])[0].backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def saved(folder: Path, *steps: int) -> list[Path]:
+    model, optimizer = trained(1)
+    return [checkpoint.save(folder, step, model, optimizer, {"step": step}) for step in steps]
+
+
+@pytest.mark.parametrize("tie", ["false", "true"])
+def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie):
+    model, optimizer = trained(1, f"model.tie_embeddings={tie}")
+    path = checkpoint.save(tmp_path, 7, model, optimizer, {"losses": [0.1, 1 / 3]})
+    drawn = torch.rand(3)
+    other, other_optimizer = trained(2, f"model.tie_embeddings={tie}")
+    assert checkpoint.load(path, other, other_optimizer) == {"losses": [0.1, 1 / 3]}
+    assert torch.equal(torch.rand(3), drawn)
+    for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+        expected, found = optimizer.state[ours], other_optimizer.state[theirs]
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(expected[part], found[part]) for part in expected), name
+    assert (other.head.weight is other.embedding.weight) == (tie == "true")
+
+
+def test_names_of_the_tensors_are_those_of_the_parameters(tmp_path):
+    model, optimizer = trained(1)
+    path = checkpoint.save(tmp_path, 7, model, optimizer, {})
+    names = {name for name, _ in model.named_parameters()}
+    with safe_open(path / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == names
+    with safe_open(path / "optimizer.safetensors", "pt") as file:
+        assert set(file.keys()) == {f"{name}.{part}" for name in names for part in ("exp_avg", "exp_avg_sq", "step")}
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    (path,) = saved(tmp_path, 1)
+    model, _ = trained(1, "model.shape.widths=[24, 16, 24]")
+    with pytest.raises(UserError, match=r"model.safetensors: layers\.1.* has shape"):
+        checkpoint.load_weights(path, model)
+
+
+def test_newest_checkpoint_is_found_by_number(tmp_path):
+    paths = saved(tmp_path, 9, 10, 2)
+    assert checkpoint.latest_valid(tmp_path) == (paths[1], [])
+
+
+def test_no_checkpoints_no_path(tmp_path):
+    assert checkpoint.latest_valid(tmp_path / "absent") == (None, [])
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
+def test_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(tmp_path, name, damage):
+    good, newest = saved(tmp_path, 3, 4)
+    damage(newest / name)
+    path, damages = checkpoint.latest_valid(tmp_path)
+    assert path == good
+    assert [damage.path for damage in damages] == [newest]
+    # A flipped bit of the manifest shows as a file that differs from it; the next test is about those.
+    assert name in str(damages[0]) or (name, damage) == (checkpoint.MANIFEST, flip_a_bit)
+    assert "step_00000004" in str(damages[0])
+
+
+def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    file = path / checkpoint.MANIFEST
+    content = file.read_bytes()
+    for position in range(len(content)):
+        file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
+        if checkpoint.find_damage(path) is None:
+            assert json.loads(file.read_bytes()) == json.loads(content), position
+
+
+def test_a_checkpoint_under_another_name_is_damaged(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    path.rename(tmp_path / "step_00000005")
+    assert checkpoint.latest_valid(tmp_path)[0] is None
+
+
+@pytest.mark.parametrize("failing_file", FILES)
+def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(tmp_path, monkeypatch, failing_file):
+    (good,) = saved(tmp_path, 3)
+    fsync_file = checkpoint._fsync_file
+
+    def fail_for_one(path: Path) -> None:
+        if path.name == failing_file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync_file(path)
+
+    monkeypatch.setattr(checkpoint, "_fsync_file", fail_for_one)
+    with pytest.raises(UserError, match=r"step_00000004: cannot be written \(No space left on device\)"):
+        saved(tmp_path, 4)
+    assert list(tmp_path.iterdir()) == [good]
+    assert checkpoint.latest_valid(tmp_path) == (good, [])
+
+
+def test_pruning_keeps_the_newest_good_ones(tmp_path):
+    paths = saved(tmp_path, 1, 2, 3, 4, 5)
+    truncate(paths[4] / "model.safetensors")
+    truncate(paths[3] / "model.safetensors")
+    _, damages = checkpoint.latest_valid(tmp_path)
+    saved(tmp_path, 4)
+    checkpoint.prune(tmp_path, 2, damages)
+    assert checkpoint.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
+
+
+def test_saving_replaces_a_damaged_checkpoint_of_the_same_step(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    truncate(path / "model.safetensors")
+    saved(tmp_path, 4)
+    assert checkpoint.find_damage(path) is None
+
+
+def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
+    (path,) = saved(tmp_path, 4)
+    leftover = tmp_path / ".step_00000005.partial"
+    path.rename(leftover)
+    assert checkpoint.latest_valid(tmp_path) == (None, [])
+    checkpoint.remove_partial(tmp_path)
+    assert list(tmp_path.iterdir()) == []

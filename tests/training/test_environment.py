@@ -1,0 +1,32 @@
+import json
+import sys
+
+import torch
+
+from widthwise.training import environment as module
+from widthwise.training.environment import REPRODUCED_WITH, environment
+
+
+def test_environment_is_plain_data_with_what_reproduces_a_run():
+    found = environment()
+    assert json.loads(json.dumps(found)) == found
+    assert set(REPRODUCED_WITH) <= set(found)
+    assert found["torch"] == torch.__version__
+
+
+def test_command_shows_no_path_outside_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "train",
+        f"{tmp_path}/configs/x.yaml",
+        "/home/someone/runs/secret",
+        "data.path=/home/someone/books",
+        "--json",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/widthwise", *arguments])
+    assert environment()["command"] == "widthwise train configs/x.yaml secret data.path=books --json"
+
+
+def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "_git", lambda *arguments: str(tmp_path))
+    assert environment()["commit"] is None

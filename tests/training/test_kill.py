@@ -1,0 +1,29 @@
+"""A run killed with SIGKILL and resumed ends bitwise as one that never was; kill_runs.py compares."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("kill_runs.py")
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def run_script(*arguments: str) -> int:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["n_killed"]
+
+
+@pytest.mark.slow
+def test_killed_at_20_random_moments(tmp_path):
+    assert run_script("moments", str(tmp_path), "20", "8") == 20
+
+
+@pytest.mark.slow
+def test_killed_before_every_single_file_operation(tmp_path):
+    assert run_script("operations", str(tmp_path)) > 30

@@ -1,0 +1,59 @@
+import sys
+import time
+
+import pytest
+import torch
+
+from widthwise.training.metrics import (
+    Stopwatch,
+    model_flops_utilization,
+    peak_flops_per_second,
+    peak_memory_bytes,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA A10G", None),
+        ("Some other GPU", None),
+    ],
+)
+def test_peak_is_that_of_the_data_sheet_or_unknown(name, peak):
+    assert peak_flops_per_second(name) == peak
+
+
+def test_utilization_is_required_over_possible_flops_and_unknown_on_a_cpu(monkeypatch):
+    assert model_flops_utilization(1000.0, 1e9, torch.device("cpu")) is None
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert model_flops_utilization(1e5, 1.56e9, torch.device("cuda")) == pytest.approx(0.5)
+
+
+def test_memory_of_the_process_includes_what_was_just_allocated():
+    before = peak_memory_bytes(torch.device("cpu"))
+    held = bytearray(before)
+    held[::1024] = b"x" * len(held[::1024])
+    assert peak_memory_bytes(torch.device("cpu")) >= sys.getsizeof(held)
+
+
+def test_stopwatch_leaves_out_what_happens_while_paused(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    stopwatch = Stopwatch()
+    for step_seconds, other_seconds in ((1.0, 50.0), (3.0, 70.0)):
+        stopwatch.go()
+        now += step_seconds
+        stopwatch.count_step()
+        stopwatch.pause()
+        now += other_seconds
+    assert stopwatch.step_seconds() == pytest.approx(2.0)
+    stopwatch.go()
+    now += 5.0
+    stopwatch.count_step()
+    stopwatch.pause()
+    assert stopwatch.step_seconds() == pytest.approx(5.0)
