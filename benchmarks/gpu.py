@@ -168,8 +168,8 @@ def training_steps(
 ) -> dict[str, Any]:
     """Steps in turn, in bf16. models: name -> (config, name of its baseline).
 
-    A variant that is not built and compiled within the first WARMING_SHARE of the seconds is named under "left_out"; the
-    others are measured.
+    A variant that is not built and compiled within WARMING_SHARE of the seconds is named under "left_out";
+    the others are measured.
     """
     batch = random_batch(next(iter(models.values()))[0].vocab_size, micro_batch_size, seq_len, on.device)
     steps: dict[str, RecipeStep] = {}
@@ -205,7 +205,7 @@ def training_steps(
 
 
 def throughput(on: Accelerator, config: ModelConfig, seq_len: int, n_tokens: int, seconds: float) -> dict[str, Any]:
-    """Tokens per second and model FLOPs utilisation, the attention's scores counted in full (the papers) and halved (causal)."""
+    """Tokens per second and model FLOPs utilisation, attention scores counted in full (the papers) and by half."""
     cost, peak = config.cost(), on.datasheet_flops()
     full, causal = (3 * cost.forward_flops(seq_len, causal) * n_tokens / seconds for causal in (False, True))
     return {
@@ -251,7 +251,7 @@ def decoding(
 
 
 def family(size: str) -> tuple[dict[str, tuple[ModelConfig, str]], int, int]:
-    """The four recipes of a size, those with heads of 64 first, x after its baseline; sequence length and micro batch."""
+    """The four recipes of a size, heads of 64 first, x after its baseline; the sequence length; the micro batch."""
     models: dict[str, tuple[ModelConfig, str]] = {}
     for suffix in ("_hw", ""):
         baseline = f"uniform_{size}{suffix}"

@@ -1,8 +1,8 @@
 """Interleaved timing in one process, parts with a time box, and one JSON file of what was found where.
 
 A shared machine changes its speed by tens of percent within minutes, so no time is compared with one of another minute:
-variants run in turn (A B C A B C ...) and what is reported is the ratio of neighbours, its median over the rounds with the
-20% and 80% quantiles.
+variants run in turn (A B C A B C ...) and what is reported is the ratio of neighbours, its median over the rounds with
+the 20% and 80% quantiles.
 """
 
 import json

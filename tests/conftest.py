@@ -6,6 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

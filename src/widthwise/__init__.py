@@ -1,1 +1,79 @@
-"""widthwise: language models whose width is a design variable."""
+"""widthwise: language models whose width is a design variable.
+
+The public names. Each is imported from its module when it is first used, so that `import widthwise` and `widthwise --help` stay quick.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from widthwise.config_io import UserError
+    from widthwise.data.config import open_data
+    from widthwise.data.prepare import prepare
+    from widthwise.data.prepared import PreparedData
+    from widthwise.experiments.compare import run_plan
+    from widthwise.experiments.plan import read_plan
+    from widthwise.model.config import ModelConfig, cost_summary
+    from widthwise.model.decoder import Decoder, build
+    from widthwise.model.generate import SamplingConfig, generate
+    from widthwise.model.mup import coordinate_check, parameter_groups
+    from widthwise.reports import write_report
+    from widthwise.run_dir import RunDir, RunFailed
+    from widthwise.shape.template import ModelTemplate
+    from widthwise.training.config import Recipe, inspect_recipe, load_recipe
+    from widthwise.training.trained import Trained, load_trained
+    from widthwise.training.trainer import resume, train
+
+_HOMES = {
+    "config_io": ("UserError",),
+    "data.config": ("open_data",),
+    "data.prepare": ("prepare",),
+    "data.prepared": ("PreparedData",),
+    "experiments.compare": ("run_plan",),
+    "experiments.plan": ("read_plan",),
+    "model.config": ("ModelConfig", "cost_summary"),
+    "model.decoder": ("Decoder", "build"),
+    "model.generate": ("SamplingConfig", "generate"),
+    "model.mup": ("coordinate_check", "parameter_groups"),
+    "reports": ("write_report",),
+    "run_dir": ("RunDir", "RunFailed"),
+    "shape.template": ("ModelTemplate",),
+    "training.config": ("Recipe", "inspect_recipe", "load_recipe"),
+    "training.trained": ("Trained", "load_trained"),
+    "training.trainer": ("resume", "train"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Decoder",
+    "ModelConfig",
+    "ModelTemplate",
+    "PreparedData",
+    "Recipe",
+    "RunDir",
+    "RunFailed",
+    "SamplingConfig",
+    "Trained",
+    "UserError",
+    "build",
+    "coordinate_check",
+    "cost_summary",
+    "generate",
+    "inspect_recipe",
+    "load_recipe",
+    "load_trained",
+    "open_data",
+    "parameter_groups",
+    "prepare",
+    "read_plan",
+    "resume",
+    "run_plan",
+    "train",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'widthwise' has no attribute {name!r}")
+    return getattr(import_module(f"widthwise.{_HOME_OF[name]}"), name)

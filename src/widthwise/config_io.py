@@ -80,11 +80,16 @@ def _integer_of_64_bits(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
     return value
 
 
+class _StrictDumper(yaml.SafeDumper):
+    """Quotes the text that `_StrictLoader` would take for a number."""
+
+
 _StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping_without_repeats)
 _StrictLoader.add_constructor("tag:yaml.org,2002:int", _integer_of_64_bits)
-_StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+for _yaml_class in (_StrictLoader, _StrictDumper):
+    _yaml_class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def read_text(path: Path) -> str:
@@ -95,13 +100,16 @@ def read_text(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
+    except ValueError as error:  # a zero byte in the path
+        raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """YAML text -> plain data. `where` names the text in an error."""
     try:
         return yaml.load(text, Loader=_StrictLoader)  # a SafeLoader: constructs plain data only
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # The last two are what PyYAML's constructors raise for `!!bool x` and `!!timestamp x`.
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""
         raise UserError(f"{where}: is not valid YAML{line} ({getattr(error, 'problem', None) or error})") from None
@@ -128,10 +136,10 @@ def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, An
 
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve() if path.exists() else path
+    data = read_mapping(path)  # first, because only what can be read surely has a real path
+    path = path.resolve()
     if path in children:
         raise UserError(f"{path}: extends itself through {' -> '.join(str(child) for child in children)}")
-    data = read_mapping(path)
     parent = data.pop("extends", None)
     if parent is None:
         return data
@@ -173,11 +181,11 @@ def apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _mapping_key(key: str) -> str | int:
-    return int(key) if key.isdecimal() else key
+    return int(key) if key.isdecimal() and len(key) < 19 else key
 
 
 def _list_index(items: list[Any], key: str, path: str) -> int:
-    if not key.isdecimal() or int(key) >= len(items):
+    if not key.isdecimal() or len(key) > 18 or int(key) >= len(items):
         raise UserError(f"override of {path}: expected an index from 0 to {len(items) - 1}, got {key!r}")
     return int(key)
 
@@ -239,10 +247,17 @@ def _short(value: Any) -> str:
 
 
 def to_data(config: pydantic.BaseModel) -> dict[str, Any]:
-    """A config as plain JSON-like data; `parse(type(config), to_data(config)) == config`."""
-    return config.model_dump(mode="json")
+    """A config as plain data; `parse(type(config), to_data(config)) == config`."""
+    return _thawed(config.model_dump())
+
+
+def _thawed(value: Any) -> Any:
+    """Tuples as lists, the opposite of `_frozen`."""
+    if isinstance(value, dict):
+        return {key: _thawed(item) for key, item in value.items()}
+    return [_thawed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_yaml(config: pydantic.BaseModel) -> str:
     """A config as YAML text that reads back equal."""
-    return yaml.safe_dump(to_data(config), sort_keys=False, default_flow_style=None, width=120)
+    return yaml.dump(to_data(config), Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)

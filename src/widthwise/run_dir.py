@@ -29,14 +29,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)  # there is none after the rename
         fsync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
 
 
@@ -105,9 +107,13 @@ class RunDir:
         write_atomic(self.path / "result.json", json.dumps(result, indent=2) + "\n")
 
     def append_metrics(self, records: list[dict[str, Any]]) -> None:
-        """Appends records to metrics.jsonl, one line each."""
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        """Appends records to metrics.jsonl, one line each. Raises UserError on a full disk."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
     def metrics(self) -> list[dict[str, Any]]:
         """All whole records; a last line cut short by a kill is left out."""
@@ -130,8 +136,12 @@ class RunDir:
         """Holds the run for one process. Raises UserError when another process holds it; a killed process holds
         nothing.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "a+") as file:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / "lock", "a+")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:

@@ -95,3 +95,12 @@ def test_environment_chooses_the_form(monkeypatch, setting, expected):
     monkeypatch.setattr(expected, "rms_norm", lambda *arguments: called.append(arguments))
     rms_norm(torch.ones(3), torch.ones(3), 1e-5, 3)
     assert len(called) == 1
+
+
+@pytest.mark.parametrize("gain", [None, [0.0] * 8])
+def test_a_permuted_gradient_is_accepted(gain):
+    x, gain = tensors((2, 5, 3, 8), gain=gain)
+    direction = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    outputs = [op.rms_norm(x, gain, 1e-5, 8).transpose(1, 2) for op in (fused, reference)]
+    for ours, truth in zip(*(torch.autograd.grad(output, (x, gain), direction) for output in outputs)):
+        torch.testing.assert_close(ours, truth)

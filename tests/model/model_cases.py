@@ -18,8 +18,9 @@ WIDTHS = {
     "growing": [8, 12, 20, 28, 36],
     "narrowing": [36, 28, 20, 12, 8],
     "zigzag": [28, 4, 36, 12, 24],
+    "staircase": [4 * i for i in range(1, 13)],
 }
-SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in WIDTHS for endpoints in ("slim", "full")]
+SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in ("uniform", "x", "diamond", "growing", "narrowing", "zigzag") for endpoints in ("slim", "full")]
 
 VARIANTS = {
     "plain": {},
@@ -38,7 +39,7 @@ def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTempl
     data = {
         "vocab_size": 61,
         "d_model": D_MODEL,
-        "n_layers": 5,
+        "n_layers": len(WIDTHS[shape]),
         "shape": {"kind": "explicit", "widths": WIDTHS[shape], "endpoints": endpoints},
         "attention": {"n_heads": 2},
         "ffn": {"ratio": 1.7},

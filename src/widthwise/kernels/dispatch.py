@@ -9,7 +9,7 @@ from torch import Tensor
 def use_fused(x: Tensor) -> bool:
     """Whether the hand-written form is meant for this tensor.
 
-    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference itself.
+    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference.
     """
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not reference_wanted()
 
@@ -22,7 +22,9 @@ def reference_wanted() -> bool:
 def refuse_double_backward() -> None:
     """Called by hand-written backward passes, whose own derivative would be silently wrong. Raises RuntimeError."""
     if torch.is_grad_enabled():
-        raise RuntimeError("fused kernels have no second derivative: set WIDTHWISE_KERNELS=reference to use create_graph=True")
+        raise RuntimeError(
+            "fused kernels have no second derivative: set WIDTHWISE_KERNELS=reference for create_graph=True"
+        )
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:

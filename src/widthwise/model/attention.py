@@ -40,6 +40,12 @@ def attention_cost(d_in: float, d_model: float, query_width: float, kv_width: fl
     return projections + scores + linear(query_width, d_model)
 
 
+def check_head_dim(head_dim: int) -> None:
+    """Raises ValueError where a head cannot be turned."""
+    if head_dim % 2:
+        raise ValueError(f"head_dim: got {head_dim}; rotary positions turn pairs, so it must be even")
+
+
 class AttentionConfig(Config):
     """Attention of one layer; every number explicit, none derived from a width later."""
 
@@ -53,8 +59,7 @@ class AttentionConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim: got {self.head_dim}; rotary positions turn pairs, so it must be even")
+        check_head_dim(self.head_dim)
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
         return self
@@ -103,6 +108,7 @@ class AttentionTemplate(Config):
     def _check(self) -> "AttentionTemplate":
         if self.n_heads is not None and self.head_dim is not None:
             raise ValueError("n_heads: stands beside head_dim; the width decides one of them, so give only the other")
+        check_head_dim(self.constant_head_dim)
         return self
 
     @property
@@ -121,10 +127,10 @@ class AttentionTemplate(Config):
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Raises ValueError where the width holds no whole number of heads."""
-        n_heads = d_model // self.constant_head_dim if self.n_heads is None else self.n_heads
-        if n_heads == 0 or d_model % n_heads or (self.n_heads is None and d_model % self.constant_head_dim):
-            rule = f"head_dim = {self.constant_head_dim}" if self.n_heads is None else f"n_heads = {n_heads}"
+        if d_model % self.quantum:
+            rule = f"head_dim = {self.constant_head_dim}" if self.n_heads is None else f"n_heads = {self.n_heads}"
             raise ValueError(f"d_model: got {d_model}; {rule} needs a multiple of {self.quantum}")
+        n_heads = d_model // self.constant_head_dim if self.n_heads is None else self.n_heads
         head_dim = d_model // n_heads
         divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
         return AttentionConfig(

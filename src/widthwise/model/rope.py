@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def rope_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of the angles position * base^(-2i / head_dim), in fp32 (fp64 where the default type is).
+    """Cosines and signed sines of the angles position * base^(-2i / head_dim), in fp32 (fp64 if that is the default).
 
-    positions: integers (B, T) or (1, T) -> two tensors (B or 1, T, 1, head_dim), the factors of the two terms of `rotate`: the cosines twice
-    over, and the sines, negative in the first half.
+    positions: integers (B, T) or (1, T) -> the factors of `rotate`, two tensors (B or 1, T, 1, head_dim): the
+    cosines twice over, and the sines, negative in the first half.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
     angles = positions.to(torch.float64)[:, :, None, None] * base**-exponents

@@ -1,5 +1,6 @@
 """The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
 
+from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.shape.rounding import round_balanced, round_nearest
-from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.schedule import SCHEDULES, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -40,13 +41,13 @@ class ExplicitShape(Config):
         return list(self.widths)
 
 
-class SolvedShape(Config):
+class SolvedShape(Config, ABC):
     """A geometric schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
 
     Source: variable-width paper, Appendix A.
     """
 
-    kind: str
+    schedule: ClassVar[Schedule]
     quantum: pydantic.PositiveInt | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
     match: Match = "params"
@@ -58,13 +59,13 @@ class SolvedShape(Config):
     """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer (its release)."""
 
     @property
+    @abstractmethod
     def turn_ratio(self) -> float:
         """Width at the turn over d_model."""
-        raise NotImplementedError
 
+    @abstractmethod
     def turn_layer(self, n_layers: int) -> int:
         """The layer, counted from 1, at which the schedule turns."""
-        raise NotImplementedError
 
     def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
         """The rounded widths. head_quantum: what every width must be a multiple of for the heads' sake."""
@@ -74,7 +75,7 @@ class SolvedShape(Config):
                 f"model.shape.quantum: got {quantum}; must be a multiple of {head_quantum} (2 * n_heads, or head_dim)"
             )
         turn_layer = self.turn_layer(n_layers)
-        widths = solve_widths(SCHEDULES[self.kind], cost, n_layers, turn_layer, self.turn_ratio)
+        widths = solve_widths(self.schedule, cost, n_layers, turn_layer, self.turn_ratio)
         if self.rounding == "nearest":
             return [int(width) for width in round_nearest(widths, quantum)]
         return [int(width) for width in round_balanced(widths, quantum, cost, cost.uniform(n_layers))]
@@ -83,6 +84,7 @@ class SolvedShape(Config):
 class XShape(SolvedShape):
     """Wide ends, narrow at `bottleneck_layer`: the ><former."""
 
+    schedule = SCHEDULES["x"]
     kind: Literal["x"] = "x"
     bottleneck_layer: Fraction = 0.75
     """Depth of the narrowest layer, as a fraction of n_layers."""
@@ -94,12 +96,13 @@ class XShape(SolvedShape):
         return self.bottleneck_width
 
     def turn_layer(self, n_layers: int) -> int:
-        return SCHEDULES[self.kind].turn_layer(n_layers, self.bottleneck_layer)
+        return self.schedule.turn_layer(n_layers, self.bottleneck_layer)
 
 
 class DiamondShape(SolvedShape):
     """Narrow ends, wide at `peak_layer`."""
 
+    schedule = SCHEDULES["diamond"]
     kind: Literal["diamond"] = "diamond"
     peak_layer: Fraction = 0.5
     """Depth of the widest layer, as a fraction of n_layers."""
@@ -111,13 +114,12 @@ class DiamondShape(SolvedShape):
         return self.peak_width
 
     def turn_layer(self, n_layers: int) -> int:
-        return SCHEDULES[self.kind].turn_layer(n_layers, self.peak_layer)
+        return self.schedule.turn_layer(n_layers, self.peak_layer)
 
 
-class GrowingShape(SolvedShape):
-    """Narrow first layer, wider and wider."""
+class MonotoneShape(SolvedShape):
+    """From a narrow end to a wide one."""
 
-    kind: Literal["growing"] = "growing"
     narrow_width: Fraction = 0.5
     """Width of the narrow end over d_model."""
 
@@ -126,13 +128,21 @@ class GrowingShape(SolvedShape):
         return self.narrow_width
 
     def turn_layer(self, n_layers: int) -> int:
-        return SCHEDULES[self.kind].turn_layer(n_layers, None)
+        return self.schedule.turn_layer(n_layers, None)
 
 
-class NarrowingShape(GrowingShape):
+class GrowingShape(MonotoneShape):
+    """Narrow first layer, wider and wider."""
+
+    schedule = SCHEDULES["growing"]
+    kind: Literal["growing"] = "growing"
+
+
+class NarrowingShape(MonotoneShape):
     """Wide first layer, narrower and narrower."""
 
-    kind: Literal["narrowing"] = "narrowing"  # pyright: ignore[reportIncompatibleVariableOverride]
+    schedule = SCHEDULES["narrowing"]
+    kind: Literal["narrowing"] = "narrowing"
 
 
 Shape = Annotated[

@@ -19,6 +19,9 @@ from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, UniformShape
 from widthwise.shape.solve import WidthCost
 
+WIDEST = 2**24
+"""Channels; a slip of the pen beyond it would be computed with for hours."""
+
 
 class NormTemplate(Config):
     """The norms of all layers."""
@@ -85,6 +88,11 @@ class ModelTemplate(Config):
         widths = self.shape.layer_widths(self.n_layers, cost, self.attention.quantum)
         for index, change in self.layers.items():
             widths[index] = change.get("d_model", widths[index])
+        for index, width in enumerate(widths):
+            if not isinstance(width, int) or not 0 < width <= WIDEST:
+                raise UserError(
+                    f"model.layers.{index}.d_model: got {width!r}; must be a whole number from 1 to {WIDEST}"
+                )
         return widths
 
     def endpoint_widths(self, widths: Any) -> tuple[Any, Any]:
@@ -98,8 +106,6 @@ class ModelTemplate(Config):
     def _layer(self, index: int, widths: list[int]) -> LayerConfig:
         where = f"model.layers.{index}"
         width = widths[index]
-        if not isinstance(width, int) or width < 1:
-            raise UserError(f"{where}.d_model: got {width!r}; must be a positive whole number")
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths))
         widths_of_norms = (width, width if self.norm.placement == "pre" else d_out)
         attention_norm, ffn_norm = (NormConfig(eps=self.norm.eps, norm_dim=n) for n in widths_of_norms)
@@ -132,8 +138,9 @@ class TemplateCost(WidthCost):
 
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
         """(n_layers,) widths -> (n_layers,) costs."""
-        d_in, d_out = self.template.endpoint_widths(np.asarray(widths, dtype=np.float64))
-        cost = self.template.attention.cost(widths, d_in) + self.template.ffn.cost(widths, d_out)
+        sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
+        d_in, d_out = self.template.endpoint_widths(sizes)
+        cost = self.template.attention.cost(sizes, d_in) + self.template.ffn.cost(sizes, d_out)
         return np.broadcast_to(QUANTITIES[self.match](cost, self.seq_len), widths.shape)
 
 

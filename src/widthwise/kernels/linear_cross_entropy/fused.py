@@ -1,4 +1,4 @@
-"""Head and cross-entropy chunk by chunk over the positions; gradients are formed in the forward pass, so no logits are kept.
+"""Head and cross-entropy chunk by chunk over the positions; gradients are formed in the forward pass, no logits kept.
 
 Worth it on every device: at a vocabulary of 100,263 the logits of one sequence of 4,096 tokens are 1.6 GB in fp32.
 """
@@ -56,8 +56,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad.to(grad_hidden.dtype), grad_weight * grad.to(grad_weight.dtype), None, None, None, None
+        grad_hidden, grad_weight = (own * grad.to(own.dtype) for own in ctx.saved_tensors)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def linear_cross_entropy(

@@ -1,4 +1,4 @@
-"""RMSNorm with a hand-written backward pass that keeps the output, which the next matrix product keeps anyway, not the input."""
+"""RMSNorm whose hand-written backward pass keeps the output, as the next matrix product does anyway."""
 
 from typing import Any
 

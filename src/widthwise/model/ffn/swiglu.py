@@ -35,7 +35,7 @@ class SwiGLUTemplate(Config):
     """A SwiGLU for a layer of any width: the hidden width follows the layer, or is the same in all layers."""
 
     kind: Literal["swiglu"] = "swiglu"
-    ratio: pydantic.PositiveFloat = 4.0
+    ratio: float = pydantic.Field(default=4.0, gt=0, le=1000)
     """d_ff / d_model, rounded to the nearest multiple of `multiple_of`."""
     multiple_of: pydantic.PositiveInt = 1
     d_ff: pydantic.PositiveInt | None = None

@@ -1,0 +1,56 @@
+import pytest
+
+from widthwise.config_io import parse
+from widthwise.model.config import cost_summary
+from widthwise.shape.breakdown import inspection, layer_rows, ratios
+from widthwise.shape.template import ModelTemplate
+
+TEMPLATE = parse(
+    ModelTemplate,
+    {
+        "vocab_size": 61,
+        "d_model": 64,
+        "n_layers": 6,
+        "attention": {"head_dim": 4, "kv_ratio": 0.5},
+        "shape": {"kind": "x", "bottleneck_width": 0.4, "bottleneck_layer": 0.5},
+        "residual": {"resize": "projection"},
+    },
+)
+MODEL, UNIFORM = TEMPLATE.resolve(33), TEMPLATE.uniform().resolve(33)
+
+
+def test_rows_add_up_to_the_model_without_tables_and_final_norm():
+    rows, costs, total = layer_rows(MODEL, 33), MODEL.costs(), MODEL.cost()
+    outside = costs["embedding"].params + costs["head"].params + MODEL.final_norm_width
+    assert sum(row.params for row in rows) + outside == total.params
+    assert sum(row.forward_flops for row in rows) + costs["head"].flops == total.forward_flops(33)
+    assert sum(row.kv_bytes for row in rows) == total.kv_bytes()
+
+
+def test_rows_repeat_the_sizes():
+    rows = layer_rows(MODEL, 33)
+    assert [row.layer for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.d_model for row in rows] == MODEL.widths
+    for row, layer in zip(rows, MODEL.layers, strict=True):
+        assert row.n_heads * row.head_dim == row.d_model
+        assert (row.n_kv_heads, row.d_ff) == (layer.attention.n_kv_heads, layer.ffn.d_ff)
+
+
+def test_ratios_are_of_the_headline_costs():
+    summary, baseline = cost_summary(MODEL, 33), cost_summary(UNIFORM, 33)
+    found = ratios(summary, baseline)
+    assert found["params"] == MODEL.cost().params / UNIFORM.cost().params
+    assert found["flops"] == MODEL.cost().forward_flops(33) / UNIFORM.cost().forward_flops(33)
+    assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes() / UNIFORM.cost().kv_bytes())
+    assert found["activation_bytes"] == MODEL.cost().activation_bytes() / UNIFORM.cost().activation_bytes()
+    assert set(ratios(baseline, baseline).values()) == {1.0}
+
+
+def test_inspection_has_layers_and_the_baseline_with_its_ratios():
+    whole = inspection(MODEL, UNIFORM, 33)
+    assert whole["layers"] == [vars(row) for row in layer_rows(MODEL, 33)]
+    assert whole["baseline"] == cost_summary(UNIFORM, 33)
+    assert whole["ratio"] == ratios(whole, whole["baseline"])
+    alone = inspection(MODEL, None, 33)
+    assert "baseline" not in alone
+    assert "ratio" not in alone

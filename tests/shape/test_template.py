@@ -1,0 +1,216 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from widthwise.config_io import UserError, merge, parse, parse_yaml, read_recipe, to_data, to_yaml
+from widthwise.model.config import ModelConfig, cost_summary, pflops_days
+from widthwise.shape.template import QUANTITIES, ModelTemplate
+
+ROOT = Path(__file__).parents[2]
+ORACLE = json.loads((ROOT / "tests" / "data_files" / "variable_width_oracle.json").read_text())
+DENSE = ORACLE["dense"]
+SEQ_LEN = 4096
+SMALL = {"vocab_size": 61, "d_model": 64, "n_layers": 8, "attention": {"head_dim": 4}}
+
+
+def recipe(name: str, **changes) -> ModelTemplate:
+    return parse(ModelTemplate, merge(read_recipe(ROOT / "configs" / f"{name}.yaml")["model"], changes), name)
+
+
+def small(**changes) -> ModelTemplate:
+    return parse(ModelTemplate, merge(SMALL, changes), "model")
+
+
+@pytest.mark.parametrize("size", DENSE)
+class TestPaper:
+    """The dense models of the variable-width paper, to the printed digit; the recipes' names are the paper's sizes."""
+
+    def resolved(self, size: str) -> tuple[ModelConfig, ModelConfig, dict]:
+        return *(recipe(f"{kind}_{size.lower()}").resolve(SEQ_LEN) for kind in ("uniform", "x")), DENSE[size]
+
+    def test_widths(self, size):
+        uniform, x, oracle = self.resolved(size)
+        assert x.widths == ORACLE["configs"][size]["widths"]
+        assert sum(x.widths) / x.n_layers == pytest.approx(oracle["average_width"], rel=1e-12)
+        assert abs(oracle["average_width"] - oracle["paper_average_width"]) <= 0.5
+        assert set(uniform.widths) == {ORACLE["configs"][size]["d_model"]}
+        assert {layer.attention.n_heads for layer in x.layers} == {16}
+
+    def test_parameters_without_gains(self, size):
+        uniform, x, oracle = self.resolved(size)
+        for config, key in ((uniform, "params_uniform"), (x, "params_x")):
+            assert config.cost().params - config.costs()["norm"].params == oracle[key]
+
+    def test_norm_gains(self, size):
+        uniform, x, oracle = self.resolved(size)
+        assert uniform.costs()["norm"].params == oracle["norm_gains_uniform"]
+        saved = 2 * x.d_model  # a slim first layer and a slim final norm
+        widths = x.widths
+        assert x.costs()["norm"].params == 2 * sum(widths) - widths[0] + saved
+
+    def test_full_endpoints_are_the_release(self, size):
+        oracle = DENSE[size]
+        full = recipe(f"x_{size.lower()}", shape={"endpoints": "full"})
+        # The release chose the widths with slim endpoints in mind, so they are given.
+        given_widths = {"kind": "explicit", "widths": ORACLE["configs"][size]["widths"], "endpoints": "full"}
+        config = parse(ModelTemplate, {**to_data(full), "shape": given_widths}).resolve(SEQ_LEN)
+        assert config.cost().forward_flops(SEQ_LEN) == oracle["forward_flops_full_x"]
+        if oracle["params_full_x"] is not None:
+            assert config.cost().params == oracle["params_full_x"]
+            assert config.costs()["norm"].params == oracle["norm_gains_full_x"]
+
+    def test_flops_and_training_compute(self, size):
+        uniform, x, oracle = self.resolved(size)
+        days = []
+        for config, key in ((uniform, "uniform"), (x, "x")):
+            summary = cost_summary(config, SEQ_LEN)["flops_per_token"]
+            assert summary["forward"] == oracle[f"forward_flops_{key}"]
+            days.append(pflops_days(summary["training"], oracle["tokens"]))
+            assert days[-1] == pytest.approx(oracle[f"pflops_days_{key}"], rel=1e-12)
+        assert [round(value, 2) for value in days] == oracle["paper_pflops_days"]
+        assert round(100 * (days[1] / days[0] - 1), 1) == oracle["paper_change_percent"]
+
+    def test_kv_bytes(self, size):
+        uniform, x, oracle = self.resolved(size)
+        assert uniform.cost().kv_bytes() == oracle["kv_bytes_uniform"]
+        assert x.cost().kv_bytes() == oracle["kv_bytes_x"]
+
+    def test_tokens_of_the_recipe(self, size):
+        data = read_recipe(ROOT / "configs" / f"x_{size.lower()}.yaml")
+        assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == DENSE[size]["tokens"]
+
+    def test_hardware_siblings_meet_the_budget(self, size):
+        uniform, x = (recipe(f"{kind}_{size.lower()}_hw").resolve(SEQ_LEN) for kind in ("uniform", "x"))
+        assert {layer.attention.head_dim for layer in (*uniform.layers, *x.layers)} == {64}
+        assert all(width % 64 == 0 for width in x.widths)
+        assert abs(x.cost().params / uniform.cost().params - 1) < 0.001
+        assert x.cost().forward_flops(SEQ_LEN) < uniform.cost().forward_flops(SEQ_LEN)
+
+
+SHAPES = [
+    {"kind": "x", "bottleneck_layer": 0.6, "bottleneck_width": 0.4},
+    {"kind": "diamond", "peak_width": 1.7},
+    {"kind": "growing", "narrow_width": 0.4},
+    {"kind": "narrowing", "narrow_width": 0.4},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
+@pytest.mark.parametrize("match", QUANTITIES)
+@pytest.mark.parametrize("endpoints", ["slim", "full"])
+@pytest.mark.parametrize("attention", [{"head_dim": 4}, {"head_dim": None, "n_heads": 4, "kv_ratio": 0.25}])
+def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
+    template = small(
+        d_model=512,
+        attention=attention,
+        ffn={"ratio": 2.5},
+        shape={**shape, "match": match, "endpoints": endpoints, "rounding": "balanced"},
+    )
+    costs = [QUANTITIES[match](each.resolve(100).cost(), 100) for each in (template, template.uniform())]
+    assert costs[0] == pytest.approx(costs[1], rel=0.01)
+
+
+def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not():
+    shape = {"kind": "explicit", "widths": [96, 64, 32, 16, 32, 48, 64, 80]}
+    slim = small(shape=shape).resolve(8)
+    assert [layer.d_in for layer in slim.layers] == [64, *shape["widths"][1:]]
+    assert [layer.d_out for layer in slim.layers] == [*shape["widths"][:-1], 64]
+    assert slim.layers[0].attention_norm.norm_dim == 96
+    assert slim.final_norm_width == 64
+    full = small(shape={**shape, "endpoints": "full"}).resolve(8)
+    assert [layer.d_in for layer in full.layers] == [layer.d_out for layer in full.layers] == shape["widths"]
+    assert full.final_norm_width == 80
+
+
+def test_narrow_endpoints_are_left_as_they_are():
+    slim = small(shape={"kind": "explicit", "widths": [16, 64, 32, 16, 32, 48, 64, 32]}).resolve(8)
+    assert (slim.layers[0].d_in, slim.layers[-1].d_out, slim.final_norm_width) == (16, 32, 64)
+
+
+def test_one_layer_may_be_both_ends():
+    only = small(n_layers=1, shape={"kind": "explicit", "widths": [96]}).resolve(8).layers[0]
+    assert (only.d_in, only.d_model, only.d_out) == (64, 96, 64)
+
+
+def test_changes_to_single_layers():
+    resolved = small(layers={2: {"ffn": {"d_ff": 7}}, 3: {"d_model": 32}, 0: {"d_model": 96}}).resolve(8)
+    assert resolved.layers[2].ffn.d_ff == 7
+    assert resolved.widths == [96, 64, 64, 32, 64, 64, 64, 64]
+    assert resolved.layers[3].ffn.d_ff == 128
+    assert resolved.layers[3].attention.n_heads == 8
+    assert resolved.layers[0].d_in == 64
+    untouched = small().resolve(8)
+    assert [resolved.layers[i] for i in (1, 4, 5, 6, 7)] == [untouched.layers[i] for i in (1, 4, 5, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
+        ({"layers": {-1: {}}}, "layers.-1: layers count from 0 to 7"),
+        ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
+        ({"layers": {1: {"d_model": 30}}}, "model.layers.1.d_model: got 30; head_dim = 4 needs a multiple of 4"),
+        ({"layers": {7: {"d_model": "a"}}}, "model.layers.7.d_model: got 'a'"),
+        ({"layers": {1: {"d_model": 0}}}, "model.layers.1.d_model: got 0"),
+        ({"layers": {1: {"attention": {"head_dim": 3}}}}, "head_dim: got 3"),
+        ({"layers": {1: {"d_in": 999}}}, "d_in: got 999"),
+        ({"d_model": 62}, "model.layers.0.d_model: got 62; head_dim = 4 needs a multiple of 4"),
+        ({"attention": {"head_dim": None, "n_heads": 3}}, "d_model: got 64; n_heads = 3 needs a multiple of 6"),
+        ({"attention": {"head_dim": None, "n_heads": 64}}, "d_model: got 64; n_heads = 64 needs a multiple of 128"),
+        ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
+        ({"attention": {"n_heads": 2}}, "n_heads: stands beside head_dim"),
+        ({"ffn": {"d_ff": 3, "ratio": 2}}, "d_ff: stands beside ratio"),
+        ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
+        ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
+        ({"shape": {"kind": "x", "quantum": 6}}, "model.shape.quantum: got 6"),
+        ({"shape": {"kind": "x", "bottleneck_layer": 0.01}}, "model.shape.bottleneck_layer"),
+        ({"shape": {"kind": "x", "bottleneck_width": 1.0}}, "model.shape.bottleneck_width"),
+        ({"shape": {"kind": "diamond", "peak_width": 0.9}}, "model.shape.peak_width"),
+        ({"shape": {"kind": "diamond", "peak_width": 50.0}}, "model.shape.peak_width"),
+        ({"shape": {"kind": "growing"}, "n_layers": 1}, "n_layers: 1 is too few"),
+        ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
+        ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),
+        ({"n_layers": 10**12}, "n_layers"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(UserError) as caught:
+        small(**changes).resolve(8)
+    assert message in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "validation error" not in str(caught.value)
+
+
+def test_the_uniform_model_is_the_template_without_its_shape():
+    template = small(shape={"kind": "x", "endpoints": "full"}, layers={1: {"ffn": {"d_ff": 3}}}, ffn={"ratio": 3})
+    expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"ratio": 3})
+    assert template.uniform() == expected
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kv_ratio=st.floats(0.001, 1),
+    n_heads=st.integers(1, 48),
+)
+def test_kv_heads_divide_the_heads_and_are_nearest(kv_ratio, n_heads):
+    layer = small(d_model=4 * n_heads, n_layers=1, attention={"head_dim": 4, "kv_ratio": kv_ratio}).resolve(8).layers[0]
+    chosen = layer.attention.n_kv_heads
+    assert n_heads % chosen == 0
+    divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
+    assert abs(chosen - kv_ratio * n_heads) == min(abs(n - kv_ratio * n_heads) for n in divisors)
+
+
+def test_every_recipe_resolves_and_survives_yaml():
+    paths = sorted((ROOT / "configs").glob("*.yaml"))
+    assert len(paths) >= 16
+    for path in paths:
+        data = read_recipe(path)
+        if "model" not in data:
+            continue
+        template = parse(ModelTemplate, data["model"], str(path))
+        resolved = template.resolve(data.get("seq_len", 64))
+        assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved
+        assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
