@@ -168,12 +168,12 @@ class TestMetrics:
 
     def test_a_broken_line_in_the_middle_is_a_user_error(self, tmp_path):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-        with pytest.raises(UserError, match="metrics.jsonl"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl"):
             RunDir(tmp_path).metrics()
 
     def test_a_full_disk_is_a_user_error(self, tmp_path):
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-        with pytest.raises(UserError, match="metrics.jsonl"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl"):
             RunDir(tmp_path).append_metrics(RECORDS)
 
 

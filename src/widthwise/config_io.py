@@ -1,7 +1,8 @@
 """Recipes: YAML with inheritance and overrides on one side, frozen pydantic objects on the other.
 
-`read_recipe` turns a file and `a.b=c` overrides into one plain mapping; `parse` turns the mapping into a config object or
-raises a `UserError` that names the path, the value and what is allowed; `to_yaml` writes a config so that it reads back equal.
+`read_recipe` turns a file and `a.b=c` overrides into one plain mapping; `parse` turns the mapping into a config object
+or raises a `UserError` that names the path, the value and what is allowed; `to_yaml` writes a config so that it reads
+back equal.
 """
 
 import difflib
@@ -43,7 +44,9 @@ class Config(pydantic.BaseModel):
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples: data has lists only, configs have tuples only, and strict validation takes neither for the other."""
+    """Lists as tuples: data has lists only, configs have tuples only, and strict validation takes neither for the
+    other.
+    """
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
@@ -51,7 +54,7 @@ ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
-    """"did you mean 'd_ff'?" where a valid name is near, else the list of valid names."""
+    """ "did you mean 'd_ff'?" where a valid name is near, else the list of valid names."""
     names = [str(item) for item in allowed]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(sorted(names))}"
@@ -126,8 +129,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """A recipe file with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    A child's mapping is merged into its parent's key by key; lists and plain values replace. A mapping whose `kind` differs
-    from the parent's replaces it whole, because the other kind's keys mean nothing to it.
+    A child's mapping is merged into its parent's key by key; lists and plain values replace. A mapping whose `kind`
+    differs from the parent's replaces it whole, because the other kind's keys mean nothing to it.
     """
     data = _read_with_parents(Path(path), ())
     for override in overrides:
@@ -153,12 +156,13 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
-        both_mappings = isinstance(old, Mapping) and isinstance(value, Mapping)
-        if both_mappings and value.get("kind", old.get("kind")) == old.get("kind"):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
+        is_same_kind = isinstance(value, Mapping) and value.get("kind", _kind(old)) == _kind(old)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and is_same_kind else value
     return merged
+
+
+def _kind(value: Any) -> Any:
+    return value.get("kind") if isinstance(value, Mapping) else None
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -170,7 +174,9 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     value = parse_yaml(text, f"override {override!r}")
     node: Any = data
     for depth, key in enumerate(keys):
-        index = _list_index(node, key, ".".join(keys[: depth + 1])) if isinstance(node, list) else _mapping_key(key)
+        index: Any = (
+            _list_index(node, key, ".".join(keys[: depth + 1])) if isinstance(node, list) else _mapping_key(key)
+        )
         if depth == len(keys) - 1:
             node[index] = value
             return

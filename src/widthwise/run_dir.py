@@ -138,7 +138,7 @@ class RunDir:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / "lock", "a+")
+            file = open(self.path / "lock", "a+")  # noqa: SIM115 (closed below)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror})") from None
         with file:

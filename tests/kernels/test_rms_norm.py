@@ -23,7 +23,9 @@ def result(op, x, gain, eps=1e-5, norm_dim=None):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("norm_dim", [None, 200])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 3e-2)]
+)
 def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
     x, gain = tensors(shape, dtype)
     for ours, truth in zip(result(fused, x, gain, norm_dim=norm_dim), result(reference, x, gain, norm_dim=norm_dim)):
@@ -31,7 +33,9 @@ def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance * 4)
 
 
-@pytest.mark.parametrize("gain", [[0.0, 1.0, -2.0], [1e-4, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -0.5, 3.0], [1e-3, 1.0, 1.0]])
+@pytest.mark.parametrize(
+    "gain", [[0.0, 1.0, -2.0], [1e-4, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -0.5, 3.0], [1e-3, 1.0, 1.0]]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_any_gain_has_the_right_gradient(gain, dtype):
     x, gain = tensors((4, 3), dtype, gain)

@@ -17,7 +17,9 @@ def result(op, gate, up):
 
 @pytest.mark.parametrize("shape", [(1,), (63,), (3, 97), (2, 5, 33), (0, 4)])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+)
 def test_fused_equals_reference(shape, scale, dtype, tolerance):
     gate, up = pair(shape, dtype, scale)
     for ours, truth in zip(result(fused, gate, up), result(reference, gate, up)):

@@ -1,4 +1,5 @@
-"""The decoder as the variable-width paper writes it, for comparison: a list of all past layer outputs and Eq. (1) coordinate by coordinate.
+"""The decoder as the variable-width paper writes it, for comparison: a list of all past layer outputs and Eq. (1)
+coordinate by coordinate.
 
 Everything is plain loops over the model's weights; nothing of the library's forward pass is used.
 """
@@ -26,7 +27,11 @@ def resized(past: list[Tensor], width: int, resize: str, layer) -> Tensor:
     if resize == "carry" or width <= last.shape[-1]:
         return carried(past, width)
     n_new = width - last.shape[-1]
-    new = last @ layer.attention_residual.resize.w_widen.weight.T if resize == "projection" else last.new_zeros(*last.shape[:-1], n_new)
+    new = (
+        last @ layer.attention_residual.resize.w_widen.weight.T
+        if resize == "projection"
+        else last.new_zeros(*last.shape[:-1], n_new)
+    )
     return torch.cat((last, new), dim=-1)
 
 

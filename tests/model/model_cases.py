@@ -18,18 +18,23 @@ WIDTHS = {
     "growing": [8, 12, 20, 28, 36],
     "narrowing": [36, 28, 20, 12, 8],
     "zigzag": [28, 4, 36, 12, 24],
-    "staircase": [4 * i for i in range(1, 13)],
 }
-SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in ("uniform", "x", "diamond", "growing", "narrowing", "zigzag") for endpoints in ("slim", "full")]
+SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in WIDTHS for endpoints in ("slim", "full")]
 
 VARIANTS = {
     "plain": {},
     "gqa": {"attention": {"n_heads": None, "head_dim": 2, "kv_ratio": 0.5}},
     "qk_norm": {"attention": {"qk_norm": {"over": "head"}}},
-    "qk_norm_all_heads": {"attention": {"n_heads": None, "head_dim": 2, "kv_ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
+    "qk_norm_all_heads": {
+        "attention": {"n_heads": None, "head_dim": 2, "kv_ratio": 0.5, "qk_norm": {"over": "all_heads"}}
+    },
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
-    "released_recipe": {"attention": {"scale": "1/head_dim"}, "residual": {"multiplier": 0.22}, "logit_multiplier": 0.125},
+    "released_recipe": {
+        "attention": {"scale": "1/head_dim"},
+        "residual": {"multiplier": 0.22},
+        "logit_multiplier": 0.125,
+    },
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
 }
 
@@ -71,7 +76,9 @@ def random_tokens(batch: int, length: int, vocab_size: int = 61, seed: int = 0) 
 
 @st.composite
 def templates(draw) -> ModelTemplate:
-    """Any template of the model section: every kind of shape, heads, norms, endpoints, resize, changes to single layers."""
+    """Any template of the model section: every kind of shape, heads, norms, endpoints, resize, changes to single
+    layers.
+    """
     by_count = draw(st.booleans())
     n = draw(st.integers(1, 4))
     attention = {"n_heads": n} if by_count else {"head_dim": 2 * n}

@@ -55,7 +55,9 @@ def test_kv_bytes_equal_the_cache(template):
 
 
 def assert_activation_bytes_are_those_autograd_keeps(resolved: ModelConfig) -> None:
-    """What two more sequences add: parameters, their casts and their gradients, and the rotary tables are in both measurements."""
+    """What two more sequences add: parameters, their casts and their gradients, and the rotary tables are in both
+    measurements.
+    """
     model = decoder(resolved, dtype=torch.float32)
 
     def measured(batch: int) -> int:
@@ -105,7 +107,9 @@ def test_a_tied_head_has_flops_but_no_parameters():
 def test_primitives():
     assert linear(3, 5) == Cost(params=15, active_params=15, flops=30)
     assert vector(7) == Cost(params=7, active_params=7)
-    total = linear(3, 5) + Cost(flops_per_context_token=8, kv_elements=4, activation_elements=6, activation_fp32_elements=2)
+    total = linear(3, 5) + Cost(
+        flops_per_context_token=8, kv_elements=4, activation_elements=6, activation_fp32_elements=2
+    )
     assert total.forward_flops(10) == 30 + 80
     assert total.forward_flops(10, causal=True) == 30 + 40
     assert total.training_flops(10) == 3 * 110

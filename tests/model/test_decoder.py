@@ -50,7 +50,8 @@ def test_an_unowned_coordinate_changes_only_when_a_wide_layer_writes_it():
 def test_resizes_differ_only_where_a_layer_widens(resize):
     tokens = random_tokens(2, 5)
     narrowing = [
-        decoder(config("narrowing", "slim", d_model=40, residual={"resize": kind}))(tokens) for kind in ("carry", resize)
+        decoder(config("narrowing", "slim", d_model=40, residual={"resize": kind}))(tokens)
+        for kind in ("carry", resize)
     ]
     torch.testing.assert_close(*narrowing, rtol=0, atol=0)
     if resize != "carry":

@@ -1,5 +1,6 @@
-"""What every feed-forward variant promises. A new variant is picked up from the unions; give its template a case below if its
-defaults do not resolve alone."""
+"""What every feed-forward variant promises. A new variant is picked up from the unions; give its template a case below
+if its defaults do not resolve alone.
+"""
 
 from typing import get_args
 

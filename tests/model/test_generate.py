@@ -137,5 +137,3 @@ def test_draws_follow_the_distribution():
 def test_sampling_config_refuses(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         SamplingConfig(**bad)
-
-

@@ -101,7 +101,9 @@ def test_every_parameter_belongs_to_a_module_with_named_axes():
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
         sizes = [math.prod(axes.values()) for axes in (owner.out_axes, owner.in_axes)]
-        expected = {"embedding": sizes[::-1]}.get(name.split(".")[0], sizes[:1] if isinstance(owner, RMSNorm) else sizes)
+        expected = {"embedding": sizes[::-1]}.get(
+            name.split(".")[0], sizes[:1] if isinstance(owner, RMSNorm) else sizes
+        )
         assert list(parameter.shape) == expected, name
         assert isinstance(owner, (Linear, RMSNorm)) or name == "embedding.weight"
 

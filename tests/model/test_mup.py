@@ -16,7 +16,14 @@ RECIPE = {"init": {"width_multiplier": 8}}
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("by_layer", [False, True])
 def test_every_parameter_is_in_exactly_one_group(variant, by_layer):
-    model = build(config("zigzag", **VARIANTS[variant], **({} if variant == "released_recipe" else {"residual": {"resize": "projection"}})), 0)
+    model = build(
+        config(
+            "zigzag",
+            **VARIANTS[variant],
+            **({} if variant == "released_recipe" else {"residual": {"resize": "projection"}}),
+        ),
+        0,
+    )
     groups = parameter_groups(model, lr_follows_layer_width=by_layer)
     names = [name for group in groups for name in group.names]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
@@ -111,8 +118,8 @@ def test_coordinates_keep_their_size_when_the_multiplier_follows_the_width():
 def test_coordinate_check_is_reproducible_and_leaves_the_global_generator_alone():
     tokens = random_tokens(2, 5)
     before = torch.get_rng_state()
-    first, again = (coordinate_check(of_width(lambda w: w / 32), (32, 64), tokens, lr=0.01, n_steps=2) for _ in range(2))
+    first, again = (
+        coordinate_check(of_width(lambda w: w / 32), (32, 64), tokens, lr=0.01, n_steps=2) for _ in range(2)
+    )
     assert first == again
     assert torch.equal(before, torch.get_rng_state())
-
-

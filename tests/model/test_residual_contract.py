@@ -74,7 +74,10 @@ class TestSite:
     def test_leaves_its_inputs_alone(self, data, d_before, d_read, d_write):
         residual = make(data)
         site = fill(residual.build(d_before, d_read, d_write))
-        embedding, update = torch.randn(2, 3, d_before, dtype=torch.float64), torch.randn(2, 3, d_write, dtype=torch.float64)
+        embedding, update = (
+            torch.randn(2, 3, d_before, dtype=torch.float64),
+            torch.randn(2, 3, d_write, dtype=torch.float64),
+        )
         before = embedding.clone(), update.clone()
         stream = residual.open(embedding)
         _, kept = site.read(stream)

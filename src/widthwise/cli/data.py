@@ -1,4 +1,4 @@
-"""`widthwise data`: text -> token shards."""
+"""`widthwise data`: text or Megatron-LM shards -> a folder to train on."""
 
 import sys
 import time
@@ -11,16 +11,14 @@ import typer
 
 if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
-    from widthwise.data.prepared import Manifest
+    from widthwise.data.prepared import PreparedData
 
 SECONDS_BETWEEN_LINES = 5.0
 
-data_app = typer.Typer(no_args_is_help=True, help="Turn text into token shards for training.")
+OutOption = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist or be empty.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
 
-
-@data_app.callback()
-def data() -> None:
-    """Turn text into token shards for training."""
+data_app = typer.Typer(no_args_is_help=True, help="Turn text, or Megatron-LM shards, into a folder to train on.")
 
 
 @data_app.command("prepare")
@@ -32,7 +30,7 @@ def prepare_command(
             help="A file, a folder, hf:NAME, hf:NAME@CONFIG:SPLIT, python-stdlib, installed-python or synthetic.",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist or be empty.")],
+    out: OutOption,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -45,7 +43,7 @@ def prepare_command(
         int | None, typer.Option(help="Cut longer texts at line ends into documents of about this size.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Encode in this many processes; 1 uses threads.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
 
@@ -59,23 +57,53 @@ def prepare_command(
         prepared = prepare(
             corpus, out, tokenizer=tokenizer, held_out=held_out, n_processes=processes, progress=progress
         )
+    _print(prepared, as_json)
+
+
+@data_app.command("adopt")
+def adopt_command(
+    train: Annotated[
+        Path, typer.Option("--train", metavar="PREFIX", help="Shards to train on: PREFIX.bin and PREFIX.idx.")
+    ],
+    held_out: Annotated[Path, typer.Option("--held-out", metavar="PREFIX", help="Shards kept for validation.")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="What made the tokens: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME, bytes.",
+        ),
+    ],
+    out: OutOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Check Megatron-LM shards (.bin and .idx) and link them, without a copy where possible, into a folder.
+
+    Example: widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki
+    """
+    from widthwise.data.adopt import adopt
+
+    with _progress_shown() as progress:
+        adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=progress)
+    _print(adopted, as_json)
+
+
+def _print(prepared: "PreparedData", as_json: bool) -> None:
     if as_json:
         typer.echo(prepared.manifest.model_dump_json(indent=2))
     else:
-        _print_table(prepared.manifest, out)
+        _print_table(prepared)
 
 
-def _print_table(manifest: "Manifest", out: Path) -> None:
+def _print_table(prepared: "PreparedData") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=f"{out} ({manifest.tokenizer.spec}, {manifest.tokenizer.vocab_size:,} tokens in the vocabulary)"
-    )
+    tokenizer, splits = prepared.manifest.tokenizer, prepared.manifest.splits
+    table = Table(title=f"{prepared.path} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
     table.add_column("split")
     for name in ("documents", "tokens", "bytes", "bytes per token"):
         table.add_column(name, justify="right")
-    for name, split in (("train", manifest.splits.train), ("held out", manifest.splits.held_out)):
+    for name, split in (("train", splits.train), ("held out", splits.held_out)):
         ratio = f"{split.n_bytes / split.n_tokens:.3f}"
         table.add_row(name, f"{split.n_documents:,}", f"{split.n_tokens:,}", f"{split.n_bytes:,}", ratio)
     Console().print(table)

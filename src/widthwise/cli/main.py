@@ -1,5 +1,6 @@
 """The list of verbs, and what becomes of their errors."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -34,6 +35,9 @@ def main() -> None:
     """Exit code 0 on success, 1 on a failed run, 2 on a mistake of the user's, 130 or 143 after a signal; each error
     is one line.
     """
+    # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
+    # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except UserError as error:

@@ -28,7 +28,7 @@ class DataConfig(Config):
     corpus: str | None = None
     """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
     path: str | None = None
-    """A folder made by `widthwise data prepare`."""
+    """A folder made by `widthwise data prepare` or `widthwise data adopt`."""
     tokenizer: str | None = None
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
@@ -82,7 +82,8 @@ def _check_agreement(config: DataConfig, data: PreparedData) -> None:
     for key, value in found.items():
         asked = getattr(config, key)
         if asked is not None and asked != value:
-            raise UserError(f"data.{key}: got {asked!r}, but {config.path} was prepared with {value!r}")
+            made = "adopted without one" if value is None else f"prepared with {value!r}"
+            raise UserError(f"data.{key}: got {asked!r}, but {config.path} was {made}")
 
 
 def cache_folder() -> Path:

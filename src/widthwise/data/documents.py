@@ -9,7 +9,7 @@ from types import ModuleType
 from widthwise.config_io import UserError
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""Called with the stage, the bytes of text done in it, and the bytes in all (None while unknown)."""
+"""Called with the stage, the bytes of text or shards done in it, and the bytes in all (None while unknown)."""
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,18 @@
 """A corpus -> a prepared folder."""
 
-import fcntl
-import os
-import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from widthwise.config_io import UserError
+from widthwise.data.assemble import assemble, record_files, write_manifest
 from widthwise.data.documents import Corpus, Document, ProgressCallback, Scan, Scanner, scan, train_texts
 from widthwise.data.encode import Batch, EncodedPart, encode_batches
-from widthwise.data.prepared import (
-    FORMAT_VERSION,
-    MANIFEST,
-    CorpusRecord,
-    Manifest,
-    PreparedData,
-    SplitRecord,
-    Splits,
-    TokenizerRecord,
-    is_prepared,
-    record_file,
-)
+from widthwise.data.prepared import CorpusRecord, PreparedData, SplitRecord, Splits
 from widthwise.data.shards import ShardWriter, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import check_spec, open_tokenizer
-from widthwise.run_dir import fsync_folder, write_atomic
 
 BATCH_BYTES = 2**20
 """Documents are encoded in batches of about this much text."""
@@ -53,69 +39,8 @@ def prepare(
     check_spec(tokenizer)
     if n_processes < 1:
         raise UserError(f"processes: got {n_processes}; expected at least 1")
-    out = Path(out).resolve()
-    if not (reuse and is_prepared(out)):
-        with _own_folder(out.parent / f".{out.name}.partial") as partial:
-            if not (reuse and is_prepared(out)):
-                _refuse_occupied(out)
-                _Preparation(corpus, held_out, n_processes, progress).write(partial, tokenizer)
-                _move(partial, out)
-    return PreparedData.open(out)
-
-
-def _move(partial: Path, out: Path) -> None:
-    try:
-        os.replace(partial, out)
-        fsync_folder(out.parent)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
-
-
-def _refuse_occupied(out: Path) -> None:
-    if is_prepared(out):
-        raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
-    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
-        raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
-
-
-@contextmanager
-def _own_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder for one process at a time, removed at the end unless renamed.
-
-    Other processes wait; a killed one holds nothing.
-    """
-    handle = _lock_folder(folder)
-    try:
-        for left_behind in folder.iterdir():
-            left_behind.unlink()
-        yield folder
-    finally:
-        if _is_at(handle, folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
-
-
-def _lock_folder(folder: Path) -> int:
-    """An open handle on the folder that holds its lock."""
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder, os.O_RDONLY)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except FileNotFoundError:
-            continue  # another process finished and renamed it between the two calls
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made and locked ({error.strerror})") from None
-        if _is_at(handle, folder):
-            return handle
-        os.close(handle)  # the folder we waited for was renamed or removed
-
-
-def _is_at(handle: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except FileNotFoundError:
-        return False
+    preparation = _Preparation(corpus, held_out, n_processes, progress)
+    return assemble(out, lambda folder: preparation.write(folder, tokenizer), reuse)
 
 
 @dataclass
@@ -153,15 +78,9 @@ class _Preparation:
         tokenizer = open_tokenizer(spec, self._training_texts)
         tokenizer_path = tokenizer.save(folder)
         train, held_out = self._write_shards(folder, tokenizer, tokenizer_path, found)
-        manifest = Manifest(
-            format_version=FORMAT_VERSION,
-            tokenizer=TokenizerRecord(
-                spec=spec,
-                id=tokenizer.id,
-                vocab_size=tokenizer.vocab_size,
-                eos_id=tokenizer.eos_id,
-                file=tokenizer_path.name,
-            ),
+        write_manifest(
+            folder,
+            tokenizer=tokenizer,
             corpus=CorpusRecord(
                 name=self._corpus.name,
                 fingerprint=found.fingerprint,
@@ -170,9 +89,8 @@ class _Preparation:
             ),
             held_out_fraction=self._held_out,
             splits=Splits(train=train, held_out=held_out),
-            files={path.name: record_file(path) for path in sorted(folder.iterdir())},
+            files=record_files(folder),
         )
-        write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
 
     def _training_texts(self) -> Iterator[str]:
         self._progress("training the tokenizer", 0, None)

@@ -6,11 +6,14 @@ manifest.json                       written last: a folder without it is not fin
 """
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from widthwise.config_io import Config, UserError, parse
-from widthwise.data.shards import TokenFile
+from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.run_dir import read_json
@@ -36,13 +39,16 @@ class CorpusRecord(Config):
 
     name: str
     fingerprint: str
-    """sha256 of all names and contents."""
+    """sha256 of all names and contents; of adopted shards, of their checksums."""
     n_documents: int
     n_bytes: int
 
 
 class SplitRecord(Config):
-    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token a document."""
+    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token a document.
+
+    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and their `n_tokens` are what the file holds.
+    """
 
     n_documents: int
     n_tokens: int
@@ -71,7 +77,8 @@ class Manifest(Config):
     format_version: int
     tokenizer: TokenizerRecord
     corpus: CorpusRecord
-    held_out_fraction: float
+    held_out_fraction: float | None
+    """None where two corpora were adopted: no fraction made the split."""
     splits: Splits
     files: dict[str, FileRecord]
 
@@ -89,7 +96,7 @@ class PreparedData:
 
     @classmethod
     def open(cls, path: Path | str) -> "PreparedData":
-        """Opens a folder made by `prepare`. Raises UserError if it is missing, unfinished, damaged or too new."""
+        """Opens a folder of `prepare` or `adopt`. Raises UserError if it is missing, unfinished, damaged or too new."""
         path = Path(path)
         if not path.is_dir():
             raise UserError(f"{path}: no such folder")
@@ -127,7 +134,8 @@ class PreparedData:
                     f"{self.path / name}: its checksum differs from the manifest's; it is damaged, prepare it again"
                 )
         for split in (self.train, self.held_out):
-            _check_vocabulary(split, self.tokenizer.vocab_size)
+            for _ in checked_parts(split, self.tokenizer.vocab_size):
+                pass
 
 
 def is_prepared(path: Path) -> bool:
@@ -157,8 +165,14 @@ def _check_size(path: Path, n_bytes: int) -> None:
         raise UserError(f"{path}: has {found} bytes; its manifest promises {n_bytes}; prepare it again")
 
 
-def _check_vocabulary(tokens: TokenFile, vocab_size: int) -> None:
+def checked_parts(tokens: TokenFile, vocab_size: int) -> Iterator[np.ndarray]:
+    """All tokens of a file in parts, in order. Raises UserError for a token outside 0..vocab_size - 1, naming it."""
     for start in range(0, tokens.n_tokens, CHECKED_TOKENS_AT_ONCE):
         part = tokens.tokens(start, min(start + CHECKED_TOKENS_AT_ONCE, tokens.n_tokens))
         if part.min() < 0 or part.max() >= vocab_size:
-            raise UserError(f"{tokens.prefix}: holds a token outside its vocabulary of {vocab_size}")
+            first = int(np.argmax((part < 0) | (part >= vocab_size)))
+            raise UserError(
+                f"{bin_path(tokens.prefix)}: token {start + first} is {part[first]}, outside its vocabulary: "
+                f"0 to {vocab_size - 1}"
+            )
+        yield part

@@ -26,7 +26,8 @@ class QKNormConfig(Config):
 
 
 def attention_cost(d_in: float, d_model: float, query_width: float, kv_width: float, n_heads: float) -> Cost:
-    """Four projections, the scores and the weighted sum. query_width = n_heads * head_dim, kv_width = n_kv_heads * head_dim.
+    """Four projections, the scores and the weighted sum. query_width = n_heads * head_dim, kv_width = n_kv_heads *
+    head_dim.
 
     Kept for the backward pass: rotated queries and keys, values, the output, and the log-sum-exp of each head.
     """
@@ -96,7 +97,9 @@ class AttentionTemplate(Config):
     n_heads: pydantic.PositiveInt | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
     head_dim: pydantic.PositiveInt | None = None
-    """The same head size in every layer, n_heads = width / head_dim: what kernels and caches like. 64 where neither is given."""
+    """The same head size in every layer, n_heads = width / head_dim: what kernels and caches like. 64 where neither is
+    given.
+    """
     kv_ratio: float = pydantic.Field(default=1.0, gt=0, le=1)
     """n_kv_heads / n_heads, rounded in each layer to the nearest number that divides n_heads."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
@@ -175,7 +178,9 @@ class Attention(nn.Module):
             self.k_norm = _qk_norm(config.qk_norm, config.n_kv_heads, config.head_dim)
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """x: (B, T, d_in) -> (B, T, d_model). With a cache the T tokens are appended to it and also look at what it holds."""
+        """x: (B, T, d_in) -> (B, T, d_model). With a cache the T tokens are appended to it and also look at what it
+        holds.
+        """
         queries, keys, values = self._project(x, context)  # (B, heads, T, head_dim)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)

@@ -1,7 +1,8 @@
 """Linear, Embedding and RMSNorm whose axes have names and sizes.
 
-Initialisation, muP, counting, growth and export read the names. They live on the module, because an attribute of a Parameter is
-lost by deepcopy, by `to_empty` and by sharding. Construct on the meta device if the weights are to be filled later.
+Initialisation, muP, counting, growth and export read the names. They live on the module, because an attribute of a
+Parameter is lost by deepcopy, by `to_empty` and by sharding. Construct on the meta device if the weights are to be
+filled later.
 """
 
 import math
@@ -55,8 +56,9 @@ class Embedding(nn.Module):
 class RMSNorm(nn.Module):
     """y = gain * x / sqrt(sum(x^2) / norm_dim + eps), over the last axis.
 
-    `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the part of a
-    wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides by w_1.
+    `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the
+    part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
+    by w_1.
     """
 
     def __init__(self, axes: Axes, eps: float, norm_dim: int):

@@ -23,7 +23,9 @@ class ModelConfig(Config):
     residual: Residual = PlainResidualConfig()
     final_norm_eps: pydantic.PositiveFloat = 1e-5
     final_norm_width: pydantic.PositiveInt
-    """Coordinates the final norm covers: d_model, except as the paper's release does it (endpoints: full), the last layer's width."""
+    """Coordinates the final norm covers: d_model, except as the paper's release does it (endpoints: full), the last
+    layer's width.
+    """
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -49,8 +51,9 @@ class ModelConfig(Config):
     def costs(self) -> dict[str, Cost]:
         """Cost of the whole model by part, see PARTS.
 
-        A tied head has no parameters of its own but the FLOPs of the product. The head keeps the gradient of its input, because the loss
-        forms gradients in the forward pass; the gradient of its weight is formed there too, but is not an activation.
+        A tied head has no parameters of its own but the FLOPs of the product. The head keeps the gradient of its input,
+        because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not
+        an activation.
         """
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         table = self.vocab_size * self.d_model
@@ -68,7 +71,9 @@ class ModelConfig(Config):
 
 
 def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps. Sequence length in tokens."""
+    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps. Sequence length in
+    tokens.
+    """
     parts, total = config.costs(), config.cost()
     return {
         "d_model": config.d_model,
@@ -99,5 +104,3 @@ def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
 def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:
     """Training compute in PFLOP/s-days, as the variable-width paper's Table 2 counts it."""
     return training_flops_per_token * n_tokens / (1e15 * 86400)
-
-

@@ -1,8 +1,9 @@
 """What a part of a model costs, counted from its structure.
 
-Every matrix product of a model is a `linear`, the scores of an attention, or the head, so a sum of these is the whole: the parameters
-equal `numel` of the built model and the FLOPs equal torch's counter (2 FLOPs per multiply-add; norms, softmax, rotary embedding
-and the embedding lookup are not counted, as in the papers). The functions take real sizes too: the shape solver counts before it rounds.
+Every matrix product of a model is a `linear`, the scores of an attention, or the head, so a sum of these is the whole:
+the parameters equal `numel` of the built model and the FLOPs equal torch's counter (2 FLOPs per multiply-add; norms,
+softmax, rotary embedding and the embedding lookup are not counted, as in the papers). The functions take real sizes
+too: the shape solver counts before it rounds.
 """
 
 from dataclasses import dataclass, fields
@@ -30,7 +31,9 @@ class Cost:
         return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
 
     def forward_flops(self, seq_len: int, causal: bool = False) -> float:
-        """Forward FLOPs per token at a sequence length; `causal` counts half of the scores, the ones a causal kernel needs."""
+        """Forward FLOPs per token at a sequence length; `causal` counts half of the scores, the ones a causal kernel
+        needs.
+        """
         return self.flops + self.flops_per_context_token * (seq_len / 2 if causal else seq_len)
 
     def training_flops(self, seq_len: int) -> float:

@@ -41,8 +41,8 @@ class Decoder(nn.Module):
             fill(module, init.std, generator)
         if not self.config.tie_embeddings:
             fill(self.head, init.std, generator)
-        for layer in self.layers:
-            width_ratio = self.config.d_model / layer.config.d_model
+        for layer_config, layer in zip(self.config.layers, self.layers):
+            width_ratio = self.config.d_model / layer_config.d_model
             for module in layer.modules():
                 std = matrix_std(init, module, width_ratio, n_layers) if isinstance(module, Linear) else init.std
                 fill(module, std, generator)
@@ -73,8 +73,8 @@ class Decoder(nn.Module):
     def loss(self, tokens: Tensor, targets: Tensor, z_coefficient: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
-        Returns the objective to differentiate, mean(loss + z_coefficient * log_normaliser^2), and without gradient the loss in nats and
-        the log-normaliser of every position, two tensors (B, T).
+        Returns the objective to differentiate, mean(loss + z_coefficient * log_normaliser^2), and without gradient the
+        loss in nats and the log-normaliser of every position, two tensors (B, T).
         """
         multiplier = self.config.logit_multiplier
         return linear_cross_entropy(self.hidden(tokens), self.head.weight, targets, multiplier, z_coefficient)
@@ -129,7 +129,9 @@ def _mask(real: Tensor | None, start: int, n_new: int, device: torch.device) -> 
     return causal & (real[:, None, None, :] | (keys == queries))
 
 
-def build(config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
+def build(
+    config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Decoder:
     """A decoder with initial weights: built on the meta device, then filled where it will live."""
     with torch.device("meta"):
         model = Decoder(config)

@@ -1,8 +1,9 @@
 """Initial weights from the names of the axes.
 
-The paper's recipe (variable-width paper, section 4 of its release): embedding and head normal(std); a matrix that reads the stream
-normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; one that writes it the same divided by
-sqrt(2 * n_layers); gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant it is the paper's.
+The paper's recipe (variable-width paper, section 4 of its release): embedding and head normal(std); a matrix that reads
+the stream normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; one that writes it the same
+divided by sqrt(2 * n_layers); gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant
+it is the paper's.
 """
 
 import math

@@ -27,8 +27,8 @@ class LayerCache:
 class KVCache:
     """One `LayerCache` per layer, one length for all, and which tokens are real.
 
-    The length counts the tokens of finished forward passes: the decoder reads it once before the first layer writes and moves it
-    once after the last, so that all layers agree on the positions.
+    The length counts the tokens of finished forward passes: the decoder reads it once before the first layer writes and
+    moves it once after the last, so that all layers agree on the positions.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int, capacity: int, **tensor_options):

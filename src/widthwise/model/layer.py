@@ -33,7 +33,9 @@ class LayerConfig(Config):
     def _check(self) -> "LayerConfig":
         for name in ("d_in", "d_out"):
             if getattr(self, name) > self.d_model:
-                raise ValueError(f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates")
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates"
+                )
         return self
 
     @property

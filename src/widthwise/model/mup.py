@@ -1,7 +1,8 @@
 """Which weights learn at which rate and which decay, from the names of the axes.
 
-The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With width_multiplier
-proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is the variable-width paper's recipe.
+The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With
+width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is
+the variable-width paper's recipe.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,8 @@ class ParameterGroup:
 def parameter_groups(model: Decoder, lr_follows_layer_width: bool = False) -> list[ParameterGroup]:
     """Every parameter in exactly one group, groups in the order of their first parameter.
 
-    lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would do; the paper does not.
+    lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
+    do; the paper does not.
     """
     members: dict[tuple[str, float, bool], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
@@ -61,8 +63,9 @@ def coordinate_check(
 ) -> dict[int, dict[str, float]]:
     """Width -> the coordinate sizes of `build(width)` after a few steps of AdamW on one batch.
 
-    Where the parametrisation transfers between widths, sizes do not grow with the width; where it does not, they grow as a power of
-    it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1.
+    Where the parametrisation transfers between widths, sizes do not grow with the width; where it does not, they grow
+    as a power of it. tokens: integers (B, T); lr: the rate before the factors of the groups. Source: Yang et al. 2022,
+    arXiv:2203.03466, appendix D.1.
     """
     sizes = {}
     for width in widths:
@@ -81,15 +84,19 @@ def coordinate_check(
 def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
     """Root mean square of every layer's two updates before they join the stream, and of the logits.
 
-    These are the coordinates that muP keeps of order one. tokens: integers (B, T). Keys: "layers.0.attention", "layers.0.ffn", ..., "logits".
+    These are the coordinates that muP keeps of order one. tokens: integers (B, T). Keys: "layers.0.attention",
+    "layers.0.ffn", ..., "logits".
     """
     sizes: dict[str, float] = {}
 
     def record(name: str, output: Tensor) -> None:
         sizes[name] = output.float().square().mean().sqrt().item()
 
+    def recorder(name: str) -> Callable[..., None]:
+        return lambda module, inputs, output: record(name, output)
+
     hooks = [
-        sublayer.register_forward_hook(lambda module, inputs, output, name=f"layers.{i}.{part}": record(name, output))
+        sublayer.register_forward_hook(recorder(f"layers.{i}.{part}"))
         for i, layer in enumerate(model.layers)
         for part, sublayer in layer.named_children()
         if part in ("attention", "ffn")

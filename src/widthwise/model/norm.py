@@ -55,5 +55,7 @@ def normalised_width(placement: str, d_read: int, d_write: int) -> int:
 
 
 def input_cost(placement: str, d_read: int) -> Cost:
-    """What a sublayer keeps of its input for the backward pass: the norm's output, which the norm counts, or the stream itself."""
+    """What a sublayer keeps of its input for the backward pass: the norm's output, which the norm counts, or the stream
+    itself.
+    """
     return Cost(activation_elements=0 if PLACEMENTS[placement] is PreNorm else d_read)

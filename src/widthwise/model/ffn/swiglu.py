@@ -44,7 +44,9 @@ class SwiGLUTemplate(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SwiGLUTemplate":
         if self.d_ff is not None and self.model_fields_set & {"ratio", "multiple_of"}:
-            raise ValueError("d_ff: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both")
+            raise ValueError(
+                "d_ff: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both"
+            )
         return self
 
     def cost(self, d_model: float, d_out: float) -> Cost:

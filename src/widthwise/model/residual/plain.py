@@ -1,8 +1,8 @@
 """The plain residual over one wide stream: layers read and write a prefix of it, the rest is carried forward.
 
-Each coordinate of the stream holds what the last layer wide enough to own it wrote; a coordinate never written is 0. That is
-Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower layers:
-narrowing is a view, widening one concatenation.
+Each coordinate of the stream holds what the last layer wide enough to own it wrote; a coordinate never written is 0.
+That is Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower
+layers: narrowing is a view, widening one concatenation.
 """
 
 from typing import Literal, NamedTuple
@@ -84,7 +84,9 @@ class Zero(Carry):
 
 
 class Projection(Carry):
-    """A wider layer finds a learned projection of the old coordinates in its new ones. "Projection" of the paper's Table 4."""
+    """A wider layer finds a learned projection of the old coordinates in its new ones. "Projection" of the paper's
+    Table 4.
+    """
 
     def __init__(self, d_before: int, d_after: int):
         super().__init__(d_before, d_after)
