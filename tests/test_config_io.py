@@ -397,7 +397,7 @@ VALID: dict[str, Any] = {
         "rounding": "balanced",
         "endpoints": "full",
     },
-    "attention": {"n_heads": 2, "kv_ratio": 0.5, "scale": "1/head_dim", "qk_norm": {"over": "head"}},
+    "attention": {"n_heads": 2, "kv_group_size": 2, "scale": "1/head_dim", "qk_norm": {"over": "head"}},
     "ffn": {"kind": "swiglu", "ratio": 2.5, "multiple_of": 4},
     "residual": {"kind": "plain", "resize": "carry", "multiplier": 0.22},
     "norm": {"eps": 1e-5, "placement": "pre"},

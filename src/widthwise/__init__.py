@@ -1,6 +1,7 @@
 """widthwise: language models whose width is a design variable.
 
-The public names. Each is imported from its module when it is first used, so that `import widthwise` and `widthwise --help` stay quick.
+The public names. Each is imported from its module when it is first used, so that `import widthwise` and
+`widthwise --help` stay quick.
 """
 
 from importlib import import_module

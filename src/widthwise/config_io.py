@@ -61,7 +61,14 @@ def nearest_hint(name: str, allowed: Iterable[str]) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a repeated key is an error and `1e-5` is a number."""
+    """Safe YAML in which a repeated key is an error and `1e-5` is a number, without aliases, which can grow a small
+    file beyond any memory.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.constructor.ConstructorError(None, None, "an alias is not allowed", self.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 def _mapping_without_repeats(loader: _StrictLoader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -156,13 +163,15 @@ def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in change.items():
         old = merged.get(key)
-        is_same_kind = isinstance(value, Mapping) and value.get("kind", _kind(old)) == _kind(old)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and is_same_kind else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _kinds_differ(old, value):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
     return merged
 
 
-def _kind(value: Any) -> Any:
-    return value.get("kind") if isinstance(value, Mapping) else None
+def _kinds_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "kind" in old and "kind" in new and old["kind"] != new["kind"]
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

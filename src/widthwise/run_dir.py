@@ -154,4 +154,4 @@ class RunDir:
 
 
 class RunFailed(RuntimeError):
-    """A run that stopped for a reason of its own, such as a loss that is not finite; exit code 1 on the command line."""
+    """A run that stopped for a reason of its own, such as a loss that is not finite. Exit code 1."""

@@ -11,7 +11,11 @@ from widthwise.data.prepared import PreparedData
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(data_app, ["prepare", *map(str, arguments)])
+    return run_verb("prepare", *arguments)
+
+
+def run_verb(*arguments: object):
+    return CliRunner().invoke(data_app, [*map(str, arguments)])
 
 
 def test_json_is_the_manifest_and_nothing_else(tmp_path):
@@ -44,6 +48,29 @@ def test_a_mistake_is_a_user_error(tmp_path):
     result = run(tmp_path / "missing.txt", "--out", tmp_path / "out")
     assert isinstance(result.exception, UserError)
     assert "no such file" in str(result.exception)
+
+
+def test_adopt_makes_a_folder_of_existing_shards(tmp_path):
+    run("synthetic", "--out", tmp_path / "made", "--tokenizer", "bytes")
+    made = ("--train", tmp_path / "made/train", "--held-out", tmp_path / "made/held_out", "--tokenizer", "bytes")
+    table = run_verb("adopt", *made, "--out", tmp_path / "out")
+    splits = PreparedData.open(tmp_path / "out").manifest.splits
+    assert splits == PreparedData.open(tmp_path / "made").manifest.splits
+    assert f"{splits.train.n_tokens:,}" in table.stdout
+    printed = run_verb("adopt", *made, "--out", tmp_path / "again", "--json").stdout
+    assert json.loads(printed) == json.loads((tmp_path / "again/manifest.json").read_text())
+
+
+def test_adopt_names_what_is_missing_from_the_command(tmp_path):
+    result = run_verb("adopt", "--train", "x", "--out", tmp_path / "out", "--tokenizer", "bytes")
+    assert result.exit_code == 2
+    assert "--held-out" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["prepare", "adopt"])
+def test_help_lists_the_verb_and_shows_an_example(verb):
+    assert verb in run_verb("--help").stdout
+    assert f"widthwise data {verb}" in run_verb(verb, "--help").stdout
 
 
 @pytest.mark.parametrize("module", ["torch", "numpy", "tokenizers", "rich.table"])

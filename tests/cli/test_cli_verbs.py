@@ -137,7 +137,9 @@ def test_generate_continues_every_prompt(recipe: Path, tmp_path: Path, widthwise
 
 
 def test_a_run_that_diverges_exits_with_1(recipe: Path, tmp_path: Path, widthwise) -> None:
-    code, _, error = widthwise("train", recipe, "optimizer.lr=1e30", "train.log_every=1", "train.steps=20", "--out", tmp_path / "run")
+    code, _, error = widthwise(
+        "train", recipe, "optimizer.lr=1e30", "train.log_every=1", "train.steps=20", "--out", tmp_path / "run"
+    )
     assert code == 1
     assert error.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in error

@@ -47,7 +47,7 @@ def test_interval_turns_with_the_sign() -> None:
 
 @pytest.mark.parametrize("n_seeds", [3, 5])
 def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> None:
-    """Differences with a seed effect and window noise, many times over: a bootstrap over windows alone would cover far less."""
+    """Differences with a seed effect and window noise: a bootstrap over windows alone would cover far less."""
     random = np.random.default_rng(n_seeds)
     n_trials, covered = 150, 0
     for _ in range(n_trials):

@@ -23,10 +23,10 @@ SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in WIDTHS for endpoints in 
 
 VARIANTS = {
     "plain": {},
-    "gqa": {"attention": {"n_heads": None, "head_dim": 2, "kv_ratio": 0.5}},
+    "gqa": {"attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
     "qk_norm": {"attention": {"qk_norm": {"over": "head"}}},
     "qk_norm_all_heads": {
-        "attention": {"n_heads": None, "head_dim": 2, "kv_ratio": 0.5, "qk_norm": {"over": "all_heads"}}
+        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "all_heads"}}
     },
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
@@ -82,12 +82,13 @@ def templates(draw) -> ModelTemplate:
     by_count = draw(st.booleans())
     n = draw(st.integers(1, 4))
     attention = {"n_heads": n} if by_count else {"head_dim": 2 * n}
-    quantum = 2 * n
+    group = draw(st.sampled_from([size for size in (1, 2, 4) if not by_count or n % size == 0]))
+    quantum = 2 * n if by_count else 2 * n * group
     n_layers = draw(st.integers(1, 5))
     multiples = st.integers(1, 6).map(lambda k: k * quantum)
     widths = draw(st.lists(multiples, min_size=n_layers, max_size=n_layers))
     attention |= {
-        "kv_ratio": draw(st.sampled_from([1.0, 0.5, 0.25, 0.01])),
+        "kv_group_size": group,
         "scale": draw(st.sampled_from(["1/sqrt(head_dim)", "1/head_dim"])),
         "qk_norm": draw(st.sampled_from([None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}])),
     }

@@ -119,7 +119,7 @@ def test_primitives():
 
 
 def test_summary_repeats_the_cost():
-    resolved = config("x", attention={"n_heads": None, "head_dim": 2, "kv_ratio": 0.5})
+    resolved = config("x", attention={"n_heads": None, "head_dim": 2, "kv_group_size": 2})
     summary, total = cost_summary(resolved, 13), resolved.cost()
     assert summary["params"]["total"] == sum(summary["params"][part] for part in PARTS) == total.params
     assert summary["params"]["active"] == total.params

@@ -76,7 +76,7 @@ def test_padding_does_not_change_what_the_padding_holds():
 
 
 def test_every_layer_has_its_own_cache_shape():
-    resolved = config("zigzag", attention={"n_heads": None, "head_dim": 2, "kv_ratio": 0.5})
+    resolved = config("zigzag", attention={"n_heads": None, "head_dim": 2, "kv_group_size": 2})
     cache = decoder(resolved).new_cache(3, 11)
     shapes = [(3, layer.attention.n_kv_heads, 11, layer.attention.head_dim) for layer in resolved.layers]
     assert [tuple(layer.keys.shape) for layer in cache.layers] == shapes

@@ -11,7 +11,7 @@ TEMPLATE = parse(
         "vocab_size": 61,
         "d_model": 64,
         "n_layers": 6,
-        "attention": {"head_dim": 4, "kv_ratio": 0.5},
+        "attention": {"head_dim": 4, "kv_group_size": 2},
         "shape": {"kind": "x", "bottleneck_width": 0.4, "bottleneck_layer": 0.5},
         "residual": {"resize": "projection"},
     },

@@ -101,7 +101,7 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
 @pytest.mark.parametrize("match", QUANTITIES)
 @pytest.mark.parametrize("endpoints", ["slim", "full"])
-@pytest.mark.parametrize("attention", [{"head_dim": 4}, {"head_dim": None, "n_heads": 4, "kv_ratio": 0.25}])
+@pytest.mark.parametrize("attention", [{"head_dim": 4}, {"head_dim": None, "n_heads": 4, "kv_group_size": 4}])
 def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
     template = small(
         d_model=512,
@@ -152,14 +152,23 @@ def test_changes_to_single_layers():
         ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
         ({"layers": {-1: {}}}, "layers.-1: layers count from 0 to 7"),
         ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
-        ({"layers": {1: {"d_model": 30}}}, "model.layers.1.d_model: got 30; head_dim = 4 needs a multiple of 4"),
+        (
+            {"layers": {1: {"d_model": 30}}},
+            "model.layers.1.d_model: got 30; attention needs a multiple of 4 (head_dim * kv_group_size)",
+        ),
         ({"layers": {7: {"d_model": "a"}}}, "model.layers.7.d_model: got 'a'"),
         ({"layers": {1: {"d_model": 0}}}, "model.layers.1.d_model: got 0"),
         ({"layers": {1: {"attention": {"head_dim": 3}}}}, "head_dim: got 3"),
         ({"layers": {1: {"d_in": 999}}}, "d_in: got 999"),
-        ({"d_model": 62}, "model.layers.0.d_model: got 62; head_dim = 4 needs a multiple of 4"),
-        ({"attention": {"head_dim": None, "n_heads": 3}}, "d_model: got 64; n_heads = 3 needs a multiple of 6"),
-        ({"attention": {"head_dim": None, "n_heads": 64}}, "d_model: got 64; n_heads = 64 needs a multiple of 128"),
+        ({"d_model": 62}, "model.layers.0.d_model: got 62; attention needs a multiple of 4 (head_dim * kv_group_size)"),
+        (
+            {"attention": {"head_dim": None, "n_heads": 3}},
+            "d_model: got 64; attention needs a multiple of 6 (2 * n_heads)",
+        ),
+        (
+            {"attention": {"head_dim": None, "n_heads": 64}},
+            "d_model: got 64; attention needs a multiple of 128 (2 * n_heads)",
+        ),
         ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
         ({"attention": {"n_heads": 2}}, "n_heads: stands beside head_dim"),
         ({"ffn": {"d_ff": 3, "ratio": 2}}, "d_ff: stands beside ratio"),
@@ -191,16 +200,16 @@ def test_the_uniform_model_is_the_template_without_its_shape():
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    kv_ratio=st.floats(0.001, 1),
-    n_heads=st.integers(1, 48),
-)
-def test_kv_heads_divide_the_heads_and_are_nearest(kv_ratio, n_heads):
-    layer = small(d_model=4 * n_heads, n_layers=1, attention={"head_dim": 4, "kv_ratio": kv_ratio}).resolve(8).layers[0]
-    chosen = layer.attention.n_kv_heads
-    assert n_heads % chosen == 0
-    divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
-    assert abs(chosen - kv_ratio * n_heads) == min(abs(n - kv_ratio * n_heads) for n in divisors)
+@given(kv_group_size=st.integers(1, 7), n_groups=st.integers(1, 9))
+def test_every_group_of_query_heads_shares_one_key_value_head(kv_group_size, n_groups):
+    attention = {"head_dim": 4, "kv_group_size": kv_group_size}
+    layer = small(d_model=4 * kv_group_size * n_groups, n_layers=1, attention=attention).resolve(8).layers[0]
+    assert (layer.attention.n_heads, layer.attention.n_kv_heads) == (kv_group_size * n_groups, n_groups)
+
+
+def test_a_group_that_does_not_fit_the_heads_is_refused():
+    with pytest.raises(UserError, match="kv_group_size: got 3; must divide n_heads = 4"):
+        small(attention={"head_dim": None, "n_heads": 4, "kv_group_size": 3})
 
 
 def test_every_recipe_resolves_and_survives_yaml():

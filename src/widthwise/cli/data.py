@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
-    from widthwise.data.prepared import PreparedData
+    from widthwise.data.prepared import Manifest
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -57,7 +57,7 @@ def prepare_command(
         prepared = prepare(
             corpus, out, tokenizer=tokenizer, held_out=held_out, n_processes=processes, progress=progress
         )
-    _print(prepared, as_json)
+    _print(prepared.manifest, out, as_json)
 
 
 @data_app.command("adopt")
@@ -84,22 +84,22 @@ def adopt_command(
 
     with _progress_shown() as progress:
         adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=progress)
-    _print(adopted, as_json)
+    _print(adopted.manifest, out, as_json)
 
 
-def _print(prepared: "PreparedData", as_json: bool) -> None:
+def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
     if as_json:
-        typer.echo(prepared.manifest.model_dump_json(indent=2))
+        typer.echo(manifest.model_dump_json(indent=2))
     else:
-        _print_table(prepared)
+        _print_table(manifest, out)
 
 
-def _print_table(prepared: "PreparedData") -> None:
+def _print_table(manifest: "Manifest", out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    tokenizer, splits = prepared.manifest.tokenizer, prepared.manifest.splits
-    table = Table(title=f"{prepared.path} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
+    tokenizer, splits = manifest.tokenizer, manifest.splits
+    table = Table(title=f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
     table.add_column("split")
     for name in ("documents", "tokens", "bytes", "bytes per token"):
         table.add_column(name, justify="right")

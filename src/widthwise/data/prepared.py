@@ -39,7 +39,7 @@ class CorpusRecord(Config):
 
     name: str
     fingerprint: str
-    """sha256 of all names and contents; of adopted shards, of their checksums."""
+    """sha256 of all names and contents; of adopted shards, of the files' checksums."""
     n_documents: int
     n_bytes: int
 

@@ -100,8 +100,8 @@ class AttentionTemplate(Config):
     """The same head size in every layer, n_heads = width / head_dim: what kernels and caches like. 64 where neither is
     given.
     """
-    kv_ratio: float = pydantic.Field(default=1.0, gt=0, le=1)
-    """n_kv_heads / n_heads, rounded in each layer to the nearest number that divides n_heads."""
+    kv_group_size: pydantic.PositiveInt = 1
+    """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim is muP's."""
     rope_base: pydantic.PositiveFloat = 10000.0
@@ -111,13 +111,19 @@ class AttentionTemplate(Config):
     def _check(self) -> "AttentionTemplate":
         if self.n_heads is not None and self.head_dim is not None:
             raise ValueError("n_heads: stands beside head_dim; the width decides one of them, so give only the other")
+        if self.n_heads is not None and self.n_heads % self.kv_group_size:
+            raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim)
         return self
 
     @property
     def quantum(self) -> int:
-        """Every width must be a multiple of this: whole heads of an even size."""
-        return 2 * self.n_heads if self.n_heads is not None else self.constant_head_dim
+        """Every width must be a multiple of this: whole groups of heads of an even size."""
+        return 2 * self.n_heads if self.n_heads is not None else self.constant_head_dim * self.kv_group_size
+
+    @property
+    def _rule(self) -> str:
+        return "head_dim * kv_group_size" if self.n_heads is None else "2 * n_heads"
 
     @property
     def constant_head_dim(self) -> int:
@@ -126,19 +132,17 @@ class AttentionTemplate(Config):
     def cost(self, d_model: float, d_in: float) -> Cost:
         """Before rounding, at any real width."""
         n_heads = d_model / self.constant_head_dim if self.n_heads is None else self.n_heads
-        return attention_cost(d_in, d_model, d_model, self.kv_ratio * d_model, n_heads)
+        return attention_cost(d_in, d_model, d_model, d_model / self.kv_group_size, n_heads)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Raises ValueError where the width holds no whole number of heads."""
         if d_model % self.quantum:
-            rule = f"head_dim = {self.constant_head_dim}" if self.n_heads is None else f"n_heads = {self.n_heads}"
-            raise ValueError(f"d_model: got {d_model}; {rule} needs a multiple of {self.quantum}")
+            raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({self._rule})")
         n_heads = d_model // self.constant_head_dim if self.n_heads is None else self.n_heads
         head_dim = d_model // n_heads
-        divisors = [n for n in range(1, n_heads + 1) if n_heads % n == 0]
         return AttentionConfig(
             n_heads=n_heads,
-            n_kv_heads=min(divisors, key=lambda n: abs(n - self.kv_ratio * n_heads)),
+            n_kv_heads=n_heads // self.kv_group_size,
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
             rope_base=self.rope_base,

@@ -1,0 +1,127 @@
+"""A prepared folder that appears whole or not at all, whatever fills it."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from widthwise.config_io import UserError
+from widthwise.data.prepared import (
+    FORMAT_VERSION,
+    MANIFEST,
+    CorpusRecord,
+    FileRecord,
+    Manifest,
+    PreparedData,
+    Splits,
+    TokenizerRecord,
+    is_prepared,
+    record_file,
+)
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.run_dir import fsync_folder, write_atomic
+
+
+def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
+    """Opens `out` after `fill` has written its files, the manifest last, into a folder that is then renamed.
+
+    Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
+    without, anything in `out` is refused. Raises UserError where nothing can be written.
+    """
+    out = Path(out).resolve()
+    if not (reuse and is_prepared(out)):
+        with _own_folder(out.parent / f".{out.name}.partial") as partial:
+            if not (reuse and is_prepared(out)):
+                _refuse_occupied(out)
+                fill(partial)
+                _move(partial, out)
+    return PreparedData.open(out)
+
+
+def record_files(folder: Path) -> dict[str, FileRecord]:
+    """Size and checksum of every file in a folder, by name."""
+    return {path.name: record_file(path) for path in sorted(folder.iterdir())}
+
+
+def write_manifest(
+    folder: Path,
+    *,
+    tokenizer: Tokenizer,
+    corpus: CorpusRecord,
+    held_out_fraction: float | None,
+    splits: Splits,
+    files: dict[str, FileRecord],
+) -> None:
+    """Vouches for what lies in the folder: the last thing a `fill` does."""
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        tokenizer=TokenizerRecord(
+            spec=tokenizer.spec,
+            id=tokenizer.id,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            file=tokenizer.file_name,
+        ),
+        corpus=corpus,
+        held_out_fraction=held_out_fraction,
+        splits=splits,
+        files=files,
+    )
+    write_atomic(folder / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+
+
+def _move(partial: Path, out: Path) -> None:
+    try:
+        os.replace(partial, out)
+        fsync_folder(out.parent)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
+
+
+def _refuse_occupied(out: Path) -> None:
+    if is_prepared(out):
+        raise UserError(f"{out}: already holds a prepared corpus; choose another folder or delete it")
+    if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
+        raise UserError(f"{out}: is in use by other files; choose an empty or new folder")
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder for one process at a time, removed at the end unless renamed.
+
+    Other processes wait; a killed one holds nothing.
+    """
+    handle = _lock_folder(folder)
+    try:
+        for left_behind in folder.iterdir():
+            left_behind.unlink()
+        yield folder
+    finally:
+        if _is_at(handle, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _lock_folder(folder: Path) -> int:
+    """An open handle on the folder that holds its lock."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except FileNotFoundError:
+            continue  # another process finished and renamed it between the two calls
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be made and locked ({error.strerror})") from None
+        if _is_at(handle, folder):
+            return handle
+        os.close(handle)  # the folder we waited for was renamed or removed
+
+
+def _is_at(handle: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), folder.stat())
+    except FileNotFoundError:
+        return False
