@@ -16,7 +16,7 @@ install: .venv/installed
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,tiktoken]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,tiktoken,hf]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
@@ -41,8 +41,8 @@ compare-small: install
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
 
-bench-gpu: install
-	$(BIN)/python benchmarks/gpu.py
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
 
 clean:
 	rm -rf .venv
