@@ -7,7 +7,6 @@ minutes.
 """
 
 import argparse
-import gc
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
-from harness import RESULTS, ROOT, Part, attempt, interleave, quantiles, run_parts, summarise
+from harness import RESULTS, ROOT, Accelerator, Part, attempt, interleave, quantiles, run_parts, summarise
 from torch import Tensor
 from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, template
 
@@ -25,60 +23,29 @@ from widthwise.config_io import UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.training.compiling import compile_layers
+from widthwise.training.config import Precision
+from widthwise.training.step import autocast
 
 SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")
-TOLERANCES = {"fp32": 1e-4, "bf16": 3e-2}
-"""Allowed ||difference|| / ||reference||, the reference being fp32 on the CPU. A bf16 rounding is up to 0.4%, and some
-dozen follow one another."""
+TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}
+"""Allowed ||difference|| / ||reference||, the reference being fp32 on the CPU.
+
+A bf16 rounding is up to 0.4%, and some dozen follow one another.
+"""
 
 WARMING_SHARE = 0.8
 """Part of a training part's time that building and compiling may take."""
 
-DENSE_BF16_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12}
-"""Peak of the data sheets in FLOP/s, without sparsity; for boards of another power limit see `measured_flops`."""
 
-
-class Accelerator:
-    """The few calls in which a GPU differs from the CPU; on the CPU they do nothing, so that tests run everything."""
-
-    def __init__(self, device: str):
-        self.device = device
-        self.is_gpu = device == "cuda"
-
-    def synchronize(self) -> None:
-        if self.is_gpu:
-            torch.cuda.synchronize()
-
-    def forget_peak(self) -> int:
-        """Starts a new measurement of peak memory; returns the bytes allocated now."""
-        if not self.is_gpu:
-            return 0
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-
-    def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated() if self.is_gpu else 0
-
-    def free(self) -> None:
-        """Lets go of the models and graphs of the part before."""
-        torch._dynamo.reset()  # else the graphs of earlier parts count towards the recompile limit
-        gc.collect()
-        if self.is_gpu:
-            torch.cuda.empty_cache()
-
-    def datasheet_flops(self) -> float | None:
-        """Peak bf16 rate of a GPU known by name."""
-        name = torch.cuda.get_device_name() if self.is_gpu else ""
-        return next((flops for key, flops in DENSE_BF16_FLOPS.items() if key in name), None)
-
-
-def logits_and_gradients(config: ModelConfig, device: str, precision: str, compiled: bool) -> tuple[Tensor, Tensor]:
+def logits_and_gradients(
+    config: ModelConfig, device: str, precision: Precision, compiled: bool
+) -> tuple[Tensor, Tensor]:
     """Logits and all gradients of one batch, as two fp32 vectors on the CPU."""
     model = build(config, seed=0, device=device)
     if compiled:
         compile_layers(model)
     tokens, targets = random_batch(config.vocab_size, 2, 63, device)
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+    with autocast(torch.device(device), precision):
         model.loss(tokens, targets)[0].backward()
         with torch.no_grad():
             logits = model(tokens)
@@ -156,6 +123,19 @@ def warm(kept: dict[str, RecipeStep], name: str, make: Callable[[], RecipeStep])
     return {}
 
 
+def warm_all(
+    makers: Mapping[str, Callable[[], RecipeStep]], seconds: float
+) -> tuple[dict[str, RecipeStep], dict[str, float], dict[str, str]]:
+    """The variants that are built and compiled in time, the seconds that each took, and why others are missing."""
+    deadline = time.monotonic() + seconds
+    steps: dict[str, RecipeStep] = {}
+    outcomes = {
+        name: attempt(partial(warm, steps, name, make), deadline - time.monotonic()) for name, make in makers.items()
+    }
+    left_out = {name: outcome["failed"] for name, outcome in outcomes.items() if "failed" in outcome}
+    return steps, {name: outcomes[name]["part_seconds"] for name in steps}, left_out
+
+
 def training_steps(
     on: Accelerator,
     models: Mapping[str, tuple[ModelConfig, str]],
@@ -172,15 +152,8 @@ def training_steps(
     the others are measured.
     """
     batch = random_batch(next(iter(models.values()))[0].vocab_size, micro_batch_size, seq_len, on.device)
-    steps: dict[str, RecipeStep] = {}
-    deadline = time.monotonic() + WARMING_SHARE * seconds
-    warming = {
-        name: attempt(
-            partial(warm, steps, name, partial(RecipeStep, on, config, batch, compiled)), deadline - time.monotonic()
-        )
-        for name, (config, _) in models.items()
-    }
-    left_out = {name: outcome["failed"] for name, outcome in warming.items() if "failed" in outcome}
+    makers = {name: partial(RecipeStep, on, config, batch, compiled) for name, (config, _) in models.items()}
+    steps, warm_seconds, left_out = warm_all(makers, WARMING_SHARE * seconds)
     if not steps:
         raise RuntimeError(f"no variant ran: {left_out}")
     times = interleave(steps, n_rounds=n_rounds, n_warmup=1, synchronize=on.synchronize)
@@ -193,7 +166,7 @@ def training_steps(
             **cost_ratios(step.config, models[base_name][0], seq_len),
             **throughput(on, step.config, seq_len, n_tokens, quantiles(times[name].wall)["median"]),
             **step.memory(),
-            "warm_seconds": warming[name]["part_seconds"],
+            "warm_seconds": warm_seconds[name],
         }
     report = {"seq_len": seq_len, "micro_batch_size": micro_batch_size, "compiled": compiled, "variants": variants}
     report["summary"] = ", ".join(

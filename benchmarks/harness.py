@@ -1,13 +1,12 @@
-"""Interleaved timing in one process, parts with a time box, and one JSON file of what was found where.
+"""Interleaved timing in one process, on the CPU or a GPU, parts with a time box, and one JSON file of what was found.
 
 A shared machine changes its speed by tens of percent within minutes, so no time is compared with one of another minute:
 variants run in turn (A B C A B C ...) and what is reported is the ratio of neighbours, its median over the rounds with
 the 20% and 80% quantiles.
 """
 
+import gc
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -22,8 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo
 
-from widthwise.run_dir import write_atomic
+from widthwise.files import write_atomic
+from widthwise.training.environment import environment as run_environment
+from widthwise.training.metrics import peak_flops_per_second
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -89,28 +91,19 @@ def _ratios(values: list[float], base: list[float]) -> list[float]:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Versions, machine, commit and command; nothing that names a host, a user or a folder."""
+    own = run_environment()
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "n_cpus": os.cpu_count(),
-        "n_threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        **own,
+        "gpu": own["gpu"] if device == "cuda" else None,
         "commit": _commit(),
         "command": _command(sys.argv),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def _commit() -> str:
+    """As that of a run, but a report written by an earlier benchmark does not count as a change."""
+
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -132,6 +125,39 @@ def _command(argv: list[str]) -> str:
 def _shortened(argument: str) -> str:
     option, equals, value = argument.rpartition("=")
     return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
+
+
+class Accelerator:
+    """The few calls in which a GPU differs from the CPU; on the CPU they do nothing, so that tests run everything."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.is_gpu = device == "cuda"
+
+    def synchronize(self) -> None:
+        if self.is_gpu:
+            torch.cuda.synchronize()
+
+    def forget_peak(self) -> int:
+        """Starts a new measurement of peak memory; returns the bytes allocated now."""
+        if not self.is_gpu:
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated() if self.is_gpu else 0
+
+    def free(self) -> None:
+        """Lets go of the models and graphs of the part before."""
+        torch._dynamo.reset()  # else the graphs of earlier parts count towards the recompile limit
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
+
+    def datasheet_flops(self) -> float | None:
+        """Peak bf16 rate of a GPU known by name; boards with another power limit differ."""
+        return peak_flops_per_second(torch.cuda.get_device_name()) if self.is_gpu else None
 
 
 class TimeBoxExceeded(BaseException):

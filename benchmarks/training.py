@@ -17,6 +17,7 @@ from workloads import TrainingStep, cost_ratios, random_batch, template
 
 from widthwise.model.decoder import Decoder, build
 from widthwise.training.compiling import compile_layers
+from widthwise.training.config import Precision
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""
@@ -42,13 +43,13 @@ FULL = (Size(256, 32), Size(256, 64), Size(384, 64))
 QUICK = (Size(128, 32, n_layers=4, vocab_size=512, seq_len=64, batch_size=2),)
 
 
-def decoder_step(model: Decoder, size: Size, precision: str) -> TrainingStep:
+def decoder_step(model: Decoder, size: Size, precision: Precision) -> TrainingStep:
     """A training step of our decoder."""
     tokens, targets = random_batch(size.vocab_size, size.batch_size, size.seq_len)
     return TrainingStep(model, lambda: model.loss(tokens, targets)[0], precision)
 
 
-def x_over_uniform(size: Size, precision: str, n_rounds: int) -> dict[str, Any]:
+def x_over_uniform(size: Size, precision: Precision, n_rounds: int) -> dict[str, Any]:
     """Both at equal parameters, beside the FLOP ratio of the cost model."""
     configs = {
         shape: template(size.d_model, size.n_layers, size.head_dim, size.vocab_size, shape).resolve(size.seq_len)
@@ -90,13 +91,13 @@ def llama(size: Size) -> nn.Module:
     return LlamaForCausalLM(config).train()
 
 
-def llama_step(model: nn.Module, size: Size, precision: str) -> TrainingStep:
+def llama_step(model: nn.Module, size: Size, precision: Precision) -> TrainingStep:
     """A training step of Hugging Face's model, its loss through `labels`, which it shifts itself."""
     tokens, _ = random_batch(size.vocab_size, size.batch_size, size.seq_len)
     return TrainingStep(model, lambda: model(input_ids=tokens, labels=tokens).loss, precision)
 
 
-def ours_over_llama(size: Size, precision: str, compiled: bool, n_rounds: int) -> dict[str, Any]:
+def ours_over_llama(size: Size, precision: Precision, compiled: bool, n_rounds: int) -> dict[str, Any]:
     """The uniform decoder and Hugging Face's Llama of the same shape and parameters."""
     config = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
     ours, theirs = build(config, seed=0), llama(size)

@@ -10,19 +10,21 @@ from torch import Tensor, nn
 from widthwise.config_io import parse, read_recipe
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
+from widthwise.training.config import Precision
+from widthwise.training.step import autocast
 
 
 class TrainingStep:
     """Forward, backward and AdamW of one batch; weights and optimizer state in fp32, matrix products in `precision`."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[], Tensor], precision: str):
-        device = next(model.parameters()).device.type
+    def __init__(self, model: nn.Module, loss: Callable[[], Tensor], precision: Precision):
         self.model, self.loss = model, loss
-        self.autocast = lambda: torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")
+        self.device = next(model.parameters()).device
+        self.precision: Precision = precision
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def __call__(self) -> None:
-        with self.autocast():
+        with autocast(self.device, self.precision):
             loss = self.loss()
         loss.backward()
         self.optimizer.step()

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import subprocess
@@ -8,88 +7,9 @@ import pytest
 
 from widthwise import run_dir
 from widthwise.config_io import UserError
-from widthwise.run_dir import RunDir, read_json, write_atomic
+from widthwise.run_dir import RunDir
 
 RECORDS = [{"step": step, "event": "train", "loss": 1 / step} for step in (1, 2, 3)]
-
-
-def fail_with(code):
-    def fail(*arguments, **options):
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-class TestWriteAtomic:
-    def test_writes_text_and_bytes_and_makes_folders(self, tmp_path):
-        write_atomic(tmp_path / "a" / "b" / "text", "é\n")
-        write_atomic(tmp_path / "bytes", b"\x00\xff")
-        assert (tmp_path / "a" / "b" / "text").read_bytes() == "é\n".encode()
-        assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
-
-    @pytest.mark.parametrize("call", ["fsync", "replace"])
-    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, call, code):
-        path = tmp_path / "file"
-        write_atomic(path, "old")
-        monkeypatch.setattr(os, call, fail_with(code))
-        with pytest.raises(UserError, match=str(path)):
-            write_atomic(path, "new")
-        assert path.read_text() == "old"
-        assert os.listdir(tmp_path) == ["file"]
-
-    def test_an_interruption_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch):
-        def interrupt(*arguments):
-            raise KeyboardInterrupt
-
-        path = tmp_path / "file"
-        write_atomic(path, "old")
-        monkeypatch.setattr(os, "fsync", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            write_atomic(path, "new")
-        assert path.read_text() == "old"
-        assert os.listdir(tmp_path) == ["file"]
-
-    def test_a_kill_before_the_rename_leaves_the_old_file(self, tmp_path):
-        path = tmp_path / "file"
-        write_atomic(path, "old")
-        code = (
-            "import os, pathlib, sys; from widthwise.run_dir import write_atomic\n"
-            "os.replace = lambda *a: os._exit(9)\n"
-            "write_atomic(pathlib.Path(sys.argv[1]), 'new')"
-        )
-        assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
-        assert path.read_text() == "old"
-
-    def test_a_parent_that_is_a_file_is_a_user_error(self, tmp_path):
-        (tmp_path / "file").write_text("")
-        with pytest.raises(UserError, match="file"):
-            write_atomic(tmp_path / "file" / "inside", "x")
-        with pytest.raises(UserError, match=str(tmp_path)):
-            write_atomic(tmp_path, "x")
-
-    def test_permissions_follow_the_umask(self, tmp_path):
-        before = os.umask(0o027)
-        try:
-            write_atomic(tmp_path / "file", "x")
-        finally:
-            os.umask(before)
-        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
-
-    def test_data_reach_the_disk_before_the_rename(self, tmp_path, monkeypatch):
-        order = []
-        for name in ("fsync", "replace"):
-            real = getattr(os, name)
-            monkeypatch.setattr(os, name, lambda *a, name=name, real=real: order.append(name) or real(*a))
-        write_atomic(tmp_path / "file", "x")
-        assert order == ["fsync", "replace", "fsync"]
-
-
-def test_read_json_names_the_file(tmp_path):
-    (tmp_path / "bad.json").write_text("{")
-    for name in ("bad.json", "none.json"):
-        with pytest.raises(UserError, match=name):
-            read_json(tmp_path / name)
 
 
 class TestRun:
@@ -128,6 +48,12 @@ class TestRun:
         (tmp_path / "config.yaml").write_text("a: [")
         with pytest.raises(UserError):
             RunDir(tmp_path).begin("a: 1", {})
+
+    @pytest.mark.parametrize("name", ["environment", "result"])
+    def test_a_file_that_holds_no_mapping_is_a_user_error(self, name, tmp_path):
+        (tmp_path / f"{name}.json").write_text("[]")
+        with pytest.raises(UserError, match=rf"{name}\.json: holds list, not a mapping"):
+            getattr(RunDir(tmp_path), name)()
 
     def test_result_is_none_until_written(self, tmp_path):
         run = RunDir(tmp_path)
@@ -168,8 +94,14 @@ class TestMetrics:
 
     def test_a_broken_line_in_the_middle_is_a_user_error(self, tmp_path):
         (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-        with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not JSON"):
             RunDir(tmp_path).metrics()
+
+    @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "1"}', '{"step": true}'])
+    def test_a_line_that_is_no_record_is_a_user_error(self, line, tmp_path):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + "\n")
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 has no whole-number 'step'"):
+            RunDir(tmp_path).rewind_metrics(1)
 
     def test_a_full_disk_is_a_user_error(self, tmp_path):
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
@@ -201,6 +133,11 @@ class TestLock:
             pass
         process.communicate("")
         with RunDir(tmp_path).locked():
+            pass
+
+    def test_a_full_disk_is_a_user_error(self, tmp_path):
+        (tmp_path / "lock").symlink_to("/dev/full")
+        with pytest.raises(UserError, match="lock: cannot be written"), RunDir(tmp_path).locked():
             pass
 
     def test_a_killed_process_holds_nothing(self, tmp_path):

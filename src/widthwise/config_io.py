@@ -44,9 +44,7 @@ class Config(pydantic.BaseModel):
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples: data has lists only, configs have tuples only, and strict validation takes neither for the
-    other.
-    """
+    """Lists as tuples: data has only the one, configs only the other, and strict validation converts neither."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
@@ -61,8 +59,9 @@ def nearest_hint(name: str, allowed: Iterable[str]) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a repeated key is an error and `1e-5` is a number, without aliases, which can grow a small
-    file beyond any memory.
+    """Safe YAML in which a repeated key is an error and `1e-5` is a number.
+
+    Aliases are refused: they can grow a small file beyond any memory.
     """
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -182,27 +181,21 @@ def apply_override(data: dict[str, Any], override: str) -> None:
         raise UserError(f"override {override!r}: expected path.to.key=value")
     value = parse_yaml(text, f"override {override!r}")
     node: Any = data
-    for depth, key in enumerate(keys):
-        index: Any = (
-            _list_index(node, key, ".".join(keys[: depth + 1])) if isinstance(node, list) else _mapping_key(key)
-        )
-        if depth == len(keys) - 1:
-            node[index] = value
-            return
-        child = node[index] if isinstance(node, list) else node.setdefault(index, {})
-        if not isinstance(child, (dict, list)):
-            raise UserError(f"override {override!r}: {'.'.join(keys[: depth + 1])} is {child!r}, which has no keys")
-        node = child
+    for depth in range(1, len(keys)):
+        index = _index(node, keys[:depth])
+        node = node[index] if isinstance(node, list) else node.setdefault(index, {})
+        if not isinstance(node, (dict, list)):
+            raise UserError(f"override {override!r}: {'.'.join(keys[:depth])} is {node!r}, which has no keys")
+    node[_index(node, keys)] = value
 
 
-def _mapping_key(key: str) -> str | int:
-    return int(key) if key.isdecimal() and len(key) < 19 else key
-
-
-def _list_index(items: list[Any], key: str, path: str) -> int:
-    if not key.isdecimal() or len(key) > 18 or int(key) >= len(items):
-        raise UserError(f"override of {path}: expected an index from 0 to {len(items) - 1}, got {key!r}")
-    return int(key)
+def _index(node: dict[Any, Any] | list[Any], path: list[str]) -> Any:
+    """What the last key of a path stands for in the node it leads to."""
+    key = path[-1]
+    number = int(key) if key.isdecimal() and len(key) < 19 else None
+    if isinstance(node, list) and (number is None or number >= len(node)):
+        raise UserError(f"override of {'.'.join(path)}: expected an index from 0 to {len(node) - 1}, got {key!r}")
+    return key if number is None else number
 
 
 def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> ConfigT:

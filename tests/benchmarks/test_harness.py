@@ -99,7 +99,7 @@ def test_the_environment_names_the_versions_and_no_folder(monkeypatch, root):
     )
     environment = harness.environment()
     assert environment["command"] == "python benchmarks/training.py --quick --out x.json"
-    assert all(environment[key] for key in ("python", "torch", "system", "commit", "n_threads"))
+    assert all(environment[key] for key in ("python", "torch", "platform", "commit", "n_threads"))
     assert str(root) not in json.dumps(environment)
     monkeypatch.setattr("sys.argv", ["benchmarks/gpu.py", "--out=/home/someone/x.json"])
     assert harness.environment()["command"] == "python benchmarks/gpu.py --out=x.json"

@@ -115,6 +115,9 @@ def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widt
     code, out, error = widthwise("compare", tmp_path / "pair.yaml", "train.steps=2", "--out", folder)
     assert code == 0, error
     assert "cannot tell" in " ".join(out.split())
+    command = json.loads((folder / "comparison.json").read_text())["command"]
+    assert command.startswith("widthwise compare ")
+    assert command.endswith("pair.yaml train.steps=2 --out out")
     for name in ("comparison.json", "report.html", "table.csv", "table.tex", "runs/uniform-seed1/result.json"):
         assert (folder / name).is_file()
     code, out, error = widthwise("compare", tmp_path / "pair.yaml", "train.steps=2", "--out", folder, "--json")
@@ -134,6 +137,8 @@ def test_generate_continues_every_prompt(recipe: Path, tmp_path: Path, widthwise
     assert widthwise(*arguments)[1] == out
     code, out, _ = widthwise("generate", run, "--temperature", 0, "--max-new-tokens", 3)
     assert code == 0
+    code, _, error = widthwise("generate", run, "--prompt", "\udcff")
+    assert (code, error) == (2, "error: --prompt: '\\udcff' is not UTF-8 text\n")
 
 
 def test_a_run_that_diverges_exits_with_1(recipe: Path, tmp_path: Path, widthwise) -> None:
@@ -152,7 +157,46 @@ def test_help_has_an_example(verb: str, widthwise) -> None:
     assert f"widthwise {verb}" in out.split("Usage", 1)[1].split("\n", 1)[1]
 
 
-def test_usage_errors_exit_with_2(widthwise) -> None:
-    assert widthwise("inspect")[0] == 2
-    assert widthwise("no-such-verb")[0] == 2
-    assert widthwise("compare", "train.steps=3")[0] == 2
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("inspect",), "'recipe'"),
+        (("no-such-verb",), "'no-such-verb'"),
+        (("inspect", "x.yaml", "--jsn"), "--json"),
+        (("design", "x.yaml", "--turn-layer", "deep"), "'--turn-layer'"),
+        (("generate", "run", "--seed", 10**20), "'--seed'"),
+        (("generate", "run", "--max-new-tokens", 0), "'--max-new-tokens'"),
+        (("compare", "train.steps=3"), "got no recipe"),
+    ],
+)
+def test_a_mistake_in_the_arguments_is_one_line(arguments: tuple, named: str, widthwise) -> None:
+    code, out, error = widthwise(*arguments)
+    assert (code, out) == (2, "")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_a_folder_that_may_not_be_entered_is_one_line(tmp_path: Path, widthwise, monkeypatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert widthwise("report", tmp_path) == (2, "", f"error: {tmp_path}/comparison.json: Permission denied\n")
+
+
+def test_no_arguments_print_the_help_alone(widthwise) -> None:
+    code, out, error = widthwise()
+    assert (code, error) == (2, "")
+    assert "compare" in out
+
+
+@pytest.mark.parametrize("verb", ["inspect", "train", "design"])
+def test_a_verb_for_one_run_refuses_a_comparison(verb: str, tmp_path: Path, widthwise) -> None:
+    data = {**RECIPE, "compare": {"variants": {"uniform": {}, "same": {}}}}
+    (tmp_path / "pair.yaml").write_text(yaml.safe_dump(data))
+    code, _, error = widthwise(verb, tmp_path / "pair.yaml")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert "pair.yaml: has a compare section" in error
+    assert "`widthwise compare`" in error

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Corpus, Document, Scanner, require, scan, train_texts
+from widthwise.data.documents import Corpus, Document, Scanner, scan, train_texts
 
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
 
@@ -60,8 +60,3 @@ def test_training_texts_are_those_not_held_out_in_order(texts):
 def test_fraction_outside_zero_to_one_is_refused(held_out):
     with pytest.raises(UserError, match="between 0 and 1"):
         Scanner(held_out)
-
-
-def test_missing_extra_is_named():
-    with pytest.raises(UserError, match=r"pip install 'widthwise\[prep\]'"):
-        require("no_such_module_anywhere", "prep")

@@ -108,6 +108,12 @@ def test_a_folder_in_use_is_refused_and_kept(tmp_path):
     assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
 
 
+@pytest.mark.parametrize("parent", ["/proc/none", "/dev/null"])
+def test_a_folder_that_cannot_be_made_is_refused(parent):
+    with pytest.raises(UserError, match=rf"{parent}/\.out\.partial: cannot be written"):
+        prepare(SYNTHETIC, f"{parent}/out", tokenizer="bytes")
+
+
 def test_progress_reports_each_stage_up_to_all_bytes(tmp_path):
     seen: dict[str, tuple[int, int | None]] = {}
     data = prepare(

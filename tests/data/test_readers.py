@@ -152,3 +152,10 @@ def test_hugging_face_without_the_extra_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"widthwise\[hf\]"):
         texts_of("hf:user/name")
+
+
+def test_braces_in_a_path_are_only_letters(tmp_path):
+    path = tmp_path / "{a}.txt"
+    path.write_bytes(b"fine\n\xff")
+    with pytest.raises(UserError, match=r"\{a\}\.txt: line 2: is not UTF-8 text"):
+        list(read_documents(path))

@@ -50,6 +50,7 @@ def test_several_recipes_are_named_for_their_files(tmp_path: Path) -> None:
     first, second = write(tmp_path / "a.yaml", BASE), write(tmp_path / "b.yaml", {"extends": "a.yaml", **X})
     plan = read_plan([first, second], seeds=[5])
     assert list(plan.recipes) == ["a", "b"]
+    assert plan.title == "a-vs-b"
     assert plan.seeds == (5,)
 
 
@@ -89,6 +90,10 @@ def test_variants_that_see_other_data_are_refused(tmp_path: Path, change: dict, 
         ({"seeds": []}, "seeds"),
         ({"matched": "params"}, "did you mean 'match'"),
         (
+            {"variants": {"uniform": {}, "late": {"schedule": {"warmup_steps": 3}}}},
+            r"late: schedule\.warmup_steps: got 3",
+        ),
+        (
             {"variants": {"uniform": {}, "x": {"model": {"shapes": {}}}}},
             r"variants\.x: model\.shapes: unknown key; did you mean 'shape'",
         ),
@@ -102,6 +107,16 @@ def test_mistakes_are_named(tmp_path: Path, compare: dict, named: str) -> None:
 def test_a_recipe_without_variants_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no compare section"):
         read_plan([write(tmp_path / "one.yaml", BASE)])
+
+
+def test_a_seed_beyond_64_bits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"seeds\.0: got 9223372036854775808"):
+        read_plan([comparison(tmp_path)], seeds=[2**63])
+
+
+def test_a_comparison_among_several_recipes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"pair\.yaml: has a compare section"):
+        read_plan([write(tmp_path / "one.yaml", BASE), comparison(tmp_path)])
 
 
 def test_equal_names_are_refused(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ def test_no_new_tokens_and_empty_prompts():
             generate(model, prompts, 2)
 
 
+def test_a_cache_beyond_memory_is_refused():
+    with pytest.raises(UserError, match=r"a cache for \d+ tokens of 3 texts does not fit into memory"):
+        generate(decoder(config("x"), dtype=torch.float32), PROMPTS, 2**45)
+
+
 def test_pad_left():
     tokens, is_real = pad_left([[7, 8, 9], [5]], torch.device("cpu"))
     assert is_real.tolist() == [[True] * 3, [False, False, True]]

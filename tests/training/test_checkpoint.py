@@ -120,14 +120,14 @@ def test_a_checkpoint_under_another_name_is_damaged(tmp_path):
 @pytest.mark.parametrize("failing_file", FILES)
 def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(tmp_path, monkeypatch, failing_file):
     (good,) = saved(tmp_path, 3)
-    fsync_file = checkpoint._fsync_file
+    fsync_file = checkpoint.fsync_file
 
     def fail_for_one(path: Path) -> None:
         if path.name == failing_file:
             raise OSError(errno.ENOSPC, "No space left on device")
         fsync_file(path)
 
-    monkeypatch.setattr(checkpoint, "_fsync_file", fail_for_one)
+    monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
     with pytest.raises(UserError, match=r"step_00000004: cannot be written \(No space left on device\)"):
         saved(tmp_path, 4)
     assert list(tmp_path.iterdir()) == [good]

@@ -1,10 +1,11 @@
 import json
+import shlex
 import sys
 
 import torch
 
 from widthwise.training import environment as module
-from widthwise.training.environment import REPRODUCED_WITH, environment
+from widthwise.training.environment import REPRODUCED_WITH, command_line, environment
 
 
 def test_environment_is_plain_data_with_what_reproduces_a_run():
@@ -25,6 +26,12 @@ def test_command_shows_no_path_outside_the_working_folder(monkeypatch, tmp_path)
     ]
     monkeypatch.setattr(sys, "argv", ["/usr/bin/widthwise", *arguments])
     assert environment()["command"] == "widthwise train configs/x.yaml secret data.path=books --json"
+
+
+def test_command_can_be_pasted_into_a_shell(monkeypatch):
+    arguments = ["train", "x.yaml", "model.shape={kind: x}", "--out", "my runs"]
+    monkeypatch.setattr(sys, "argv", ["widthwise", *arguments])
+    assert shlex.split(command_line()) == ["widthwise", *arguments]
 
 
 def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported(monkeypatch, tmp_path):

@@ -6,13 +6,15 @@ import sys
 
 import pytest
 import torch
-from tiny_runs import Listener, outcome, tiny_recipe
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
+from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import loop
+from widthwise.training.trained import load_trained
 from widthwise.training.trainer import resume, train, train_or_resume
 
 
@@ -146,6 +148,28 @@ def test_data_that_changed_since_the_start_are_refused(finished, tmp_path):
         resume(tmp_path / "run")
 
 
+def test_damaged_data_are_found_before_the_first_step_and_on_resuming(tmp_path):
+    prepare(named_corpus("synthetic"), tmp_path / "data", tokenizer="bytes")
+    recipe = tiny_recipe(f"data={{path: {tmp_path / 'data'}}}")
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "data" / "train.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for again in (lambda: train(recipe, tmp_path / "other"), lambda: resume(tmp_path / "run")):
+        with pytest.raises(UserError, match=r"train\.bin: its checksum differs from the manifest's"):
+            again()
+    assert not RunDir(tmp_path / "other").exists
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"data": {"tokenizer": 3}}', "{"])
+def test_a_broken_record_of_the_data_is_named(record, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", step=8)
+    (run / "environment.json").write_text(record)
+    for use in (resume, load_trained):
+        with pytest.raises(UserError, match=r"environment\.json"):
+            use(run)
+
+
 def test_rising_loss_stops_the_run_before_a_checkpoint_of_it(tmp_path):
     wild = ("optimizer.lr=30", "schedule.warmup_steps=0", "train.log_every=1", "train.max_loss_rise=0.5")
     with pytest.raises(RunFailed, match=r"stopped at step (\d) of 9: loss .* above the lowest .* lower optimizer.lr"):
@@ -176,6 +200,12 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "optimizer_step", run_out_of_memory)
     with pytest.raises(UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of .* = 4"):
         train(tiny_recipe(), tmp_path / "run")
+
+
+def test_a_model_beyond_memory_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"model: [\d,]+ parameters do not fit"):
+        train(tiny_recipe(f"model.vocab_size={2**45}"), tmp_path / "run")
+    assert not RunDir(tmp_path / "run").exists
 
 
 def test_failure_between_two_records_names_its_own_step(tmp_path):

@@ -1,7 +1,6 @@
 """`widthwise compare`: matched recipes x seeds -> one report."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,9 @@ def compare(
         list[str],
         typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c."),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder of the comparison; runs/<recipe> where not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; runs/<recipe>, or runs/<recipe>-vs-<recipe>, where not given.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
     match: Annotated[str | None, typer.Option(help="What must agree: params, flops, kv_bytes, or none.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
@@ -30,12 +31,13 @@ def compare(
     """
     from rich.console import Console
 
-    from widthwise.cli.progress import training_progress
+    from widthwise.cli.progress import shown_progress
     from widthwise.config_io import UserError
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
     from widthwise.reports import write_report
     from widthwise.reports.terminal import comparison_table
+    from widthwise.training.environment import command_line
 
     overrides = [argument for argument in recipes if "=" in argument]
     paths = [Path(argument) for argument in recipes if "=" not in argument]
@@ -43,9 +45,8 @@ def compare(
         raise UserError("compare: got no recipe; name one with a compare section, or several")
     plan = read_plan(paths, overrides, seed or (), match)
     folder = out or Path("runs") / plan.title
-    command = shlex.join(["widthwise", "compare", *recipes])
-    with training_progress(Console(stderr=True)) as observer:
-        comparison = run_plan(plan, folder, command, observer)
+    with shown_progress(Console(stderr=True)) as observer:
+        comparison = run_plan(plan, folder, command_line(), observer)
     files = write_report([folder])
     if as_json:
         print(json.dumps(comparison, indent=2))

@@ -1,7 +1,5 @@
 """`widthwise data`: text or Megatron-LM shards -> a folder to train on."""
 
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +11,14 @@ if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
     from widthwise.data.prepared import Manifest
 
-SECONDS_BETWEEN_LINES = 5.0
-
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist or be empty.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
 
-data_app = typer.Typer(no_args_is_help=True, help="Turn text, or Megatron-LM shards, into a folder to train on.")
+data_app = typer.Typer(
+    no_args_is_help=True,
+    help="Turn text, or Megatron-LM shards, into a folder to train on.",
+    rich_markup_mode="markdown",
+)
 
 
 @data_app.command("prepare")
@@ -47,7 +47,7 @@ def prepare_command(
 ) -> None:
     """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
 
-    Example: widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000
+    Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
     from widthwise.data.prepare import prepare
     from widthwise.data.readers import open_source
@@ -57,7 +57,7 @@ def prepare_command(
         prepared = prepare(
             corpus, out, tokenizer=tokenizer, held_out=held_out, n_processes=processes, progress=progress
         )
-    _print(prepared.manifest, out, as_json)
+    _show(prepared.manifest, out, as_json)
 
 
 @data_app.command("adopt")
@@ -78,26 +78,33 @@ def adopt_command(
 ) -> None:
     """Check Megatron-LM shards (.bin and .idx) and link them, without a copy where possible, into a folder.
 
-    Example: widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki
+    Example: `widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki`
     """
     from widthwise.data.adopt import adopt
 
     with _progress_shown() as progress:
         adopted = adopt(train, held_out, out, tokenizer=tokenizer, progress=progress)
-    _print(adopted.manifest, out, as_json)
+    _show(adopted.manifest, out, as_json)
 
 
-def _print(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    if as_json:
-        typer.echo(manifest.model_dump_json(indent=2))
-    else:
-        _print_table(manifest, out)
+@contextmanager
+def _progress_shown() -> Iterator["ProgressCallback"]:
+    """How far the work is, on standard error, so that --json stays clean."""
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+
+    with shown_progress(Console(stderr=True)) as observer:
+        yield observer.preparing
 
 
-def _print_table(manifest: "Manifest", out: Path) -> None:
+def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    if as_json:
+        print(manifest.model_dump_json(indent=2))
+        return
     tokenizer, splits = manifest.tokenizer, manifest.splits
     table = Table(title=f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
     table.add_column("split")
@@ -107,47 +114,3 @@ def _print_table(manifest: "Manifest", out: Path) -> None:
         ratio = f"{split.n_bytes / split.n_tokens:.3f}"
         table.add_row(name, f"{split.n_documents:,}", f"{split.n_tokens:,}", f"{split.n_bytes:,}", ratio)
     Console().print(table)
-
-
-@contextmanager
-def _progress_shown() -> Iterator["ProgressCallback"]:
-    """A progress bar on a terminal, else a line every few seconds; on standard error, so that --json stays clean."""
-    if not sys.stderr.isatty():
-        yield _plain_lines()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        stages: set[str] = set()
-
-        def show(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-            if stage not in stages:
-                stages.add(stage)
-                bar.reset(task, description=stage, total=n_bytes_total)
-            bar.update(task, completed=n_bytes)
-
-        yield show
-
-
-def _plain_lines() -> "ProgressCallback":
-    last_stage, last_seconds = "", 0.0
-
-    def show(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        nonlocal last_stage, last_seconds
-        now = time.monotonic()
-        if stage == last_stage and now - last_seconds < SECONDS_BETWEEN_LINES:
-            return
-        last_stage, last_seconds = stage, now
-        of_total = f" of {n_bytes_total / 1e6:.1f}" if n_bytes_total else ""
-        typer.echo(f"{stage}: {n_bytes / 1e6:.1f}{of_total} MB", err=True)
-
-    return show

@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
+from widthwise.config_io import UserError
+
 
 def generate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; several --prompt make a batch.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Tokens to add.")] = 128,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue texts with the model of a run; without a prompt, begin where a document begins.
@@ -32,7 +34,7 @@ def generate(
     for damage in trained.damages:
         print(damage, file=sys.stderr)
     tokenizer, texts = trained.tokenizer, prompt or [""]
-    prompts = [tokenizer.encode(text) or [tokenizer.eos_id] for text in texts]
+    prompts = [tokenizer.encode(_utf8(text)) or [tokenizer.eos_id] for text in texts]
     answers = continue_prompts(trained.model, prompts, max_new_tokens, sampling, seed, tokenizer.eos_id)
     continuations = [tokenizer.decode(answer) for answer in answers]
     if as_json:
@@ -40,3 +42,11 @@ def generate(
         print(json.dumps({"run": str(run), "step": trained.step, "continuations": rows}, indent=2))
         return
     print("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
+
+
+def _utf8(prompt: str) -> str:
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"--prompt: {prompt!r} is not UTF-8 text") from None
+    return prompt

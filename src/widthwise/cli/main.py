@@ -32,16 +32,17 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Exit code 0 on success, 1 on a failed run, 2 on a mistake of the user's, 130 or 143 after a signal; each error
-    is one line.
-    """
+    """Exit code 0, or one line of error and 1 (failed run), 2 (mistake of the user's), 130 or 143 (signal)."""
     # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
     # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False))
     except UserError as error:
         _leave(error, 2)
+    except typer.TyperException as error:
+        # A mistake in the arguments; without a message the help has been printed in its place.
+        _leave(UserError(error.format_message()), 2) if error.format_message() else sys.exit(2)
     except RunFailed as error:
         _leave(error, 1)
     except Interrupted as error:
@@ -50,6 +51,11 @@ def main() -> None:
         # The reader of our output went away, as `| head` does.
         sys.stderr.close()
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        # Where a folder may not be entered, even the question whether a file exists fails.
+        _leave(UserError(f"{error.filename}: {error.strerror}"), 2)
 
 
 def _leave(error: Exception, exit_code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""How a run is shown while it trains: a bar on a terminal, plain lines elsewhere."""
+"""How data and runs are shown while they are made: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 @contextmanager
-def training_progress(console: "Console") -> Iterator["Observer"]:
-    """An observer that shows runs, one after the other, on a console."""
+def shown_progress(console: "Console") -> Iterator["Observer"]:
+    """An observer that shows preparations and runs, one after the other, on a console."""
     if not console.is_terminal:
         yield LineObserver(console)
         return

@@ -18,9 +18,9 @@ def report(
 ) -> None:
     """Write a report: one HTML page that opens offline, and for a comparison also a CSV and a LaTeX table.
 
-    Example: widthwise report runs/quickstart
+    Example: `widthwise report runs/quickstart`
     """
     from widthwise.reports import write_report
 
     files = [str(path) for path in write_report(paths, out)]
-    typer.echo(json.dumps({"files": files}) if as_json else "\n".join(files))
+    print(json.dumps({"files": files}) if as_json else "\n".join(files))

@@ -18,9 +18,9 @@ def resume(
     """
     from rich.console import Console
 
-    from widthwise.cli.progress import training_progress
+    from widthwise.cli.progress import shown_progress
     from widthwise.training.trainer import resume as resume_run
 
-    with training_progress(Console(stderr=True)) as observer:
+    with shown_progress(Console(stderr=True)) as observer:
         result = resume_run(run, observer)
     show_result(result, run, as_json)

@@ -1,5 +1,6 @@
 """Cost tables for the terminal."""
 
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -49,17 +50,19 @@ def cost_table(summary: dict[str, Any]) -> Table:
     for name in ("", "model", *(("baseline", "ratio") if baseline else ())):
         table.add_column(name, justify="right" if name else "left")
     for name, read in COST_LINES.items():
-        value = read(summary)
-        cells = [f"{value:,.2f}" if isinstance(value, float) and value % 1 else f"{value:,.0f}"]
+        cells = [_exact(read(summary))]
         if baseline:
-            other = read(baseline)
-            cells += [f"{other:,.2f}" if isinstance(other, float) and other % 1 else f"{other:,.0f}"]
-            cells += [f"{value / other:.4f}" if other else "-"]
+            value, other = read(summary), read(baseline)
+            cells += [_exact(other), f"{value / other:.4f}" if other else "-"]
         table.add_row(name, *cells)
     return table
 
 
-def _part(part: str):
+def _exact(value: float) -> str:
+    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+
+
+def _part(part: str) -> Callable[[dict[str, Any]], float]:
     return lambda summary: summary["params"][part]
 
 

@@ -20,12 +20,12 @@ def train(
     """
     from rich.console import Console
 
-    from widthwise.cli.progress import training_progress
+    from widthwise.cli.progress import shown_progress
     from widthwise.training.config import load_recipe
     from widthwise.training.trainer import train as train_recipe
 
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / recipe.stem
-    with training_progress(Console(stderr=True)) as observer:
+    with shown_progress(Console(stderr=True)) as observer:
         result = train_recipe(loaded, folder, observer)
     show_result(result, folder, as_json)

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.assemble import assemble, record_files, write_manifest
-from widthwise.data.documents import ProgressCallback
-from widthwise.data.prepared import CorpusRecord, FileRecord, PreparedData, SplitRecord, Splits, checked_parts
+from widthwise.data.documents import ProgressCallback, ignore_progress
+from widthwise.data.prepared import CorpusRecord, PreparedData, SplitRecord, Splits, checked_parts
 from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import open_tokenizer
+from widthwise.files import FileRecord
 
 COPIED_BYTES_AT_ONCE = 2**24
 
@@ -23,7 +24,7 @@ def adopt(
     out: Path | str,
     *,
     tokenizer: str,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
     """Checks two token files, `PREFIX.bin` and `PREFIX.idx` each, and links them into `out`, which appears whole.
 
@@ -46,13 +47,13 @@ def _known_tokenizer(spec: str) -> Tokenizer:
 class _Adoption:
     """One run of `adopt`."""
 
-    def __init__(self, train: TokenFile, held_out: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback | None):
+    def __init__(self, train: TokenFile, held_out: TokenFile, tokenizer: Tokenizer, progress: ProgressCallback):
         if bin_path(train.prefix).samefile(bin_path(held_out.prefix)):
             raise UserError(f"{held_out.prefix}: is given as train and as held-out; a loss on seen text says nothing")
         self._train, self._held_out = train, held_out
         self._tokenizer = tokenizer
         self._byte_lengths = tokenizer.token_byte_lengths()
-        self._progress: ProgressCallback = progress or (lambda stage, n_bytes, n_bytes_total: None)
+        self._progress = progress
 
     def write(self, folder: Path) -> None:
         """Fills the folder, the manifest last; nothing is linked before everything is checked."""

@@ -12,16 +12,14 @@ from widthwise.data.prepared import (
     FORMAT_VERSION,
     MANIFEST,
     CorpusRecord,
-    FileRecord,
     Manifest,
     PreparedData,
     Splits,
     TokenizerRecord,
     is_prepared,
-    record_file,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.run_dir import fsync_folder, write_atomic
+from widthwise.files import FileRecord, fsync_folder, write_atomic, writing
 
 
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
@@ -42,7 +40,7 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
     """Size and checksum of every file in a folder, by name."""
-    return {path.name: record_file(path) for path in sorted(folder.iterdir())}
+    return {path.name: FileRecord.of(path) for path in sorted(folder.iterdir())}
 
 
 def write_manifest(
@@ -73,11 +71,9 @@ def write_manifest(
 
 
 def _move(partial: Path, out: Path) -> None:
-    try:
+    with writing(out):
         os.replace(partial, out)
         fsync_folder(out.parent)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written ({error.strerror})") from None
 
 
 def _refuse_occupied(out: Path) -> None:
@@ -107,14 +103,13 @@ def _own_folder(folder: Path) -> Iterator[Path]:
 def _lock_folder(folder: Path) -> int:
     """An open handle on the folder that holds its lock."""
     while True:
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(folder, os.O_RDONLY)
+            try:
+                handle = os.open(folder, os.O_RDONLY)
+            except FileNotFoundError:
+                continue  # another process finished and renamed it between the two calls
             fcntl.flock(handle, fcntl.LOCK_EX)
-        except FileNotFoundError:
-            continue  # another process finished and renamed it between the two calls
-        except OSError as error:
-            raise UserError(f"{folder}: cannot be made and locked ({error.strerror})") from None
         if _is_at(handle, folder):
             return handle
         os.close(handle)  # the folder we waited for was renamed or removed

@@ -10,10 +10,11 @@ import pydantic
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import ProgressCallback, scan
+from widthwise.data.documents import ProgressCallback, ignore_progress, scan
 from widthwise.data.prepare import prepare
-from widthwise.data.prepared import FORMAT_VERSION, PreparedData, file_sha256
+from widthwise.data.prepared import FORMAT_VERSION, PreparedData
 from widthwise.data.tokenizer_spec import check_spec
+from widthwise.files import file_sha256
 
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
 
@@ -58,7 +59,7 @@ class DataConfig(Config):
         return None if spec is None else check_spec(spec)
 
 
-def open_data(config: DataConfig, progress: ProgressCallback | None = None) -> PreparedData:
+def open_data(config: DataConfig, progress: ProgressCallback = ignore_progress) -> PreparedData:
     """The prepared data a recipe asks for; a named corpus is prepared once and kept in the cache folder.
 
     Processes that ask for the same at once wait for one of them. Raises UserError as `prepare` and `PreparedData.open`

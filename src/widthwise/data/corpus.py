@@ -8,6 +8,7 @@ from pathlib import Path
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.synthetic import synthetic_documents
+from widthwise.files import reading
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 INSTALLED_FOLDERS = frozenset({"site-packages", "dist-packages"})
@@ -47,10 +48,10 @@ def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iter
     for path in files_below(folder, leave_out):
         if path.suffix != ".py":
             continue
+        with reading(path):
+            content = path.read_bytes()
         try:
-            text = path.read_bytes().decode()
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+            text = content.decode()
         except UnicodeDecodeError:
             continue
         if text:

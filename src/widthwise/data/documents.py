@@ -1,15 +1,17 @@
 """Documents, corpora, and the rule that puts a document into training or held-out data."""
 
 import hashlib
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 
 from widthwise.config_io import UserError
 
 ProgressCallback = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes of text or shards done in it, and the bytes in all (None while unknown)."""
+
+
+def ignore_progress(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+    """The callback of a caller who does not watch."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,12 @@ class Scanner:
         return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out)
 
 
-def scan(corpus: Corpus, held_out: float, progress: ProgressCallback | None = None) -> Scan:
+def scan(corpus: Corpus, held_out: float, progress: ProgressCallback = ignore_progress) -> Scan:
     """Reads the whole corpus once. Raises UserError for a fraction that is not between 0 and 1."""
     scanner = Scanner(held_out)
     for document in corpus:
         scanner.add(document)
-        if progress:
-            progress("reading", scanner.n_bytes, None)
+        progress("reading", scanner.n_bytes, None)
     return scanner.result()
 
 
@@ -80,11 +81,3 @@ def train_texts(corpus: Corpus, held_out: float) -> Iterator[str]:
     """The texts of the training split, in order."""
     scanner = Scanner(held_out)
     return (document.text for document in corpus if not scanner.add(document))
-
-
-def require(module: str, extra: str) -> ModuleType:
-    """An optional dependency. Raises UserError naming the extra that installs it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"{module} is not installed; run: pip install 'widthwise[{extra}]'") from None

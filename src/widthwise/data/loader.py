@@ -4,6 +4,7 @@ The training tokens are cut into windows of seq_len + 1 tokens, `seq_len` apart,
 is a target exactly once. Every epoch visits all windows in its own random order, computed and not stored.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Self
 
@@ -115,7 +116,7 @@ def permute(positions: np.ndarray, n: int, seed: int, epochs: np.ndarray) -> np.
     A Feistel network over pairs modulo ceil(sqrt(n)), repeated while it leads outside 0..n-1 ("cycle walking", Black
     and Rogaway 2002); the square is hardly larger than n, so few repeat. Needs no memory and no start-up time.
     """
-    side = np.uint64(_ceil_sqrt(n))
+    side = np.uint64(math.isqrt(n - 1) + 1)
     keys = _mix(_mix(np.full_like(positions, seed)) ^ epochs.astype(np.uint64))
     permuted = positions.astype(np.uint64)
     outside = np.ones(len(permuted), dtype=bool)
@@ -138,8 +139,3 @@ def _mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
-
-
-def _ceil_sqrt(n: int) -> int:
-    root = int(np.sqrt(n))
-    return next(side for side in range(max(root - 1, 1), root + 3) if side * side >= n)

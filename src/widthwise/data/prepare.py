@@ -7,7 +7,16 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.assemble import assemble, record_files, write_manifest
-from widthwise.data.documents import Corpus, Document, ProgressCallback, Scan, Scanner, scan, train_texts
+from widthwise.data.documents import (
+    Corpus,
+    Document,
+    ProgressCallback,
+    Scan,
+    Scanner,
+    ignore_progress,
+    scan,
+    train_texts,
+)
 from widthwise.data.encode import Batch, EncodedPart, encode_batches
 from widthwise.data.prepared import CorpusRecord, PreparedData, SplitRecord, Splits
 from widthwise.data.shards import ShardWriter, token_dtype
@@ -26,7 +35,7 @@ def prepare(
     held_out: float = 0.05,
     n_processes: int = 1,
     reuse: bool = False,
-    progress: ProgressCallback | None = None,
+    progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
     """Tokenizes a corpus into `out`, which appears whole at the end or not at all.
 
@@ -65,11 +74,11 @@ class _SplitCount:
 class _Preparation:
     """One run of `prepare`: what is read, and how far."""
 
-    def __init__(self, corpus: Corpus, held_out: float, n_processes: int, progress: ProgressCallback | None):
+    def __init__(self, corpus: Corpus, held_out: float, n_processes: int, progress: ProgressCallback):
         self._corpus = corpus
         self._held_out = held_out
         self._n_processes = n_processes
-        self._progress: ProgressCallback = progress or (lambda stage, n_bytes, n_bytes_total: None)
+        self._progress = progress
 
     def write(self, folder: Path, spec: str) -> None:
         """Fills the folder, the manifest last."""

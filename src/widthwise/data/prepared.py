@@ -5,7 +5,6 @@ tokenizer.json or tokenizer_spec.json
 manifest.json                       written last: a folder without it is not finished
 """
 
-import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import Config, UserError, parse
+from widthwise.data.documents import ProgressCallback, ignore_progress
 from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.run_dir import read_json
+from widthwise.files import FileRecord, file_sha256, read_json, reading
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -62,13 +62,6 @@ class Splits(Config):
 
     train: SplitRecord
     held_out: SplitRecord
-
-
-class FileRecord(Config):
-    """One file of the folder."""
-
-    n_bytes: int
-    sha256: str
 
 
 class Manifest(Config):
@@ -126,13 +119,17 @@ class PreparedData:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
 
-    def verify(self) -> None:
+    def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
+        n_done, n_bytes = 0, sum(record.n_bytes for record in self.manifest.files.values())
         for name, record in self.manifest.files.items():
             if file_sha256(self.path / name) != record.sha256:
                 raise UserError(
-                    f"{self.path / name}: its checksum differs from the manifest's; it is damaged, prepare it again"
+                    f"{self.path / name}: its checksum differs from the manifest's; it is damaged: "
+                    "delete the folder and prepare it again"
                 )
+            n_done += record.n_bytes
+            progress("checking the data", n_done, n_bytes)
         for split in (self.train, self.held_out):
             for _ in checked_parts(split, self.tokenizer.vocab_size):
                 pass
@@ -143,24 +140,9 @@ def is_prepared(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def record_file(path: Path) -> FileRecord:
-    return FileRecord(n_bytes=path.stat().st_size, sha256=file_sha256(path))
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 (hex) of a file. Raises UserError where it cannot be read."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-
-
 def _check_size(path: Path, n_bytes: int) -> None:
-    try:
+    with reading(path):
         found = path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if found != n_bytes:
         raise UserError(f"{path}: has {found} bytes; its manifest promises {n_bytes}; prepare it again")
 

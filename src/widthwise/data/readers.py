@@ -11,7 +11,8 @@ from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
-from widthwise.data.documents import Corpus, Document, require
+from widthwise.data.documents import Corpus, Document
+from widthwise.data.extras import require
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
@@ -90,15 +91,15 @@ def _cut(document: Document, document_bytes: int | None) -> Iterator[Document]:
 def _read_text(path: Path, name: str, field: str) -> Iterator[Document]:
     with _refusing(path):
         content = path.read_bytes()
-    yield Document(name, _decode(content, f"{path}: line {{line}}"))
+    yield Document(name, _decode(content, path))
 
 
-def _decode(content: bytes, where: str) -> str:
+def _decode(content: bytes, path: Path, first_line: int = 1) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{where.format(line=line)}: is not UTF-8 text") from None
+        line = first_line + content.count(b"\n", 0, error.start)
+        raise UserError(f"{path}: line {line}: is not UTF-8 text") from None
 
 
 def _read_jsonl(path: Path, name: str, field: str) -> Iterator[Document]:
@@ -126,12 +127,13 @@ def _read_jsonl_zst(path: Path, name: str, field: str) -> Iterator[Document]:
 def _json_lines(lines: Iterable[bytes], path: Path, name: str, field: str) -> Iterator[Document]:
     for number, line in enumerate(lines, start=1):
         if not line.isspace():
-            yield Document(f"{name}:{number}", _text_of_line(line, field, f"{path}: line {number}"))
+            yield Document(f"{name}:{number}", _text_of_line(line, field, path, number))
 
 
-def _text_of_line(line: bytes, field: str, where: str) -> str:
+def _text_of_line(line: bytes, field: str, path: Path, number: int) -> str:
+    where = f"{path}: line {number}"
     try:
-        row = json.loads(_decode(line, where))
+        row = json.loads(_decode(line, path, number))
     except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{where}: is not valid JSON ({error})") from None
     if not isinstance(row, dict):

@@ -17,6 +17,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from widthwise.config_io import UserError
+from widthwise.files import fsync_file, reading, writing
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -61,7 +62,7 @@ class ShardWriter:
         self._bin: BinaryIO
 
     def __enter__(self) -> Self:
-        with self._refusing(self._temporary_bin):
+        with writing(self._temporary_bin):
             self._bin = open(self._temporary_bin, "wb")
         return self
 
@@ -73,7 +74,7 @@ class ShardWriter:
             raise UserError(
                 f"{bin_path(self.prefix)}: a document has {lengths.max()} tokens; the format allows 2147483647"
             )
-        with self._refusing(bin_path(self.prefix)):
+        with writing(bin_path(self.prefix)):
             self._bin.write(tokens.tobytes())
         self._lengths.append(lengths.astype(np.int32))
 
@@ -90,22 +91,14 @@ class ShardWriter:
             self._temporary_idx.unlink(missing_ok=True)
 
     def _finish(self) -> None:
-        with self._refusing(self.prefix):
+        with writing(self.prefix):
             self._bin.flush()
             os.fsync(self._bin.fileno())
-            with open(self._temporary_idx, "wb") as file:
-                file.write(_index_bytes(np.concatenate([np.zeros(0, np.int32), *self._lengths]), self.dtype))
-                file.flush()
-                os.fsync(file.fileno())
+            lengths = np.concatenate([np.zeros(0, np.int32), *self._lengths])
+            self._temporary_idx.write_bytes(_index_bytes(lengths, self.dtype))
+            fsync_file(self._temporary_idx)
             os.replace(self._temporary_bin, bin_path(self.prefix))
             os.replace(self._temporary_idx, idx_path(self.prefix))
-
-    @contextlib.contextmanager
-    def _refusing(self, path: Path):
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def _index_bytes(lengths: np.ndarray, dtype: np.dtype) -> bytes:
@@ -133,7 +126,8 @@ class TokenFile:
     def __init__(self, prefix: Path):
         """Opens `prefix.bin` and `prefix.idx`. Raises UserError naming the file if one is missing or damaged."""
         self.prefix = Path(prefix)
-        index = _read(idx_path(self.prefix))
+        with reading(idx_path(self.prefix)):
+            index = idx_path(self.prefix).read_bytes()
         self.fingerprint = zlib.crc32(index)
         self.dtype, lengths, documents = _parse_index(index, idx_path(self.prefix))
         starts = _starts(lengths)
@@ -148,13 +142,11 @@ class TokenFile:
     def _map_tokens(self) -> np.ndarray:
         path = bin_path(self.prefix)
         wanted_bytes = self.n_tokens * self.dtype.itemsize
-        try:
+        with reading(path):
             n_bytes = path.stat().st_size
             if n_bytes != wanted_bytes:
                 raise UserError(f"{path}: has {n_bytes} bytes where its index asks for {wanted_bytes}; it is damaged")
             return np.memmap(path, dtype=self.dtype, mode="r") if self.n_tokens else np.zeros(0, self.dtype)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
     def tokens(self, start: int, stop: int) -> np.ndarray:
         """Tokens start..stop-1 of all documents laid end to end, a view (stop - start,) of the file's dtype."""
@@ -165,13 +157,6 @@ class TokenFile:
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, its end-of-text token included."""
         return self.tokens(int(self.document_starts[index]), int(self.document_starts[index + 1]))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
 def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import require
+from widthwise.data.extras import require
 from widthwise.data.tokenizer import Tokenizer
 
 
@@ -26,6 +26,7 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = max(*pieces, self.eos_id) + 1
         self._byte_lengths = np.zeros(self.vocab_size, dtype=np.int64)
         self._byte_lengths[list(pieces)] = [len(piece) for piece in pieces.values()]
+        self._ordinary = frozenset(pieces)
         listing = b"".join(len(piece).to_bytes(4, "little") + piece for piece in pieces.values())
         self._pieces_sha256 = hashlib.sha256(listing).hexdigest()
 
@@ -43,7 +44,7 @@ class TiktokenTokenizer(Tokenizer):
         return self._encoding.encode_ordinary_batch(list(texts))
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._encoding.decode([index for index in ids if self._byte_lengths[index] > 0])
+        return self._encoding.decode([index for index in ids if index in self._ordinary])
 
     def token_byte_lengths(self) -> np.ndarray:
         return self._byte_lengths.copy()

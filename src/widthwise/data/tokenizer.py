@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from widthwise.run_dir import write_atomic
+from widthwise.files import write_atomic
 
 N_BYTES = 256
 
@@ -31,7 +31,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text the ids stand for; special tokens stand for none, a torn character becomes U+FFFD."""
+        """The text the ids stand for; special and unknown ids stand for none, a torn character becomes U+FFFD."""
 
     @abstractmethod
     def token_byte_lengths(self) -> np.ndarray:

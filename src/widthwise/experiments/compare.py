@@ -10,7 +10,8 @@ import numpy as np
 
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.statistics import Estimate, paired_difference, seed_interval, verdict
-from widthwise.run_dir import RunDir, write_atomic
+from widthwise.files import write_atomic
+from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import ratios
 from widthwise.training.observer import Observer
 from widthwise.training.trainer import train_or_resume

@@ -1,5 +1,6 @@
 """What a comparison consists of: matched recipes, seeds, and one run for each pair."""
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, merge, parse, read_recipe
 from widthwise.model.config import cost_summary
 from widthwise.shape.breakdown import ratios
-from widthwise.training.config import Recipe
+from widthwise.training.config import Recipe, Seed, parse_recipe
 
+ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 LARGEST_MISMATCH = 0.01
 """How far the matched quantity of a variant may be from the baseline's, as a fraction."""
 
@@ -22,7 +24,7 @@ class CompareConfig(Config):
 
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
-    seeds: tuple[pydantic.NonNegativeInt, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     match: Literal["params", "flops", "kv_bytes", "none"] = "params"
     """What all variants must have in common, within one percent."""
 
@@ -34,9 +36,6 @@ class CompareConfig(Config):
             if not name or not set(name) <= ALLOWED_IN_NAMES:
                 raise ValueError(f"variants: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
         return self
-
-
-ALLOWED_IN_NAMES = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+-")
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,7 @@ class Plan:
         return next(iter(self.recipes))
 
     def run_recipe(self, name: str, seed: int) -> Recipe:
-        """One run: the seed sets initial weights and data order, so runs of one seed see the same text in the same
-        order.
-        """
+        """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
         recipe = self.recipes[name]
         return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
 
@@ -68,37 +65,44 @@ def read_plan(
     paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None
 ) -> Plan:
     """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
-    datas = {path: read_recipe(path, overrides) for path in paths}
-    if len(paths) == 1:
-        data = datas[paths[0]]
-        if "compare" not in data:
-            raise UserError(f"{paths[0]}: has no compare section; give several recipes, or name variants under compare")
-        config = parse(CompareConfig, data.pop("compare"), f"{paths[0]}: compare")
-        recipes = {
-            name: parse(Recipe, merge(data, change), f"{paths[0]}: compare.variants.{name}")
-            for name, change in config.variants.items()
-        }
-    else:
-        names = [path.stem for path in paths]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart"
-            )
-        config = parse(CompareConfig, {"variants": {name: {} for name in names}}, "compare")
-        recipes = {path.stem: parse(Recipe, data, str(path)) for path, data in datas.items()}
+    config, recipes = _variants(paths[0], overrides) if len(paths) == 1 else _recipes(paths, overrides)
     if seeds or match:
         changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
         config = parse(CompareConfig, {"variants": config.variants, **changes}, "compare")
-    plan = Plan(paths[0].stem, recipes, config.seeds, config.match)
+    plan = Plan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match)
     check_fair(plan)
     return plan
 
 
+def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """One recipe, varied as its compare section says."""
+    data = read_recipe(path, overrides)
+    if "compare" not in data:
+        raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
+    config = parse(CompareConfig, data.pop("compare"), f"{path}: compare")
+    return config, {
+        name: parse(Recipe, merge(data, change), f"{path}: compare.variants.{name}")
+        for name, change in config.variants.items()
+    }
+
+
+def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """Several recipes, each named as its file."""
+    recipes = {path.stem: parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
+    if len(recipes) < len(paths):
+        raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
+    return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
+
+
 def check_fair(plan: Plan) -> None:
-    """Raises UserError where variants differ in data, tokens, or the matched quantity by more than one percent."""
+    """Raises UserError, before hours of training, where a variant cannot be trained or compared.
+
+    Variants are comparable where data and tokens agree, and the matched quantity to within one percent.
+    """
     baseline = plan.recipes[plan.baseline]
     expected = cost_summary(baseline.explicit_model, baseline.seq_len)
     for name, recipe in plan.recipes.items():
+        _check_schedule(recipe, name)
         for what, read in SHARED.items():
             if read(recipe) != read(baseline):
                 raise UserError(
@@ -112,6 +116,13 @@ def check_fair(plan: Plan) -> None:
                 f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, which is not a matched comparison; "
                 "change the shape, or allow it with match: none"
             )
+
+
+def _check_schedule(recipe: Recipe, name: str) -> None:
+    try:
+        recipe.schedule.check(recipe.train.steps)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 SHARED = {

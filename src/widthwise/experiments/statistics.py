@@ -39,8 +39,8 @@ def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: flo
 
     variant, baseline: (n_seeds, n_windows) losses; the same row is the same seed and data order, the same column the
     same held-out text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007,
-    arXiv:0712.1111), and the spread is
-    widened by sqrt(n / (n - 1)) for the seeds, which a bootstrap of few values otherwise understates.
+    arXiv:0712.1111), and the spread is widened by sqrt(n / (n - 1)) for the seeds, which a bootstrap of few values
+    otherwise understates.
     """
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     n_seeds, n_windows = differences.shape
@@ -60,9 +60,7 @@ def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: flo
 
 
 def verdict(difference: Estimate) -> str:
-    """ "better" or "worse" (lower loss is better) where interval and seeds allow it, "tie" where the interval holds
-    0.
-    """
+    """What a difference of losses says: "better", "worse", "tie" (the interval holds 0), or "cannot tell"."""
     if len(difference.per_seed) < FEWEST_SEEDS:
         return "cannot tell"
     if difference.low <= 0 <= difference.high:

@@ -1,4 +1,4 @@
-"""Which form of an operation runs."""
+"""Which form of an operation runs, and in which type."""
 
 import os
 

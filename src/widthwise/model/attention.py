@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from widthwise.config_io import Config
 from widthwise.model.axes import Axes, Linear, RMSNorm, size
-from widthwise.model.cost import Cost, linear, rms_norm
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.rope import rotate
 
@@ -24,10 +24,19 @@ class QKNormConfig(Config):
     def axes(self, n_heads: int, head_dim: int) -> Axes:
         return {"head_dim": head_dim} if self.over == "head" else {"n_heads": n_heads, "head_dim": head_dim}
 
+    def cost(self, n_heads: int, head_dim: int) -> Cost:
+        """The gain, the output, and one reciprocal root mean square per norm."""
+        n_norms = n_heads if self.over == "head" else 1
+        gain = vector(size(self.axes(n_heads, head_dim)))
+        return gain + Cost(activation_elements=n_heads * head_dim, activation_fp32_elements=n_norms)
+
+    def build(self, n_heads: int, head_dim: int) -> RMSNorm:
+        axes = self.axes(n_heads, head_dim)
+        return RMSNorm(axes, self.eps, norm_dim=size(axes))
+
 
 def attention_cost(d_in: float, d_model: float, query_width: float, kv_width: float, n_heads: float) -> Cost:
-    """Four projections, the scores and the weighted sum. query_width = n_heads * head_dim, kv_width = n_kv_heads *
-    head_dim.
+    """Four projections, the scores and the weighted sum; query_width and kv_width are head counts times head_dim.
 
     Kept for the backward pass: rotated queries and keys, values, the output, and the log-sum-exp of each head.
     """
@@ -71,21 +80,10 @@ class AttentionConfig(Config):
         return attention_cost(d_in, d_model, n_heads * head_dim, n_kv_heads * head_dim, n_heads)
 
     def norm_cost(self) -> Cost:
-        """The gains of QK-norm."""
+        """QK-norm of queries and keys."""
         if self.qk_norm is None:
             return Cost()
-        query, key = (self.qk_norm.axes(n, self.head_dim) for n in (self.n_heads, self.n_kv_heads))
-        repeats = (self.n_heads, self.n_kv_heads) if self.qk_norm.over == "head" else (1, 1)
-        total = Cost()
-        for axes, n_norms in zip((query, key), repeats):
-            gain = rms_norm(size(axes))
-            total += Cost(
-                params=gain.params,
-                active_params=gain.active_params,
-                activation_elements=n_norms * gain.activation_elements,
-                activation_fp32_elements=n_norms,
-            )
-        return total
+        return self.qk_norm.cost(self.n_heads, self.head_dim) + self.qk_norm.cost(self.n_kv_heads, self.head_dim)
 
     def build(self, d_model: int, d_in: int) -> "Attention":
         return Attention(self, d_model, d_in)
@@ -97,9 +95,7 @@ class AttentionTemplate(Config):
     n_heads: pydantic.PositiveInt | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
     head_dim: pydantic.PositiveInt | None = None
-    """The same head size in every layer, n_heads = width / head_dim: what kernels and caches like. 64 where neither is
-    given.
-    """
+    """The same head size in every layer, n_heads = width / head_dim: what kernels like. 64 where neither is given."""
     kv_group_size: pydantic.PositiveInt = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
@@ -178,13 +174,11 @@ class Attention(nn.Module):
         self.w_v = Linear({"d_model": d_in}, keys)
         self.w_o = Linear(queries, {"d_model": d_model})
         if config.qk_norm is not None:
-            self.q_norm = _qk_norm(config.qk_norm, config.n_heads, config.head_dim)
-            self.k_norm = _qk_norm(config.qk_norm, config.n_kv_heads, config.head_dim)
+            self.q_norm = config.qk_norm.build(config.n_heads, config.head_dim)
+            self.k_norm = config.qk_norm.build(config.n_kv_heads, config.head_dim)
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """x: (B, T, d_in) -> (B, T, d_model). With a cache the T tokens are appended to it and also look at what it
-        holds.
-        """
+        """x: (B, T, d_in) -> (B, T, d_model). With a cache, the T tokens join it and also look at what it holds."""
         queries, keys, values = self._project(x, context)  # (B, heads, T, head_dim)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
@@ -213,8 +207,3 @@ class Attention(nn.Module):
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
         return norm(x.unflatten(-1, (-1, norm.norm_dim))).flatten(-2)
-
-
-def _qk_norm(config: QKNormConfig, n_heads: int, head_dim: int) -> RMSNorm:
-    axes = config.axes(n_heads, head_dim)
-    return RMSNorm(axes, config.eps, norm_dim=size(axes))

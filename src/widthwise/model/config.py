@@ -23,9 +23,7 @@ class ModelConfig(Config):
     residual: Residual = PlainResidualConfig()
     final_norm_eps: pydantic.PositiveFloat = 1e-5
     final_norm_width: pydantic.PositiveInt
-    """Coordinates the final norm covers: d_model, except as the paper's release does it (endpoints: full), the last
-    layer's width.
-    """
+    """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -71,9 +69,7 @@ class ModelConfig(Config):
 
 
 def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps. Sequence length in
-    tokens.
-    """
+    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps."""
     parts, total = config.costs(), config.cost()
     return {
         "d_model": config.d_model,

@@ -31,9 +31,7 @@ class Cost:
         return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
 
     def forward_flops(self, seq_len: int, causal: bool = False) -> float:
-        """Forward FLOPs per token at a sequence length; `causal` counts half of the scores, the ones a causal kernel
-        needs.
-        """
+        """Forward FLOPs per token; `causal` counts only the half of the scores that a causal kernel computes."""
         return self.flops + self.flops_per_context_token * (seq_len / 2 if causal else seq_len)
 
     def training_flops(self, seq_len: int) -> float:

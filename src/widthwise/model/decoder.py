@@ -1,5 +1,7 @@
 """The decoder: embed, layers, norm, head."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -98,7 +100,7 @@ class Decoder(nn.Module):
         rope = {kind: rope_table(positions, *kind) for kind in kinds}
         return AttentionContext(rope, _mask(real, start, n_new, tokens.device), start)
 
-    def _final_norm(self, stream) -> Tensor:
+    def _final_norm(self, stream: Any) -> Tensor:
         d_model, n = self.config.d_model, self.config.final_norm_width
         x = self.config.residual.close(stream, max(n, d_model))
         if n >= d_model:

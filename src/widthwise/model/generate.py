@@ -8,6 +8,7 @@ from torch import Tensor
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.decoder import Decoder
+from widthwise.model.memory import allocating
 
 
 class SamplingConfig(Config):
@@ -66,14 +67,19 @@ def stream_tokens(
     sampling: SamplingConfig | None = None,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Yields the next token ids (B,) of all prompts, `max_new_tokens` times. Raises UserError for an empty prompt."""
+    """Yields the next token ids (B,) of all prompts, `max_new_tokens` times.
+
+    Raises UserError for an empty prompt, and where the cache does not fit into memory.
+    """
     if not prompts or not all(prompts):
         raise UserError("prompt: is empty; give at least one token for each text")
     sampling = SamplingConfig() if sampling is None else sampling
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     tokens, is_real = pad_left(prompts, device)
-    cache = model.new_cache(len(prompts), tokens.shape[1] + max_new_tokens)
+    capacity = tokens.shape[1] + max_new_tokens
+    with allocating(f"generate: a cache for {capacity} tokens of {len(prompts)} texts does not fit into memory"):
+        cache = model.new_cache(len(prompts), capacity)
     mask = None if bool(is_real.all()) else is_real
     for _ in range(max_new_tokens):
         hidden = model.hidden(tokens, cache, mask)[:, -1]

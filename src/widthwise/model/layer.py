@@ -1,6 +1,6 @@
 """One decoder layer: attention and feed-forward, each behind its norm and its residual."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 from torch import nn
@@ -10,7 +10,7 @@ from widthwise.model.attention import AttentionConfig, AttentionContext
 from widthwise.model.cost import Cost
 from widthwise.model.ffn import FFN
 from widthwise.model.kv_cache import LayerCache
-from widthwise.model.norm import PLACEMENTS, NormConfig, input_cost, normalised_width
+from widthwise.model.norm import PLACEMENTS, NormConfig, Placement
 from widthwise.model.residual import Residual
 
 
@@ -23,7 +23,7 @@ class LayerConfig(Config):
     """Coordinates the attention reads; d_model except in a slim first layer, which reads the width of the embedding."""
     d_out: pydantic.PositiveInt
     """Coordinates the feed-forward writes; d_model except in a slim last layer, which writes the width of the head."""
-    norm_placement: Literal["pre", "reordered"] = "pre"
+    norm_placement: Placement = "pre"
     attention_norm: NormConfig
     attention: AttentionConfig
     ffn_norm: NormConfig
@@ -41,13 +41,12 @@ class LayerConfig(Config):
     @property
     def normalised_widths(self) -> tuple[int, int]:
         """Number of gains of the attention norm and of the feed-forward norm."""
-        return (
-            normalised_width(self.norm_placement, self.d_in, self.d_model),
-            normalised_width(self.norm_placement, self.d_model, self.d_out),
-        )
+        placed = PLACEMENTS[self.norm_placement]
+        return placed.normalised_width(self.d_in, self.d_model), placed.normalised_width(self.d_model, self.d_out)
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
         """Cost by part. d_before: width of the stream as it arrives."""
+        placed = PLACEMENTS[self.norm_placement]
         attention_width, ffn_width = self.normalised_widths
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
@@ -55,8 +54,8 @@ class LayerConfig(Config):
             "norm": self.attention_norm.cost(attention_width)
             + self.ffn_norm.cost(ffn_width)
             + self.attention.norm_cost()
-            + input_cost(self.norm_placement, self.d_in)
-            + input_cost(self.norm_placement, self.d_model),
+            + placed.input_cost(self.d_in)
+            + placed.input_cost(self.d_model),
             "residual": residual.cost(d_before, self.d_in, self.d_model)
             + residual.cost(self.d_model, self.d_model, self.d_out),
         }

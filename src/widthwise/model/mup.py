@@ -40,12 +40,13 @@ def parameter_groups(model: Decoder, lr_follows_layer_width: bool = False) -> li
     for name in parameters:
         members.setdefault(_group_of(model, name, lr_follows_layer_width), []).append(name)
     return [
-        ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), key[1], key[2])
-        for key, names in members.items()
+        ParameterGroup(group, tuple(names), tuple(parameters[name] for name in names), lr_factor, decays)
+        for (group, lr_factor, decays), names in members.items()
     ]
 
 
 def _group_of(model: Decoder, name: str, lr_follows_layer_width: bool) -> tuple[str, float, bool]:
+    """Name, lr_factor and decays of the group that a parameter belongs to."""
     owner = model.get_submodule(name.rpartition(".")[0])
     if isinstance(owner, RMSNorm):
         return "gains", 1.0, False

@@ -1,6 +1,6 @@
 """RMSNorm around a sublayer."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 from torch import Tensor, nn
@@ -32,6 +32,16 @@ class PreNorm(nn.Module):
         super().__init__()
         self.norm, self.sublayer = norm, sublayer
 
+    @staticmethod
+    def normalised_width(d_read: int, d_write: int) -> int:
+        """The width the norm sees around a sublayer that reads d_read coordinates and writes d_write."""
+        return d_read
+
+    @staticmethod
+    def input_cost(d_read: int) -> Cost:
+        """What the sublayer keeps of its input for the backward pass: the norm's output, which the norm counts."""
+        return Cost()
+
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """x: (B, T, what the sublayer reads) -> (B, T, what it writes)."""
         return self.sublayer(self.norm(x), *context)
@@ -40,22 +50,20 @@ class PreNorm(nn.Module):
 class ReorderedNorm(PreNorm):
     """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
 
+    @staticmethod
+    def normalised_width(d_read: int, d_write: int) -> int:
+        return d_write
+
+    @staticmethod
+    def input_cost(d_read: int) -> Cost:
+        """The stream itself, in the type of the matrix products."""
+        return Cost(activation_elements=d_read)
+
     def forward(self, x: Tensor, *context: Any) -> Tensor:
         """x: (B, T, what the sublayer reads) -> (B, T, what it writes)."""
         x = x.to(compute_dtype(x))  # once, or autocast would make and keep a copy for every matrix that reads it
         return self.norm(self.sublayer(x, *context))
 
 
-PLACEMENTS: dict[str, type[PreNorm]] = {"pre": PreNorm, "reordered": ReorderedNorm}
-
-
-def normalised_width(placement: str, d_read: int, d_write: int) -> int:
-    """The width the norm sees: the sublayer's input, or its output where the norm comes after."""
-    return d_read if PLACEMENTS[placement] is PreNorm else d_write
-
-
-def input_cost(placement: str, d_read: int) -> Cost:
-    """What a sublayer keeps of its input for the backward pass: the norm's output, which the norm counts, or the stream
-    itself.
-    """
-    return Cost(activation_elements=0 if PLACEMENTS[placement] is PreNorm else d_read)
+Placement = Literal["pre", "reordered"]
+PLACEMENTS: dict[Placement, type[PreNorm]] = {"pre": PreNorm, "reordered": ReorderedNorm}

@@ -6,14 +6,14 @@ from typing import Any
 
 from markupsafe import Markup
 
+from widthwise.files import write_atomic
 from widthwise.reports import plots, tables
 from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
-from widthwise.reports.html import Recipe, legend, panels, render, sequence
+from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
 from widthwise.reports.records import Comparison, Run, Variant, read_comparison, read_run
 from widthwise.reports.svg import Style, block_swatch, styles, swatch
-from widthwise.run_dir import write_atomic
 
 _VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
 
@@ -65,7 +65,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         cost_table=tables.cost_table([(variant.name, variant.cost) for variant in variants]),
         layer_tables=[tables.layer_table(variant.name, variant.cost) for variant in variants],
         environment_table=tables.environment_table(comparison.environment),
-        recipes=[Recipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items()],
+        recipes=[FoldedRecipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items()],
     )
 
 

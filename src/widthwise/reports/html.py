@@ -30,8 +30,8 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """The resolved recipe of a run, to be shown folded."""
+class FoldedRecipe:
+    """The resolved recipe of a run, which the page shows folded."""
 
     name: str
     path: str

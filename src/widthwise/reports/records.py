@@ -9,8 +9,9 @@ from typing import Any, Literal, Self
 
 import pydantic
 
-from widthwise.config_io import UserError, parse
-from widthwise.run_dir import RunDir, read_json
+from widthwise.config_io import parse
+from widthwise.files import read_json
+from widthwise.run_dir import RunDir
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell"]
 
@@ -166,26 +167,14 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
     """Reads a run directory, finished or not; `shown_as` replaces its path in the report. UserError if it is broken."""
     folder = RunDir(path)
     config_yaml = folder.config_yaml()
-    environment = folder.environment()
-    if not isinstance(environment, dict):
-        raise UserError(f"{path}/environment.json: holds {type(environment).__name__}, not a mapping")
-    result = folder.result()
+    environment, result = folder.environment(), folder.result()
     return Run(
         path=shown_as or str(path),
         config_yaml=config_yaml,
         environment=environment,
-        metrics=_checked_metrics(folder),
+        metrics=folder.metrics(),
         result=None if result is None else parse(Result, result, f"{path}/result.json"),
     )
-
-
-def _checked_metrics(folder: RunDir) -> list[dict[str, Any]]:
-    records = folder.metrics()
-    for line, record in enumerate(records, start=1):
-        step = record.get("step") if isinstance(record, dict) else None
-        if not isinstance(step, int) or isinstance(step, bool):
-            raise UserError(f"{folder.path}/metrics.jsonl: line {line} has no whole-number 'step'")
-    return records
 
 
 def finite(value: Any) -> float:

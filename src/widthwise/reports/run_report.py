@@ -6,13 +6,13 @@ from pathlib import Path
 from markupsafe import Markup
 
 from widthwise.config_io import UserError
+from widthwise.files import write_atomic
 from widthwise.reports import plots, tables
 from widthwise.reports.curves import by_step
 from widthwise.reports.formats import clean
-from widthwise.reports.html import Recipe, legend, panels, render
+from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.records import Run, read_run
 from widthwise.reports.svg import Style, styles
-from widthwise.run_dir import write_atomic
 
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
@@ -27,9 +27,7 @@ _CURVES = (
 
 def write_run_report(run: Path, out: Path | None = None) -> Path:
     """Writes `report.html` of a run, finished or not, into `out` (default: the run). UserError if broken."""
-    page = Path(out or run) / "report.html"
-    write_atomic(page, _page([read_run(Path(run))]))
-    return page
+    return write_runs_report([run], out or run)
 
 
 def write_runs_report(runs: Sequence[Path], out: Path) -> Path:
@@ -58,7 +56,7 @@ def _page(runs: Sequence[Run]) -> str:
         cost_table=tables.cost_table(list(costs.items())),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
         environment_tables=_environments(named),
-        recipes=[Recipe(name, run.path, run.config_yaml) for name, run in named.items()],
+        recipes=[FoldedRecipe(name, run.path, run.config_yaml) for name, run in named.items()],
     )
 
 

@@ -26,6 +26,7 @@ class LayerRow:
 
 def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
     """One row a layer, first to last."""
+    costs = [sum(parts.values(), Cost()) for parts in config.layer_costs()]
     return [
         LayerRow(
             layer=number,
@@ -39,8 +40,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
             kv_bytes=cost.kv_bytes(),
             activation_bytes=cost.activation_bytes(),
         )
-        for number, (layer, parts) in enumerate(zip(config.layers, config.layer_costs()), start=1)
-        for cost in [sum(parts.values(), Cost())]
+        for number, (layer, cost) in enumerate(zip(config.layers, costs), start=1)
     ]
 
 
@@ -61,9 +61,7 @@ HEADLINES = {
 
 
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
-    """What `inspect --json` prints: the cost summary, rows by layer, and the baseline's summary with the ratios to
-    it.
-    """
+    """What `inspect --json` prints: the cost summary, a row per layer, the baseline's summary and the ratios to it."""
     summary = cost_summary(config, seq_len)
     summary["layers"] = [vars(row) for row in layer_rows(config, seq_len)]
     if baseline is not None:

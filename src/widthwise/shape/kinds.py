@@ -1,6 +1,5 @@
 """The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
 
-from abc import ABC, abstractmethod
 from typing import Annotated, ClassVar, Literal
 
 import pydantic
@@ -41,7 +40,7 @@ class ExplicitShape(Config):
         return list(self.widths)
 
 
-class SolvedShape(Config, ABC):
+class SolvedShape(Config):
     """A geometric schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
 
     Source: variable-width paper, Appendix A.
@@ -51,21 +50,11 @@ class SolvedShape(Config, ABC):
     quantum: pydantic.PositiveInt | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs per token at seq_len, or KV
-    bytes."""
+    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs at seq_len, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full"] = "slim"
     """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer (its release)."""
-
-    @property
-    @abstractmethod
-    def turn_ratio(self) -> float:
-        """Width at the turn over d_model."""
-
-    @abstractmethod
-    def turn_layer(self, n_layers: int) -> int:
-        """The layer, counted from 1, at which the schedule turns."""
 
     def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
         """The rounded widths. head_quantum: what every width must be a multiple of for the heads' sake."""
@@ -74,8 +63,10 @@ class SolvedShape(Config, ABC):
             raise UserError(
                 f"model.shape.quantum: got {quantum}; must be a multiple of {head_quantum} (2 * n_heads, or head_dim)"
             )
-        turn_layer = self.turn_layer(n_layers)
-        widths = solve_widths(self.schedule, cost, n_layers, turn_layer, self.turn_ratio)
+        # The schedule knows which fields of the subclass place its turn.
+        depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
+        turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
+        widths = solve_widths(self.schedule, cost, n_layers, turn_layer, turn_ratio)
         if self.rounding == "nearest":
             return [int(width) for width in round_nearest(widths, quantum)]
         return [int(width) for width in round_balanced(widths, quantum, cost, cost.uniform(n_layers))]
@@ -91,13 +82,6 @@ class XShape(SolvedShape):
     bottleneck_width: Fraction = 0.3
     """Its width over d_model."""
 
-    @property
-    def turn_ratio(self) -> float:
-        return self.bottleneck_width
-
-    def turn_layer(self, n_layers: int) -> int:
-        return self.schedule.turn_layer(n_layers, self.bottleneck_layer)
-
 
 class DiamondShape(SolvedShape):
     """Narrow ends, wide at `peak_layer`."""
@@ -109,26 +93,12 @@ class DiamondShape(SolvedShape):
     peak_width: pydantic.PositiveFloat = 1.5
     """Its width over d_model."""
 
-    @property
-    def turn_ratio(self) -> float:
-        return self.peak_width
-
-    def turn_layer(self, n_layers: int) -> int:
-        return self.schedule.turn_layer(n_layers, self.peak_layer)
-
 
 class MonotoneShape(SolvedShape):
     """From a narrow end to a wide one."""
 
     narrow_width: Fraction = 0.5
     """Width of the narrow end over d_model."""
-
-    @property
-    def turn_ratio(self) -> float:
-        return self.narrow_width
-
-    def turn_layer(self, n_layers: int) -> int:
-        return self.schedule.turn_layer(n_layers, None)
 
 
 class GrowingShape(MonotoneShape):

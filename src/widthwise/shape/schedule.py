@@ -22,9 +22,9 @@ class Schedule:
     turn_layers: Callable[[int], range]
     """n_layers -> the layers at which the schedule may turn; empty where there are too few layers."""
     ratio_key: str
-    """What a recipe calls the ratio, for error messages."""
-    layer_key: str = "kind"
-    """What a recipe calls the depth of the turn, for error messages; the kind itself where that settles it."""
+    """What a recipe calls the ratio."""
+    layer_key: str | None = None
+    """What a recipe calls the depth of the turn; None where the kind settles it."""
 
     def turn_layer(self, n_layers: int, depth: float | None) -> int:
         """The layer nearest to the fraction `depth` of n_layers; None for a kind that leaves no choice.
@@ -43,9 +43,9 @@ class Schedule:
         if not allowed:
             raise UserError(f"model.n_layers: {n_layers} is too few for shape kind '{self.kind}'")
         if turn_layer not in allowed:
-            first, last = allowed[0], allowed[-1]
+            key, first, last = self.layer_key or "kind", allowed[0], allowed[-1]
             raise UserError(
-                f"model.shape.{self.layer_key}: turns at layer {turn_layer} of {n_layers}; kind '{self.kind}' turns at "
+                f"model.shape.{key}: turns at layer {turn_layer} of {n_layers}; kind '{self.kind}' turns at "
                 f"layers {first} to {last}, a fraction {first / n_layers:.4g} to {last / n_layers:.4g} of the depth"
             )
 

@@ -41,8 +41,8 @@ class WidthCost(ABC):
 def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer: int, turn_ratio: float) -> np.ndarray:
     """(n_layers,) widths in channels, not rounded, that cost as much as n_layers layers of width cost.d_model.
 
-    The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end
-    width, so at most one fits. Raises UserError where the schedule cannot turn there, or nothing is left for the ends.
+    The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end width, so at
+    most one fits. Raises UserError where the schedule cannot turn there, or nothing is left for the ends.
     """
     schedule.check_turn_layer(n_layers, turn_layer)
     schedule.check_turn_ratio(turn_ratio)

@@ -1,6 +1,6 @@
 """From what a recipe says about a model to explicit layers."""
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pydantic
@@ -13,7 +13,7 @@ from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import NormConfig
+from widthwise.model.norm import PLACEMENTS, NormConfig, Placement
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, UniformShape
@@ -27,7 +27,7 @@ class NormTemplate(Config):
     """The norms of all layers."""
 
     eps: pydantic.PositiveFloat = 1e-5
-    placement: Literal["pre", "reordered"] = "pre"
+    placement: Placement = "pre"
     """Before each sublayer, or OLMo 2's order: after it, before the residual addition."""
 
 
@@ -48,8 +48,10 @@ class ModelTemplate(Config):
     logit_multiplier: pydantic.PositiveFloat = 1.0
     init: InitConfig = InitConfig()
     layers: dict[int, dict[str, Any]] = Field(default_factory=dict)
-    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}. A changed
-    d_model resizes the whole layer first."""
+    """Changes to single layers, counted from 0, laid over what the rules give: {3: {ffn: {d_ff: 96}}}.
+
+    A changed d_model resizes the whole layer first.
+    """
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelTemplate":
@@ -59,9 +61,7 @@ class ModelTemplate(Config):
         return self
 
     def resolve(self, seq_len: int) -> ModelConfig:
-        """Every layer written out. seq_len is what FLOPs are matched at. Raises UserError where the shape cannot be
-        had.
-        """
+        """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
         slim = self.shape.endpoints == "slim"
         return ModelConfig(
@@ -78,9 +78,7 @@ class ModelTemplate(Config):
         )
 
     def uniform(self) -> "ModelTemplate":
-        """The uniform model this one is matched to: the same rules, without the shape and the changes to single
-        layers.
-        """
+        """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
         return self.model_copy(update={"shape": UniformShape(endpoints=self.shape.endpoints), "layers": {}})
 
     def _widths(self, seq_len: int) -> list[int]:
@@ -107,17 +105,16 @@ class ModelTemplate(Config):
         where = f"model.layers.{index}"
         width = widths[index]
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths))
-        widths_of_norms = (width, width if self.norm.placement == "pre" else d_out)
-        attention_norm, ffn_norm = (NormConfig(eps=self.norm.eps, norm_dim=n) for n in widths_of_norms)
+        ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         try:
             layer = LayerConfig(
                 d_model=width,
                 d_in=d_in,
                 d_out=d_out,
                 norm_placement=self.norm.placement,
-                attention_norm=attention_norm,
+                attention_norm=NormConfig(eps=self.norm.eps, norm_dim=width),
                 attention=self.attention.at_width(width),
-                ffn_norm=ffn_norm,
+                ffn_norm=NormConfig(eps=self.norm.eps, norm_dim=ffn_norm_dim),
                 ffn=self.ffn.at_width(width),
             )
         except ValueError as error:

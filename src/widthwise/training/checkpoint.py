@@ -8,7 +8,6 @@ checkpoints/step_00000100/
     manifest.json           size and sha256 of the files above, written last
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -23,25 +22,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from widthwise.config_io import Config, UserError, parse
+from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json
 from widthwise.model.decoder import Decoder
-from widthwise.run_dir import fsync_folder, read_json
 
 FORMAT_VERSION = 1
-MODEL, OPTIMIZER, RNG, STATE, MANIFEST = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "rng.safetensors",
-    "state.json",
-    "manifest.json",
-)
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+RNG = "rng.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
 FILES = (MODEL, OPTIMIZER, RNG, STATE)
-
-
-class FileRecord(Config):
-    """What a file must be."""
-
-    n_bytes: int
-    sha256: str
 
 
 class Manifest(Config):
@@ -83,21 +73,17 @@ def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None. Reads every byte."""
     try:
         manifest = parse(Manifest, read_json(path / MANIFEST), MANIFEST)
+        identity = (manifest.format_version, _name(manifest.step), set(manifest.files))
+        if identity != (FORMAT_VERSION, path.name, set(FILES)):
+            return f"{MANIFEST} is not of this checkpoint, or of another version"
+        for name, record in manifest.files.items():
+            found = FileRecord.of(path / name)
+            if found.n_bytes != record.n_bytes:
+                return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
+            if found.sha256 != record.sha256:
+                return f"{name} does not match its checksum"
     except UserError as error:
         return str(error).removeprefix(f"{path}/")
-    if (manifest.format_version, _name(manifest.step)) != (FORMAT_VERSION, path.name) or set(manifest.files) != set(
-        FILES
-    ):
-        return f"{MANIFEST} is not of this checkpoint, or of another version"
-    for name, record in manifest.files.items():
-        try:
-            found = _record(path / name)
-        except OSError as error:
-            return f"{name}: {error.strerror}"
-        if found.n_bytes != record.n_bytes:
-            return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
-        if found.sha256 != record.sha256:
-            return f"{name} does not match its checksum"
     return None
 
 
@@ -115,7 +101,7 @@ def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimiz
         _save_tensors(_rng_states(), partial / RNG)
         _save_json(state, partial / STATE)
         manifest = Manifest(
-            format_version=FORMAT_VERSION, step=step, files={name: _record(partial / name) for name in FILES}
+            format_version=FORMAT_VERSION, step=step, files={name: FileRecord.of(partial / name) for name in FILES}
         )
         _save_json(manifest.model_dump(), partial / MANIFEST)
         fsync_folder(partial)
@@ -123,7 +109,7 @@ def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimiz
             shutil.rmtree(path)
         os.replace(partial, path)
         fsync_folder(folder)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, UserError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be written ({reason}); the checkpoints before it are intact") from None
@@ -205,20 +191,9 @@ def _copy_into(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], where
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    _fsync_file(path)
+    fsync_file(path)
 
 
 def _save_json(data: Any, path: Path) -> None:
     path.write_text(json.dumps(data) + "\n")
-    _fsync_file(path)
-
-
-def _fsync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _record(path: Path) -> FileRecord:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(n_bytes=path.stat().st_size, sha256=digest)
+    fsync_file(path)

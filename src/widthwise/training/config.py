@@ -7,12 +7,16 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
-from widthwise.config_io import Config, parse, read_recipe
+from widthwise.config_io import Config, UserError, parse, parse_yaml, read_recipe
 from widthwise.data.config import DataConfig
 from widthwise.model.config import ModelConfig, pflops_days
+from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.schedule import Schedule
+
+Precision = Literal["fp32", "bf16"]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class AdamWConfig(Config):
@@ -37,11 +41,11 @@ class TrainConfig(Config):
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: pydantic.PositiveInt | None = None
     """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
-    precision: Literal["fp32", "bf16"] = "bf16"
+    precision: Precision = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32."""
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
-    seed: pydantic.NonNegativeInt = 42
+    seed: Seed = 42
     """Of the initial weights and of the data order."""
     max_grad_norm: pydantic.PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
@@ -58,8 +62,7 @@ class TrainConfig(Config):
     keep_last: pydantic.PositiveInt = 2
     """Checkpoints kept."""
     loss_window_steps: pydantic.PositiveInt = 1000
-    """The reported training loss is the mean over this many last steps (the variable-width paper's rule), or over all
-    of a shorter run."""
+    """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
     """Nats above the lowest logged loss at which a run stops as having diverged."""
 
@@ -114,13 +117,24 @@ class Recipe(Config):
 
 def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
     """A recipe file with overrides, checked. Raises UserError."""
-    return parse(Recipe, read_recipe(path, overrides or ()), str(path))
+    return parse_recipe(read_recipe(path, overrides or ()), str(path))
+
+
+def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
+    """The recipe of one run. Raises UserError for a mistake, and where the data describe a comparison of several."""
+    if "compare" in data:
+        raise UserError(f"{where}: has a compare section, so it describes several runs; `widthwise compare` runs them")
+    return parse(Recipe, data, where)
+
+
+def saved_recipe(run: RunDir) -> Recipe:
+    """The resolved recipe of a run directory. Raises UserError where it is none."""
+    where = f"{run.path}/config.yaml"
+    return parse(Recipe, parse_yaml(run.config_yaml(), where), where)
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model beside that of `against`, or else of the uniform model its shape is matched
-    to.
-    """
+    """The inspection of a recipe's model beside that of `against`, by default the uniform model it is matched to."""
     config = recipe.explicit_model
     if against is not None:
         baseline = against.explicit_model

@@ -8,19 +8,12 @@ from typing import Any
 import yaml
 
 from widthwise.config_io import UserError, apply_override, merge, parse, read_recipe
-from widthwise.run_dir import write_atomic
+from widthwise.files import write_atomic
+from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
-from widthwise.training.config import Recipe, inspect_recipe
+from widthwise.training.config import Recipe, inspect_recipe, parse_recipe
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
-
-TURN_KEYS = {
-    "x": ("bottleneck_layer", "bottleneck_width"),
-    "diamond": ("peak_layer", "peak_width"),
-    "growing": (None, "narrow_width"),
-    "narrowing": (None, "narrow_width"),
-}
-"""Shape kind -> what its turn is called in a recipe."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +30,13 @@ class ShapeRequest:
 
     def shape(self) -> dict[str, Any]:
         """The `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
-        layer_key, width_key = TURN_KEYS.get(self.kind, (None, None))
+        schedule = SCHEDULES.get(self.kind)
+        layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
         for option, value, key in (
             ("--turn-layer", self.turn_layer, layer_key),
             ("--turn-width", self.turn_width, width_key),
         ):
-            if value is not None and key is None and self.kind in (*TURN_KEYS, "uniform"):
+            if value is not None and key is None and self.kind in (*SCHEDULES, "uniform"):
                 raise UserError(f"{option}: got {value}; shape kind '{self.kind}' has none")
         asked = {layer_key: self.turn_layer, width_key: self.turn_width, "quantum": self.quantum}
         solved = {} if self.kind == "uniform" else {"match": self.match, "rounding": self.rounding}
@@ -63,11 +57,12 @@ def design_recipe(
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)
+    base_recipe = parse_recipe(base_data, str(base))
     change: dict[str, Any] = {}
     for override in overrides:
         apply_override(change, override)
     if request.budget is not None:
-        d_model = _fitting_d_model(parse(Recipe, base_data, str(base)), request)
+        d_model = _fitting_d_model(base_recipe, request)
         change = merge(change, {"model": {"d_model": d_model}})
     change = merge(change, {"model": {"shape": request.shape()}})
     recipe = parse(Recipe, merge(base_data, change), "design")

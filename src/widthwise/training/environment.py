@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +17,15 @@ REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads")
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
+def command_line() -> str:
+    """What this process was called with, for a shell; no path outside the working folder is shown."""
+    return shlex.join(["widthwise", *(_without_private_path(argument) for argument in sys.argv[1:])])
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine, commit and command as plain data; no path outside the working folder is shown."""
     return {
-        "command": " ".join(["widthwise", *(_without_private_path(argument) for argument in sys.argv[1:])]),
+        "command": command_line(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "widthwise": _package_version(),

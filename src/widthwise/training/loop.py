@@ -1,18 +1,17 @@
 """The training loop: steps, and what happens between them."""
 
 import math
-import os
 import statistics
 import time
 from typing import Any, NoReturn
 
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.model.decoder import build
+from widthwise.model.memory import allocating
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
 from widthwise.training.compiling import compile_layers
@@ -20,7 +19,7 @@ from widthwise.training.config import Recipe
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
 from widthwise.training.observer import Observer
 from widthwise.training.optimizer import build_optimizer, set_lr
-from widthwise.training.state import RunState, mean
+from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome, optimizer_step
 from widthwise.training.stopping import Interrupted, SignalWatch
 from widthwise.training.validation import Validation, validate
@@ -36,7 +35,9 @@ class TrainingLoop:
         self._name = run.path.resolve().name
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(self.config.seed)
-        self.model = build(recipe.explicit_model, self.config.seed, self.device)
+        model = recipe.explicit_model
+        with allocating(f"model: {model.cost().params:,.0f} parameters do not fit into the memory of the device"):
+            self.model = build(model, self.config.seed, self.device)
         self.optimizer = build_optimizer(self.model, recipe.optimizer)
         if self.config.compile:
             compile_layers(self.model)
@@ -104,7 +105,10 @@ class TrainingLoop:
         self.observer.step_done(self.state.step)
 
     def _optimizer_step(self, batch: torch.Tensor) -> StepOutcome:
-        try:
+        with allocating(
+            f"train.micro_batch_size: {self.micro_batch_size} sequences do not fit into the memory of the device; "
+            f"use a smaller divisor of train.batch_size = {self.config.batch_size}"
+        ):
             return optimizer_step(
                 self.model,
                 self.optimizer,
@@ -114,11 +118,6 @@ class TrainingLoop:
                 z_loss=self.config.z_loss,
                 max_grad_norm=self.config.max_grad_norm,
             )
-        except torch.OutOfMemoryError:
-            raise UserError(
-                f"train.micro_batch_size: {self.micro_batch_size} sequences do not fit into the memory of the device; "
-                f"use a smaller divisor of train.batch_size = {self.config.batch_size}"
-            ) from None
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
@@ -160,7 +159,8 @@ class TrainingLoop:
 
     def _checked_loss(self) -> float:
         """Mean loss since the last record. Raises RunFailed where it is far above the lowest one."""
-        loss, lowest, rise = mean(self.state.unlogged_losses), self.state.lowest_loss, self.config.max_loss_rise
+        loss, lowest = statistics.fmean(self.state.unlogged_losses), self.state.lowest_loss
+        rise = self.config.max_loss_rise
         if lowest is not None and loss > lowest + rise:
             self._fail(
                 self.state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
@@ -177,10 +177,7 @@ class TrainingLoop:
 
     def _record(self, event: str, **values: Any) -> None:
         record = {"step": self.state.step, "event": event, **values}
-        try:
-            self.run.append_metrics([record])
-        except OSError as error:
-            raise UserError(f"{self.run.path}/metrics.jsonl: cannot be written ({error.strerror})") from None
+        self.run.append_metrics([record])
         self.observer.record(record)
 
     def _save_if_due(self, must_save: bool) -> None:
@@ -192,8 +189,7 @@ class TrainingLoop:
             self._checked_loss()
         self.state.loader = self.loader.state_dict()
         self.state.wall_seconds = time.perf_counter() - self._started
-        with open(self.run.path / "metrics.jsonl", "a") as file:
-            os.fsync(file.fileno())  # a resumed run writes no record again that is older than its checkpoint
+        self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
         checkpoint.save(self.run.checkpoints, self.state.step, self.model, self.optimizer, self.state.as_data())
         self._saved_step = self.state.step
         self._prune()
@@ -241,7 +237,7 @@ class TrainingLoop:
             "seed": self.config.seed,
             "steps": self.config.steps,
             "tokens": n_tokens,
-            "train_loss": mean(self.state.recent_losses),
+            "train_loss": statistics.fmean(self.state.recent_losses),
             "loss_window_steps": len(self.state.recent_losses),
             "val_loss": validation.loss,
             "val_perplexity": validation.perplexity,

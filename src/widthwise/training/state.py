@@ -1,15 +1,8 @@
 """Where a run stands: what a checkpoint holds beside tensors."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import fsum
 from typing import Any
-
-
-def mean(values: Sequence[float] | deque[float]) -> float:
-    """Of at least one value, rounded once."""
-    return fsum(values) / len(values)
 
 
 @dataclass

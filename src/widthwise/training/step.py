@@ -1,14 +1,12 @@
 """One optimizer step."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
-
-Precision = Literal["fp32", "bf16"]
+from widthwise.training.config import Precision
 
 
 @dataclass(frozen=True)

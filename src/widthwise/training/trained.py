@@ -5,13 +5,14 @@ from pathlib import Path
 
 import torch
 
-from widthwise.config_io import UserError, parse, parse_yaml
+from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.model.decoder import Decoder, build
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint
-from widthwise.training.config import Recipe
+from widthwise.training.config import Recipe, saved_recipe
+from widthwise.training.data_identity import recorded_identity
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Trained:
 def load_trained(path: Path | str, device: torch.device | str | None = None) -> Trained:
     """The model and tokenizer of a run directory. Raises UserError where it is none or has no usable checkpoint."""
     run = RunDir(path)
-    recipe = parse(Recipe, parse_yaml(run.config_yaml(), "config.yaml"), f"{run.path}/config.yaml")
+    recipe = saved_recipe(run)
     found, damages = checkpoint.latest_valid(run.checkpoints)
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
@@ -40,13 +41,8 @@ def load_trained(path: Path | str, device: torch.device | str | None = None) -> 
     return Trained(recipe, model.eval(), _tokenizer(run), int(found.name.removeprefix("step_")), damages)
 
 
-def save_tokenizer(run: RunDir, tokenizer: Tokenizer) -> None:
-    """Keeps the tokenizer with the run, so that the run can be used where its data is not."""
-    tokenizer.save(run.tokenizer_folder)
-
-
 def _tokenizer(run: RunDir) -> Tokenizer:
     files = sorted(run.tokenizer_folder.glob("*.json"))
     if not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer")
-    return restore_tokenizer(run.environment()["data"]["tokenizer"]["spec"], files[0])
+    return restore_tokenizer(recorded_identity(run).tokenizer.spec, files[0])

@@ -4,17 +4,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
 from widthwise.data.prepared import PreparedData
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint
-from widthwise.training.config import Recipe
+from widthwise.training.config import Recipe, saved_recipe
+from widthwise.training.data_identity import identity_of, recorded_identity
 from widthwise.training.environment import REPRODUCED_WITH, environment
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import watch_signals
-from widthwise.training.trained import save_tokenizer
 from widthwise.training.validation import check_validation
 
 
@@ -55,14 +55,13 @@ class _Launch:
         with self.run.locked():
             if not self.run.exists:
                 return self._start(recipe)
-            self.run.begin(to_yaml(recipe), {})  # refuses the folder of another recipe
+            self.run.check_recipe(to_yaml(recipe))
             if not (may_resume or self.run.result()):
                 raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
             return self._go_on(recipe)
 
     def resume(self) -> dict[str, Any]:
-        where = f"{self.run.path}/config.yaml"
-        recipe = parse(Recipe, parse_yaml(self.run.config_yaml(), where), where)
+        recipe = saved_recipe(self.run)
         _check_recipe(recipe)
         with self.run.locked():
             return self._go_on(recipe)
@@ -70,8 +69,8 @@ class _Launch:
     def _start(self, recipe: Recipe) -> dict[str, Any]:
         data = self._open_data(recipe)
         loop = TrainingLoop(recipe, data, self.run, self.observer)
-        save_tokenizer(self.run, data.tokenizer)
-        self.run.begin(to_yaml(recipe), {**environment(), "data": _identity(data)})
+        data.tokenizer.save(self.run.tokenizer_folder)
+        self.run.begin(to_yaml(recipe), {**environment(), **identity_of(data).record()})
         with watch_signals() as watch:
             return loop.go(watch)
 
@@ -81,7 +80,7 @@ class _Launch:
             return result
         data = self._open_data(recipe)
         before, now = self.run.environment(), environment()
-        self._check_same_data(before.get("data"), _identity(data))
+        self._check_same_data(data)
         checkpoint.remove_partial(self.run.checkpoints)
         loop = TrainingLoop(recipe, data, self.run, self.observer)
         loop.restore()
@@ -101,31 +100,16 @@ class _Launch:
                 f"the number of tokens of tokenizer {tokenizer.spec}"
             )
         check_validation(data, recipe.seq_len, recipe.train.validation_tokens)
+        data.verify(self.observer.preparing)  # the run vouches for the checksums, and a stray token would stop it later
         return data
 
-    def _check_same_data(self, before: Any, now: dict[str, Any]) -> None:
+    def _check_same_data(self, data: PreparedData) -> None:
+        before, now = recorded_identity(self.run), identity_of(data)
         if before != now:
-            raise UserError(
-                f"{self.run.path}: was begun with other data ({_summary(before)}) than is there now ({_summary(now)})"
-            )
+            raise UserError(f"{self.run.path}: was begun with other data ({before}) than is there now ({now})")
 
 
 def _check_recipe(recipe: Recipe) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("training on several processes is not available in this version; start it without torchrun")
     recipe.schedule.check(recipe.train.steps)
-
-
-def _identity(data: PreparedData) -> dict[str, Any]:
-    """What makes data the same data."""
-    manifest = data.manifest
-    return {
-        "tokenizer": {"spec": manifest.tokenizer.spec, "id": manifest.tokenizer.id},
-        "corpus": {"name": manifest.corpus.name, "fingerprint": manifest.corpus.fingerprint},
-        "files": {name: record.sha256 for name, record in sorted(manifest.files.items())},
-    }
-
-
-def _summary(identity: Any) -> str:
-    corpus, tokenizer = identity["corpus"], identity["tokenizer"]
-    return f"{corpus['name']} {corpus['fingerprint'][:12]}, tokenizer {tokenizer['spec']} {tokenizer['id'][:12]}"

@@ -10,7 +10,8 @@ from widthwise.config_io import UserError
 from widthwise.data.loader import count_windows, held_out_batches
 from widthwise.data.prepared import PreparedData
 from widthwise.model.decoder import Decoder
-from widthwise.training.step import Precision, autocast
+from widthwise.training.config import Precision
+from widthwise.training.step import autocast
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ That is Eq. (1) of the variable-width paper. The stream is stored as its current
 layers: narrowing is a view, widening one concatenation.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import pydantic
@@ -77,16 +78,14 @@ class Carry(nn.Module):
 
 
 class Zero(Carry):
-    """A wider layer finds zeros in its new coordinates. The ablation "zero padding" of the paper's Table 4."""
+    """A wider layer finds zeros in its new coordinates. "Zero padding" in the paper's Table 4."""
 
     def forward(self, stream: Stream) -> Stream:
         return _widen_with(stream, self.d_after, stream.zeros)
 
 
 class Projection(Carry):
-    """A wider layer finds a learned projection of the old coordinates in its new ones. "Projection" of the paper's
-    Table 4.
-    """
+    """A wider layer finds a learned projection of its old coordinates in its new ones. "Projection" in Table 4."""
 
     def __init__(self, d_before: int, d_after: int):
         super().__init__(d_before, d_after)
@@ -103,7 +102,7 @@ class Projection(Carry):
         return _widen_with(stream, self.d_after, lambda n: self.w_widen(stream.prefix))
 
 
-def _widen_with(stream: Stream, width: int, new_coordinates) -> Stream:
+def _widen_with(stream: Stream, width: int, new_coordinates: Callable[[int], Tensor]) -> Stream:
     if width <= stream.width:
         return stream.narrow(width)
     _, rest = stream.unpark(width - stream.width)

@@ -1,0 +1,91 @@
+"""Files on disk: written whole or not at all, read with errors that name them, known again by their checksum."""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import Config, UserError, read_text
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a UserError that names the file being read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block, such as a full disk, into a UserError that names the file being written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def read_json(path: Path) -> Any:
+    """JSON from a file. Raises UserError where it is missing or broken."""
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: is not valid JSON ({error})") from None
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a file that survives a power cut, whole or not at all. Raises UserError where it cannot."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)  # there is none after the rename
+        fsync_folder(path.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
+
+
+def fsync_file(path: Path) -> None:
+    """Makes what was written to a file survive a power cut."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def fsync_folder(folder: Path) -> None:
+    """Makes a rename inside a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 (hex) of a file. Raises UserError where it cannot be read."""
+    with reading(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class FileRecord(Config):
+    """What a file must be, as a manifest says it."""
+
+    n_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> "FileRecord":
+        """The record of a file as it is now; reads every byte. Raises UserError where it cannot be read."""
+        with reading(path):
+            return cls(n_bytes=path.stat().st_size, sha256=file_sha256(path))

@@ -1,0 +1,56 @@
+"""What makes the data of a run the same data when it is resumed."""
+
+from typing import Any
+
+from widthwise.config_io import Config, parse, to_data
+from widthwise.data.prepared import PreparedData
+from widthwise.run_dir import RunDir
+
+KEY = "data"
+"""Where `environment.json` keeps it."""
+
+
+class TokenizerIdentity(Config):
+    """The tokenizer that made the tokens."""
+
+    spec: str
+    id: str
+
+
+class CorpusIdentity(Config):
+    """The text that was tokenized."""
+
+    name: str
+    fingerprint: str
+
+
+class DataIdentity(Config):
+    """Two of them are equal where every byte of the data is."""
+
+    tokenizer: TokenizerIdentity
+    corpus: CorpusIdentity
+    files: dict[str, str]
+    """File name -> sha256."""
+
+    def __str__(self) -> str:
+        corpus, tokenizer = self.corpus, self.tokenizer
+        return f"{corpus.name} {corpus.fingerprint[:12]}, tokenizer {tokenizer.spec} {tokenizer.id[:12]}"
+
+    def record(self) -> dict[str, Any]:
+        """The entry of `environment.json`."""
+        return {KEY: to_data(self)}
+
+
+def identity_of(data: PreparedData) -> DataIdentity:
+    """The identity of prepared data, as their manifest has it."""
+    manifest = data.manifest
+    return DataIdentity(
+        tokenizer=TokenizerIdentity(spec=manifest.tokenizer.spec, id=manifest.tokenizer.id),
+        corpus=CorpusIdentity(name=manifest.corpus.name, fingerprint=manifest.corpus.fingerprint),
+        files={name: record.sha256 for name, record in sorted(manifest.files.items())},
+    )
+
+
+def recorded_identity(run: RunDir) -> DataIdentity:
+    """The identity of the data a run was begun with. Raises UserError where its record is broken."""
+    return parse(DataIdentity, run.environment().get(KEY), f"{run.path}/environment.json: {KEY}")

@@ -1,0 +1,96 @@
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+from widthwise.config_io import UserError
+from widthwise.files import FileRecord, read_json, write_atomic
+
+
+def fail_with(code):
+    def fail(*arguments, **options):
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+class TestWriteAtomic:
+    def test_writes_text_and_bytes_and_makes_folders(self, tmp_path):
+        write_atomic(tmp_path / "a" / "b" / "text", "é\n")
+        write_atomic(tmp_path / "bytes", b"\x00\xff")
+        assert (tmp_path / "a" / "b" / "text").read_bytes() == "é\n".encode()
+        assert (tmp_path / "bytes").read_bytes() == b"\x00\xff"
+
+    @pytest.mark.parametrize("call", ["fsync", "replace"])
+    @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch, call, code):
+        path = tmp_path / "file"
+        write_atomic(path, "old")
+        monkeypatch.setattr(os, call, fail_with(code))
+        with pytest.raises(UserError, match=str(path)):
+            write_atomic(path, "new")
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_an_interruption_leaves_the_old_file_and_nothing_else(self, tmp_path, monkeypatch):
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        path = tmp_path / "file"
+        write_atomic(path, "old")
+        monkeypatch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_atomic(path, "new")
+        assert path.read_text() == "old"
+        assert os.listdir(tmp_path) == ["file"]
+
+    def test_a_kill_before_the_rename_leaves_the_old_file(self, tmp_path):
+        path = tmp_path / "file"
+        write_atomic(path, "old")
+        code = (
+            "import os, pathlib, sys; from widthwise.files import write_atomic\n"
+            "os.replace = lambda *a: os._exit(9)\n"
+            "write_atomic(pathlib.Path(sys.argv[1]), 'new')"
+        )
+        assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == 9
+        assert path.read_text() == "old"
+
+    def test_a_parent_that_is_a_file_is_a_user_error(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UserError, match="file"):
+            write_atomic(tmp_path / "file" / "inside", "x")
+        with pytest.raises(UserError, match=str(tmp_path)):
+            write_atomic(tmp_path, "x")
+
+    def test_permissions_follow_the_umask(self, tmp_path):
+        before = os.umask(0o027)
+        try:
+            write_atomic(tmp_path / "file", "x")
+        finally:
+            os.umask(before)
+        assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+    def test_data_reach_the_disk_before_the_rename(self, tmp_path, monkeypatch):
+        order = []
+        for name in ("fsync", "replace"):
+            real = getattr(os, name)
+            monkeypatch.setattr(os, name, lambda *a, name=name, real=real: order.append(name) or real(*a))
+        write_atomic(tmp_path / "file", "x")
+        assert order == ["fsync", "replace", "fsync"]
+
+
+def test_read_json_names_the_file(tmp_path):
+    (tmp_path / "bad.json").write_text("{")
+    for name in ("bad.json", "none.json"):
+        with pytest.raises(UserError, match=name):
+            read_json(tmp_path / name)
+
+
+def test_the_record_of_a_file_is_its_size_and_sha256(tmp_path):
+    (tmp_path / "file").write_bytes(b"\x00abc")
+    assert FileRecord.of(tmp_path / "file") == FileRecord(n_bytes=4, sha256=hashlib.sha256(b"\x00abc").hexdigest())
+    with pytest.raises(UserError, match=r"none: cannot be read"):
+        FileRecord.of(tmp_path / "none")
