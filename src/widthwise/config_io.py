@@ -268,4 +268,9 @@ def _thawed(value: Any) -> Any:
 
 def to_yaml(config: pydantic.BaseModel) -> str:
     """A config as YAML text that reads back equal."""
-    return yaml.dump(to_data(config), Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)
+    return dump_yaml(to_data(config))
+
+
+def dump_yaml(data: Any) -> str:
+    """Plain data as YAML text that `parse_yaml` reads back equal."""
+    return yaml.dump(data, Dumper=_StrictDumper, sort_keys=False, default_flow_style=None, width=120)

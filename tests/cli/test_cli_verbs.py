@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from widthwise.cli.main import main
+from widthwise.training.config import load_recipe
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
@@ -79,6 +80,16 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, 
     again, _, error = widthwise("design", recipe, "--out", out)
     assert again == 2
     assert "exists already" in error
+
+
+def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, widthwise) -> None:
+    out = tmp_path / "shape.yaml"
+    changes = ("optimizer.betas=[0.8, 0.9]", "optimizer.betas.0=0.7", "model.d_model=64")
+    assert widthwise("design", recipe, *changes, "--out", out)[0] == 0
+    written = load_recipe(out)
+    assert written.optimizer.betas == (0.7, 0.9)
+    assert written.explicit_model.d_model == 64
+    assert written.train == load_recipe(recipe).train
 
 
 def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,11 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
+from widthwise.experiments import compare
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import Plan, read_plan
 from widthwise.run_dir import RunDir
+from widthwise.training.stopping import Interrupted
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
@@ -107,6 +110,27 @@ def test_a_folder_of_another_comparison_is_refused(done, tmp_path: Path) -> None
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     with pytest.raises(UserError, match="another recipe"):
         run_plan(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
+
+
+def test_runs_that_saw_other_data_are_refused(done, tmp_path: Path) -> None:
+    plan, folder, _ = done
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    environment = copy / "runs" / "x-seed5" / "environment.json"
+    record = json.loads(environment.read_text())
+    record["data"]["corpus"]["fingerprint"] = "of another Python"
+    environment.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
+        run_plan(plan, copy, "widthwise compare recipe.yaml")
+
+
+def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path, monkeypatch) -> None:
+    def interrupt(recipe, path, observer):
+        raise Interrupted(f"{path}: stopped", 2)
+
+    monkeypatch.setattr(compare, "train_or_resume", interrupt)
+    with pytest.raises(Interrupted, match=r"uniform-seed3: stopped.*the same compare command") as stopped:
+        run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
+    assert stopped.value.exit_code == 130
 
 
 def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None:

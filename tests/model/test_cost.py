@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
 from model_cases import SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, config, decoder, random_tokens, templates
 
-from widthwise.config_io import parse, read_recipe
+from widthwise.config_io import merge, parse, read_recipe
 from widthwise.model.config import PARTS, ModelConfig, cost_summary
 from widthwise.model.cost import Cost, linear, rms_norm, vector
 from widthwise.model.decoder import Decoder
@@ -15,15 +15,12 @@ from widthwise.shape.template import ModelTemplate
 RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 
 
-def recipe_model(path: Path) -> tuple[ModelConfig, int]:
-    """A recipe's model with every layer, and its sequence length."""
+def recipe_models(path: Path) -> list[tuple[ModelConfig, int]]:
+    """The model of a recipe, or of each variant of a comparison, with every layer; and its sequence length."""
     data = read_recipe(path)
-    if "model" not in data:
-        pytest.skip("has no model of its own")
-    seq_len = data.get("seq_len", 64)
-    if isinstance(data["model"].get("layers"), list):
-        return parse(ModelConfig, data["model"]), seq_len
-    return parse(ModelTemplate, data["model"]).resolve(seq_len), seq_len
+    variants = data.pop("compare", {"variants": {"": {}}})["variants"]
+    recipes = [merge(data, change) for change in variants.values()]
+    return [(parse(ModelTemplate, each["model"]).resolve(each["seq_len"]), each["seq_len"]) for each in recipes]
 
 
 def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
@@ -37,7 +34,8 @@ def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_cost_of_every_recipe_equals_the_built_model_at_full_size(path):
-    check_against_torch(*recipe_model(path))
+    for resolved, seq_len in recipe_models(path):
+        check_against_torch(resolved, seq_len)
 
 
 @settings(deadline=None, max_examples=60)

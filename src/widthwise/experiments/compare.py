@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from widthwise.config_io import UserError
 from widthwise.experiments.plan import Plan
 from widthwise.experiments.statistics import Estimate, paired_difference, seed_interval, verdict
 from widthwise.files import write_atomic
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import ratios
+from widthwise.training.data_identity import recorded_identity
 from widthwise.training.observer import Observer
+from widthwise.training.stopping import Interrupted
 from widthwise.training.trainer import train_or_resume
 
 CONFIDENCE = 0.95
@@ -25,16 +28,31 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
     """Runs what has not finished, seed by seed so that every variant has its first early; writes comparison.json.
 
     Returns the comparison. A run that fails stops the comparison; what has finished is kept and is not run again.
+    Raises UserError where finished runs saw other data than there are now, as after an upgrade of Python.
     """
+    first = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0]))
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in plan.recipes}
     for seed in plan.seeds:
         for name in plan.recipes:
-            path = folder / plan.run_path(name, seed)
-            results[name].append(train_or_resume(plan.run_recipe(name, seed), path, observer))
-    environment = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0])).environment()
+            run = RunDir(folder / plan.run_path(name, seed))
+            try:
+                results[name].append(train_or_resume(plan.run_recipe(name, seed), run.path, observer))
+            except Interrupted as stopped:
+                more = f"{stopped}, and the same compare command with the whole comparison"
+                raise Interrupted(more, stopped.signal_number) from None
+            _check_same_data(run, first)
+    environment = first.environment()
     comparison = _plain(summarise(plan, results, environment, command))
     write_atomic(folder / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     return comparison
+
+
+def _check_same_data(run: RunDir, first: RunDir) -> None:
+    own, expected = recorded_identity(run), recorded_identity(first)
+    if own != expected:
+        raise UserError(
+            f"{run.path}: was trained on other data ({own}) than {first.path} ({expected}); compare in a new folder"
+        )
 
 
 def summarise(

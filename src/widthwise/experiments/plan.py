@@ -130,6 +130,7 @@ SHARED = {
     "seq_len": lambda recipe: recipe.seq_len,
     "train.steps": lambda recipe: recipe.train.steps,
     "train.batch_size": lambda recipe: recipe.train.batch_size,
+    "train.precision": lambda recipe: recipe.train.precision,
     "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
 }
 """What the runs of a comparison have in common."""

@@ -81,7 +81,7 @@ def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
         "n_heads": [layer.attention.n_heads for layer in config.layers],
         "n_kv_heads": [layer.attention.n_kv_heads for layer in config.layers],
         "head_dim": [layer.attention.head_dim for layer in config.layers],
-        "d_ff": [getattr(layer.ffn, "d_ff", None) for layer in config.layers],
+        "d_ff": [layer.ffn.d_ff for layer in config.layers],
         "params": {
             "total": total.params,
             **{part: cost.params for part, cost in parts.items()},

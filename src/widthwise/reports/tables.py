@@ -125,7 +125,7 @@ MAIN_COLUMNS = (
         "kv_bytes",
         "KV bytes per token",
         "KV B",
-        "Key and value cache of one token over all layers, in the run's precision.",
+        "Key and value cache of one token over all layers, in bf16.",
         _cost_cell(lambda cost: cost.kv_bytes_per_token, "kv_bytes"),
     ),
     Column(

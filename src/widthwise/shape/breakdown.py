@@ -17,7 +17,7 @@ class LayerRow:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    d_ff: int | None
+    d_ff: int
     params: float
     forward_flops: float
     kv_bytes: float
@@ -34,7 +34,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
             n_heads=layer.attention.n_heads,
             n_kv_heads=layer.attention.n_kv_heads,
             head_dim=layer.attention.head_dim,
-            d_ff=getattr(layer.ffn, "d_ff", None),
+            d_ff=layer.ffn.d_ff,
             params=cost.params,
             forward_flops=cost.forward_flops(seq_len),
             kv_bytes=cost.kv_bytes(),

@@ -37,7 +37,7 @@ class TrainConfig(Config):
 
     steps: pydantic.PositiveInt
     """Optimizer steps."""
-    batch_size: pydantic.PositiveInt
+    batch_size: int = Field(gt=0, le=65_536)
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: pydantic.PositiveInt | None = None
     """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from widthwise.config_io import UserError, apply_override, merge, parse, read_recipe
+from widthwise.config_io import UserError, dump_yaml, merge, parse, read_recipe
 from widthwise.files import write_atomic
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
@@ -58,9 +56,7 @@ def design_recipe(
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)
     base_recipe = parse_recipe(base_data, str(base))
-    change: dict[str, Any] = {}
-    for override in overrides:
-        apply_override(change, override)
+    change = _difference(read_recipe(base), base_data)
     if request.budget is not None:
         d_model = _fitting_d_model(base_recipe, request)
         change = merge(change, {"model": {"d_model": d_model}})
@@ -68,10 +64,19 @@ def design_recipe(
     recipe = parse(Recipe, merge(base_data, change), "design")
     summary = inspect_recipe(recipe)
     folder = Path.cwd() if out is None else out.resolve().parent
-    text = yaml.safe_dump({"extends": os.path.relpath(base.resolve(), folder), **change}, sort_keys=False)
+    text = dump_yaml({"extends": os.path.relpath(base.resolve(), folder), **change})
     if out is not None:
         write_atomic(out, text)
     return text, summary
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What `merge` must lay over `old` to make it `new`."""
+    return {
+        key: _difference(old[key], value) if isinstance(old.get(key), dict) and isinstance(value, dict) else value
+        for key, value in new.items()
+        if key not in old or old[key] != value
+    }
 
 
 def parse_quantity(text: str) -> float:
