@@ -493,8 +493,8 @@ class TestMutations:
     @pytest.mark.parametrize("seed", range(150))
     def test_a_mutated_template_resolves_or_is_refused(self, valid, seed):
         data = mutated(valid, random.Random(seed))
-        if isinstance(data.get("n_layers"), int) and data["n_layers"] > 1000:
-            pytest.skip("would write out as many layers")
+        if isinstance(data.get("n_layers"), int) and data["n_layers"] > 50:
+            data["n_layers"] = 10**6 + 1  # refused; what is allowed would be written out layer by layer
         try:
             resolved = parse(ModelTemplate, data, "model").resolve(13)
         except UserError as error:
