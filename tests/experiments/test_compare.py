@@ -143,3 +143,5 @@ def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None
     assert x["val_loss"]["low"] is None
     assert math.isfinite(x["val_loss"]["mean"])
     assert "one seed cannot tell" in comparison["sentence"]
+    assert "one seed gives no interval" in comparison["sentence"]
+    assert "nan" not in comparison["sentence"]

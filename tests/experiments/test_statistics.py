@@ -45,16 +45,16 @@ def test_interval_turns_with_the_sign() -> None:
     assert (forward.low, forward.high) == pytest.approx((-backward.high, -backward.low), rel=0.02)
 
 
-@pytest.mark.parametrize("n_seeds", [3, 5])
+@pytest.mark.parametrize("n_seeds", [2, 3, 5])
 def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> None:
     """Differences with a seed effect and window noise: a bootstrap over windows alone would cover far less."""
     random = np.random.default_rng(n_seeds)
-    n_trials, covered = 150, 0
+    n_trials, covered = 200, 0
     for _ in range(n_trials):
         differences = random.normal(size=(n_seeds, 1)) * 0.02 + random.normal(size=(n_seeds, 23)) * 0.03
         estimate = paired_difference(differences, np.zeros_like(differences))
         covered += estimate.low <= 0 <= estimate.high
-    assert covered / n_trials > 0.8
+    assert covered / n_trials > 0.9  # 0.95 less three standard errors of 200 trials
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,11 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> No
     [
         (-0.2, -0.1, 3, "better"),
         (0.1, 0.2, 3, "worse"),
-        (-0.1, 0.1, 3, "tie"),
-        (-0.2, 0.0, 5, "tie"),
+        (-0.1, 0.1, 3, "cannot tell"),
+        (-0.2, 0.0, 5, "cannot tell"),
+        (-0.01, 0.009, 5, "tie"),
+        (-0.011, 0.001, 5, "cannot tell"),
+        (-0.009, -0.001, 5, "better"),
         (-0.2, -0.1, 2, "cannot tell"),
         (-0.2, -0.1, 1, "cannot tell"),
     ],

@@ -112,6 +112,8 @@ def _sentence(variant: dict[str, Any], plan: Plan) -> str:
         size=abs(difference.mean), mean=difference.mean, baseline=plan.baseline, n=_seeds(len(difference.per_seed))
     )
     interval = f"{CONFIDENCE:.0%} interval {difference.low:+.4f} to {difference.high:+.4f}"
+    if math.isnan(difference.low):
+        interval = "one seed gives no interval"
     ratio = variant["ratio"]
     return (
         f"{variant['name']} {phrase} ({interval}), at {ratio['params']:.3f} of the parameters, "

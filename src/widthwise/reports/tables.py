@@ -89,7 +89,7 @@ MAIN_COLUMNS = (
         "Difference",
         "diff",
         "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} interval "
-        "(bootstrap over seeds and held-out windows together). Negative is better.",
+        "(Student's t times a bootstrap standard error over seeds and held-out windows together). Negative is better.",
         _difference,
     ),
     Column(
@@ -138,8 +138,8 @@ MAIN_COLUMNS = (
 )
 
 VERDICT_NOTE = (
-    "Better or worse: the interval of the difference excludes 0. Tie: it includes 0. "
-    "Cannot tell: too few seeds for an interval to mean anything."
+    "Better or worse: the interval of the difference excludes 0. Tie: all of it is within 0.01 nats of 0. "
+    "Cannot tell: neither, or fewer than three seeds."
 )
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
 
