@@ -9,7 +9,7 @@ TINY = training.Size(64, 16, n_layers=4, vocab_size=97, seq_len=33, batch_size=2
 
 
 def test_x_over_uniform_names_the_flop_ratio_it_is_held_to():
-    report = training.x_over_uniform(TINY, "fp32", n_rounds=2)
+    report = training.x_over_uniform(TINY, "fp32", compiled=False, n_rounds=2)
     models = {shape: template(64, 4, 16, 97, shape).resolve(33).cost() for shape in ("uniform", "x")}
     assert report["flop_ratio"] == models["x"].forward_flops(33) / models["uniform"].forward_flops(33)
     assert report["params_ratio"] == models["x"].params / models["uniform"].params
@@ -39,5 +39,5 @@ def test_a_training_step_moves_the_weights_and_leaves_no_gradient():
 def test_every_size_is_measured_in_both_precisions():
     names = {part.name for part in training.parts(training.FULL, n_rounds=1)}
     for size in training.FULL:
-        assert {f"x_over_uniform/{size.name}/{precision}" for precision in ("fp32", "bf16")} <= names
+        assert {f"x_over_uniform/{size.name}/eager/{precision}" for precision in ("fp32", "bf16")} <= names
     assert {f"ours_over_llama/{mode}/bf16" for mode in ("eager", "compiled")} <= names
