@@ -17,7 +17,7 @@ def compare(
         typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder; runs/<recipe>, or runs/<recipe>-vs-<recipe>, where not given.")
+        Path | None, typer.Option(help="Folder; runs/RECIPE, or runs/RECIPE-vs-RECIPE, where not given.")
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
     match: Annotated[str | None, typer.Option(help="What must agree: params, flops, kv_bytes, or none.")] = None,

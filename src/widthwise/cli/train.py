@@ -11,7 +11,7 @@ from widthwise.cli.run_result import show_result
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, as configs/x_200m.yaml.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, as train.steps=2000.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/<recipe> where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE where not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` goes on from there.
