@@ -30,11 +30,14 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
     per_seed: one number a seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
-    mean = float(values.mean())
-    if len(values) < 2:
-        return Estimate(mean, float("nan"), float("nan"), values.tolist())
-    half_width = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
-    return Estimate(mean, mean - half_width, mean + half_width, values.tolist())
+    standard_error = stats.sem(values) if len(values) > 1 else float("nan")
+    return _students_t(float(values.mean()), standard_error, values.tolist(), confidence)
+
+
+def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
+    """The t interval with one degree of freedom fewer than seeds; its ends are nan where there is no standard error."""
+    half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
+    return Estimate(mean, mean - half_width, mean + half_width, per_seed)
 
 
 def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
@@ -48,16 +51,12 @@ def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: flo
     """
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     n_seeds, n_windows = differences.shape
-    mean, per_seed = float(differences.mean()), differences.mean(axis=1).tolist()
-    if n_seeds < 2:
-        return Estimate(mean, float("nan"), float("nan"), per_seed)
     random = np.random.default_rng(seed)
     seed_weights = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_RESAMPLES) / n_seeds
     window_weights = random.multinomial(n_windows, np.full(n_windows, 1 / n_windows), size=N_RESAMPLES) / n_windows
     means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
-    standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1))
-    half_width = float(stats.t.ppf((1 + confidence) / 2, n_seeds - 1) * standard_error)
-    return Estimate(mean, mean - half_width, mean + half_width, per_seed)
+    standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
+    return _students_t(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
 
 
 def verdict(difference: Estimate) -> str:

@@ -28,13 +28,15 @@ def filter_logits(logits: Tensor, config: SamplingConfig) -> Tensor:
     logits: (..., vocab_size) -> the same shape. Of equal logits at the border top_k keeps any.
     """
     # Relative to the largest, so that a low temperature overflows to -inf only.
-    logits = (logits.float() - logits.float().amax(dim=-1, keepdim=True)) / config.temperature
+    logits = logits.float()
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / config.temperature
     if config.top_k is not None and config.top_k < logits.shape[-1]:
         strongest = logits.topk(config.top_k, dim=-1)
         logits = torch.full_like(logits, -torch.inf).scatter(-1, strongest.indices, strongest.values)
     if config.top_p < 1:
         ordered, order = logits.sort(dim=-1, descending=True)
-        before = ordered.softmax(dim=-1).cumsum(dim=-1) - ordered.softmax(dim=-1)
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
         excluded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= config.top_p)
         logits = logits.masked_fill(excluded, -torch.inf)
     return logits

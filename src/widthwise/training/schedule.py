@@ -1,6 +1,7 @@
 """Learning-rate schedules: pure functions of the step, which counts from 1."""
 
 import math
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 import pydantic
@@ -10,7 +11,7 @@ from widthwise.config_io import Config, UserError
 Fraction = Annotated[float, pydantic.Field(ge=0, le=1)]
 
 
-class _Schedule(Config):
+class _Schedule(Config, ABC):
     """Linear warm-up to the shape's value at its end, then the shape."""
 
     warmup_steps: pydantic.NonNegativeInt = 0
@@ -28,8 +29,9 @@ class _Schedule(Config):
                 f"schedule.warmup_steps: got {self.warmup_steps}; must be less than train.steps = {total_steps}"
             )
 
+    @abstractmethod
     def _shape(self, step: int, lr: float, total_steps: int, tokens_per_step: int) -> float:
-        raise NotImplementedError
+        """The factor without the warm-up; the arguments are those of `factor`."""
 
 
 class PowerSchedule(_Schedule):
