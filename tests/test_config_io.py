@@ -482,7 +482,7 @@ EXPLICIT = {
     **VALID,
     "shape": {"kind": "explicit", "widths": [12, 8, 20, 16]},
     "attention": {"head_dim": 4},
-    "ffn": {"d_ff": 9},
+    "ffn": {"kind": "swiglu", "d_ff": 9},
     "layers": {},
 }
 DIAMOND = {**VALID, "shape": {"kind": "diamond", "peak_layer": 0.5, "peak_width": 1.5, "quantum": 8, "match": "flops"}}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from widthwise.model.decoder import Decoder, build
     from widthwise.model.generate import SamplingConfig, generate
     from widthwise.model.mup import coordinate_check, parameter_groups
-    from widthwise.reports import write_report
+    from widthwise.reports.writing import write_report
     from widthwise.run_dir import RunDir, RunFailed
     from widthwise.shape.template import ModelTemplate
     from widthwise.training.config import Recipe, inspect_recipe, load_recipe
@@ -36,7 +36,7 @@ _HOMES = {
     "model.decoder": ("Decoder", "build"),
     "model.generate": ("SamplingConfig", "generate"),
     "model.mup": ("coordinate_check", "parameter_groups"),
-    "reports": ("write_report",),
+    "reports.writing": ("write_report",),
     "run_dir": ("RunDir", "RunFailed"),
     "shape.template": ("ModelTemplate",),
     "training.config": ("Recipe", "inspect_recipe", "load_recipe"),

@@ -77,11 +77,33 @@ def swiglu(module, x: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
 
 
-def sublayer(placed, function, x: Tensor, placement: str) -> Tensor:
+def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
     def normalise(t: Tensor) -> Tensor:
-        return norm(t, placed.norm.weight, placed.norm.eps, placed.norm.norm_dim)
+        return norm(t, module.norm.weight, module.norm.eps, module.norm.norm_dim)
 
-    return function(placed.sublayer, normalise(x)) if placement == "pre" else normalise(function(placed.sublayer, x))
+    match placement:
+        case "pre":
+            return function(module, normalise(x))
+        case "reordered":
+            return normalise(function(module, x))
+        case "none":
+            return function(module, x)
+    raise AssertionError(placement)
+
+
+def hourglass(module, x: Tensor, placement: str) -> Tensor:
+    """h^K - h^0, coordinates that only some blocks write being 0 for the others."""
+    c = module.config
+    placement = c.norm or placement
+    start = h = norm(x, module.norm.weight, module.norm.eps, module.norm.norm_dim) if placement == "shared" else x
+    for block in module.blocks:
+        update = sublayer(block, swiglu, h, "none" if placement == "shared" else placement)
+        h = h + c.block_multiplier * torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
+    return ((h - start) / c.block_multiplier)[..., : module.d_out]
+
+
+def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
+    return hourglass(module, x, placement) if kind == "hourglass" else sublayer(module, swiglu, x, placement)
 
 
 def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
@@ -92,7 +114,7 @@ def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
     for layer, sizes in zip(model.layers, config.layers, strict=True):
         h = resized(past, sizes.d_model, config.residual.resize if sizes.d_in == sizes.d_model else "carry", layer)
         h = h + multiplier * sublayer(layer.attention, attention, h[..., : sizes.d_in], sizes.norm_placement)
-        h = h[..., : sizes.d_out] + multiplier * sublayer(layer.ffn, swiglu, h, sizes.norm_placement)
+        h = h[..., : sizes.d_out] + multiplier * feed_forward(layer.ffn, sizes.ffn.kind, h, sizes.norm_placement)
         past.append(h)
     return past
 

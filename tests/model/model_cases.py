@@ -35,6 +35,14 @@ VARIANTS = {
         "residual": {"multiplier": 0.22},
         "logit_multiplier": 0.125,
     },
+    "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
+    "hourglass_reordered": {
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7, "block_multiplier": 0.22},
+        "norm": {"placement": "reordered"},
+    },
+    "hourglass_shared_norm": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared"}},
+    "hourglass_without_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5, "norm": "none"}},
+    "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
 }
 
@@ -47,7 +55,7 @@ def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTempl
         "n_layers": len(WIDTHS[shape]),
         "shape": {"kind": "explicit", "widths": WIDTHS[shape], "endpoints": endpoints},
         "attention": {"n_heads": 2},
-        "ffn": {"ratio": 1.7},
+        "ffn": {"kind": "swiglu", "ratio": 1.7},
         "embedding_multiplier": 3.0,
         "init": {"std": 0.3, "depth_scaled": False},
     }
@@ -74,6 +82,16 @@ def random_tokens(batch: int, length: int, vocab_size: int = 61, seed: int = 0) 
     return torch.randint(vocab_size, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+FEED_FORWARDS = [
+    {"kind": "swiglu", "ratio": 2.6},
+    {"kind": "swiglu", "ratio": 2.5, "multiple_of": 3},
+    {"kind": "swiglu", "d_ff": 7},
+    {"kind": "hourglass", "n_blocks": 1, "d_hidden": 9},
+    {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "share_weights": True},
+    {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5, "norm": "shared"},
+]
+
+
 @st.composite
 def templates(draw) -> ModelTemplate:
     """Any template of the model section: every kind of shape, heads, norms, endpoints, resize, changes to single
@@ -92,13 +110,14 @@ def templates(draw) -> ModelTemplate:
         "scale": draw(st.sampled_from(["1/sqrt(head_dim)", "1/head_dim"])),
         "qk_norm": draw(st.sampled_from([None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}])),
     }
-    ffn = draw(st.sampled_from([{"ratio": 2.6}, {"ratio": 2.5, "multiple_of": 3}, {"d_ff": 7}]))
+    ffn = draw(st.sampled_from(FEED_FORWARDS))
     changes = draw(
         st.dictionaries(
             st.integers(0, n_layers - 1),
             st.sampled_from(
                 [
-                    {"ffn": {"d_ff": 5}},
+                    {"ffn": {"kind": "swiglu", "d_ff": 5}},
+                    {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": [5, 3], "share_weights": False}},
                     {"d_model": 3 * quantum},
                     {"attention": {"n_heads": 3, "n_kv_heads": 1, "rope_base": 50.0}},
                     {"attention": {"qk_norm": None}},
@@ -113,7 +132,7 @@ def templates(draw) -> ModelTemplate:
         "n_layers": n_layers,
         "shape": {"kind": "explicit", "widths": widths, "endpoints": draw(st.sampled_from(["slim", "full"]))},
         "attention": attention,
-        "ffn": {"kind": "swiglu", **ffn},
+        "ffn": ffn,
         "residual": {
             "resize": draw(st.sampled_from(["carry", "zero", "projection"])),
             "multiplier": draw(st.sampled_from([1.0, 0.22])),

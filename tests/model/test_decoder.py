@@ -75,7 +75,7 @@ def test_projection_has_one_matrix_for_every_widening():
 def test_loss_equals_cross_entropy_of_the_logits():
     model = decoder(config("x", **VARIANTS["released_recipe"]))
     tokens, targets = random_tokens(3, 9), random_tokens(3, 9, seed=1)
-    objective, loss, log_normaliser = model.loss(tokens, targets, z_coefficient=0.1)
+    objective, loss, log_normaliser, _ = model.loss(tokens, targets, z_coefficient=0.1)
     logits = model(tokens)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(3, 9)
     torch.testing.assert_close(loss, expected, **TIGHT)
@@ -117,13 +117,13 @@ class TestFullEndpoints:
 
     def test_first_layer_columns_behind_the_embedding_get_no_gradient(self):
         attention = self.gradients("x").layers[0].attention
-        for matrix in (attention.sublayer.w_q, attention.sublayer.w_k, attention.sublayer.w_v):
+        for matrix in (attention.w_q, attention.w_k, attention.w_v):
             assert (matrix.weight.grad[:, D_MODEL:] == 0).all()
             assert (matrix.weight.grad[:, :D_MODEL] != 0).any()
 
     def test_last_rows_behind_the_head_act_only_through_the_final_norm(self):
         model = self.gradients("x")
-        w_down = model.layers[-1].ffn.sublayer.w_down.weight
+        w_down = model.layers[-1].ffn.w_down.weight
         assert (w_down.grad[D_MODEL:] != 0).all()
         assert (model.norm.weight.grad[D_MODEL:] == 0).all()
         tokens = random_tokens(2, 5)
@@ -150,7 +150,7 @@ class TestFullEndpoints:
         layers[0] = layers[0].model_copy(update={"d_in": D_MODEL})
         slim = Decoder(full.config.model_copy(update={"layers": tuple(layers)}))
         weights = full.state_dict()
-        for name in ("norm.weight", *(f"sublayer.w_{x}.weight" for x in "qkv")):
+        for name in ("norm.weight", *(f"w_{x}.weight" for x in "qkv")):
             weights[f"layers.0.attention.{name}"] = weights[f"layers.0.attention.{name}"][..., :D_MODEL]
         slim.load_state_dict(weights)
         tokens = random_tokens(2, 5)

@@ -15,7 +15,7 @@ PAPER = {
     "n_layers": 5,
     "shape": {"kind": "explicit", "widths": [112, 80, 32, 48, 112]},
     "attention": {"n_heads": 8, "scale": "1/head_dim"},
-    "ffn": {"ratio": 4},
+    "ffn": {"kind": "swiglu", "ratio": 4},
     "residual": {"resize": "projection"},
     "init": {"std": 0.1, "width_multiplier": 8},
 }
@@ -49,7 +49,7 @@ def test_depth_scaling_can_be_turned_off():
     for depth_scaled in (True, False):
         change = {**PAPER, "init": {"std": 0.1, "width_multiplier": 8, "depth_scaled": depth_scaled}}
         model = build(parse(ModelTemplate, change).resolve(8), seed=1)
-        stds[depth_scaled] = model.layers[0].attention.sublayer.w_o.weight.std()
+        stds[depth_scaled] = model.layers[0].attention.w_o.weight.std()
     torch.testing.assert_close(stds[False], stds[True] * math.sqrt(10))
 
 

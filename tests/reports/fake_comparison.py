@@ -26,7 +26,7 @@ def cost(widths: list[int]) -> dict[str, Any]:
         "n_heads": [width // 64 for width in widths],
         "n_kv_heads": [width // 64 for width in widths],
         "head_dim": [64] * len(widths),
-        "d_ff": [8 * width // 3 for width in widths],
+        "hidden_widths": [[8 * width // 3] for width in widths],
         "params": {"total": total, "active": total, **parts},
         "flops_per_token": {"forward": 2.2 * total, "training": 6.6 * total, "forward_causal": 2.1 * total},
         "kv_bytes_per_token": 4 * sum(widths),

@@ -11,7 +11,7 @@ import pytest
 from fake_comparison import write_comparison
 
 from widthwise.config_io import UserError
-from widthwise.reports import write_comparison_report
+from widthwise.reports.comparison_report import write_comparison_report
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -137,7 +137,7 @@ def test_numbers_that_are_missing_are_left_open(tmp_path: Path) -> None:
         for variant in data["variants"]:
             variant.update(val_bits_per_byte=None, tokens_per_second=None, ratio={"params": math.nan, "flops": None})
             variant["val_loss"].update(low=None, high=None)
-            variant["cost"].update(n_heads=[], d_ff=[None] * len(variant["cost"]["widths"]))
+            variant["cost"].update(n_heads=[], hidden_widths=[[]] * len(variant["cost"]["widths"]))
         data["variants"][1]["difference"].update(low=None, high=None, per_seed=[None])
         data["variants"][2]["difference"] = None
 

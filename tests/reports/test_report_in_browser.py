@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from chromium_pipe import chromium_page
 
-from widthwise.reports import write_comparison_report
+from widthwise.reports.comparison_report import write_comparison_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -5,7 +5,8 @@ import pytest
 from fake_comparison import write_run
 
 from widthwise.config_io import UserError
-from widthwise.reports import write_report, write_run_report, write_runs_report
+from widthwise.reports.run_report import write_run_report, write_runs_report
+from widthwise.reports.writing import write_report
 
 
 def titles(page: Path) -> list[str]:

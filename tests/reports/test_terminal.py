@@ -5,7 +5,7 @@ from pathlib import Path
 from fake_comparison import write_comparison
 from rich.console import Console
 
-from widthwise.reports import comparison_table
+from widthwise.reports.terminal import comparison_table
 
 
 def lines(folder: Path, n_columns: int = 100) -> list[str]:

@@ -33,7 +33,7 @@ def test_rows_repeat_the_sizes():
     assert [row.d_model for row in rows] == MODEL.widths
     for row, layer in zip(rows, MODEL.layers, strict=True):
         assert row.n_heads * row.head_dim == row.d_model
-        assert (row.n_kv_heads, row.d_ff) == (layer.attention.n_kv_heads, layer.ffn.d_ff)
+        assert (row.n_kv_heads, row.hidden_widths) == (layer.attention.n_kv_heads, (layer.ffn.d_ff,))
 
 
 def test_ratios_are_of_the_headline_costs():

@@ -106,7 +106,7 @@ def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpo
     template = small(
         d_model=512,
         attention=attention,
-        ffn={"ratio": 2.5},
+        ffn={"kind": "swiglu", "ratio": 2.5},
         shape={**shape, "match": match, "endpoints": endpoints, "rounding": "balanced"},
     )
     costs = [QUANTITIES[match](each.resolve(100).cost(), 100) for each in (template, template.uniform())]
@@ -171,7 +171,7 @@ def test_changes_to_single_layers():
         ),
         ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
         ({"attention": {"n_heads": 2}}, "n_heads: stands beside head_dim"),
-        ({"ffn": {"d_ff": 3, "ratio": 2}}, "d_ff: stands beside ratio"),
+        ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: stands beside ratio"),
         ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
         ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
         ({"shape": {"kind": "x", "quantum": 6}}, "model.shape.quantum: got 6"),
@@ -194,8 +194,8 @@ def test_mistakes_are_named(changes, message):
 
 
 def test_the_uniform_model_is_the_template_without_its_shape():
-    template = small(shape={"kind": "x", "endpoints": "full"}, layers={1: {"ffn": {"d_ff": 3}}}, ffn={"ratio": 3})
-    expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"ratio": 3})
+    template = small(shape={"kind": "x", "endpoints": "full"}, layers={1: {"ffn": {"kind": "swiglu", "d_ff": 3}}}, ffn={"kind": "swiglu", "ratio": 3})
+    expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"kind": "swiglu", "ratio": 3})
     assert template.uniform() == expected
 
 

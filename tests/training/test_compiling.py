@@ -32,7 +32,7 @@ def compiled(widths: list[int], graphs: list) -> torch.nn.Module:
 
 def train_twice(model):
     for _ in range(2):
-        objective, _, _ = model.loss(TOKENS[:, :-1], TOKENS[:, 1:])
+        objective = model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).objective
         objective.backward()
 
 

@@ -35,8 +35,8 @@ def compare(
     from widthwise.config_io import UserError
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
-    from widthwise.reports import write_report
     from widthwise.reports.terminal import comparison_table
+    from widthwise.reports.writing import write_report
     from widthwise.training.environment import command_line
 
     overrides = [argument for argument in recipes if "=" in argument]

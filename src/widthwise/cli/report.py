@@ -20,7 +20,7 @@ def report(
 
     Example: `widthwise report runs/quickstart`
     """
-    from widthwise.reports import write_report
+    from widthwise.reports.writing import write_report
 
     files = [str(path) for path in write_report(paths, out)]
     print(json.dumps({"files": files}) if as_json else "\n".join(files))

@@ -6,16 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-def short(value: float) -> str:
-    """Three digits and a unit prefix: 233000000 -> "233M"."""
-    for scale, prefix in PREFIXES:
-        if abs(value) >= scale:
-            return f"{value / scale:.3g}{prefix}"
-    return f"{value:.4g}"
-
+from widthwise.reports.formats import hidden_widths, si
 
 LAYER_HEADERS = (
     "layer",
@@ -23,7 +14,7 @@ LAYER_HEADERS = (
     "n_heads",
     "n_kv\n_heads",
     "head\n_dim",
-    "d_ff",
+    "FFN\nhidden",
     "params",
     "forward\nFLOPs",
     "KV\nbytes",
@@ -37,9 +28,10 @@ def layer_table(summary: dict[str, Any]) -> Table:
     for name in LAYER_HEADERS:
         table.add_column(name, justify="right", no_wrap=True, min_width=7)
     for row in summary["layers"]:
-        sizes = (row[name] for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff"))
+        sizes = (row[name] for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim"))
         costs = (row[name] for name in ("params", "forward_flops", "kv_bytes", "activation_bytes"))
-        table.add_row(*(str(size) for size in sizes), *(short(cost) for cost in costs))
+        hidden = hidden_widths(row["hidden_widths"])
+        table.add_row(*(str(size) for size in sizes), hidden, *(si(cost) for cost in costs))
     return table
 
 

@@ -1,6 +1,5 @@
 """Grouped-query attention with rotary positions."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import pydantic
@@ -9,8 +8,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from widthwise.config_io import Config
 from widthwise.model.axes import Axes, Linear, RMSNorm, size
+from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.kv_cache import LayerCache
+from widthwise.model.norm import NormSite
 from widthwise.model.rope import rotate
 
 
@@ -79,14 +80,17 @@ class AttentionConfig(Config):
         n_heads, n_kv_heads, head_dim = self.n_heads, self.n_kv_heads, self.head_dim
         return attention_cost(d_in, d_model, n_heads * head_dim, n_kv_heads * head_dim, n_heads)
 
-    def norm_cost(self) -> Cost:
-        """QK-norm of queries and keys."""
+    def norm_cost(self, d_model: int, d_in: int, norm: NormSite) -> Cost:
+        """The sublayer's norm, and QK-norm of queries and keys."""
+        cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
-            return Cost()
-        return self.qk_norm.cost(self.n_heads, self.head_dim) + self.qk_norm.cost(self.n_kv_heads, self.head_dim)
+            return cost
+        qk_cost = self.qk_norm.cost(self.n_heads, self.head_dim) + self.qk_norm.cost(self.n_kv_heads, self.head_dim)
+        return cost + qk_cost
 
-    def build(self, d_model: int, d_in: int) -> "Attention":
-        return Attention(self, d_model, d_in)
+    def build(self, d_model: int, d_in: int, norm: NormSite) -> "Attention":
+        """The arguments are those of `norm_cost`."""
+        return Attention(self, d_model, d_in, norm)
 
 
 class AttentionTemplate(Config):
@@ -149,24 +153,13 @@ class AttentionTemplate(Config):
 SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}
 
 
-@dataclass(frozen=True)
-class AttentionContext:
-    """What all layers share in one forward pass, computed once before the first layer."""
-
-    rope: dict[tuple[int, float], tuple[Tensor, Tensor]]
-    """(head_dim, rope_base) -> cosines and sines of this pass's positions."""
-    mask: Tensor | None
-    """bool (B, 1, T, S), True where a query may look; None means causal over the T tokens themselves."""
-    start: int = 0
-    """Tokens in the cache before this pass."""
-
-
 class Attention(nn.Module):
     """softmax(scale * q k^T) v, causal."""
 
-    def __init__(self, config: AttentionConfig, d_model: int, d_in: int):
+    def __init__(self, config: AttentionConfig, d_model: int, d_in: int, norm: NormSite):
         super().__init__()
         self.config = config
+        self.norm = norm.build(d_in, d_model)
         queries = {"n_heads": config.n_heads, "head_dim": config.head_dim}
         keys = {"n_kv_heads": config.n_kv_heads, "head_dim": config.head_dim}
         self.w_q = Linear({"d_model": d_in}, queries)
@@ -177,9 +170,12 @@ class Attention(nn.Module):
             self.q_norm = config.qk_norm.build(config.n_heads, config.head_dim)
             self.k_norm = config.qk_norm.build(config.n_kv_heads, config.head_dim)
 
-    def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """x: (B, T, d_in) -> (B, T, d_model). With a cache, the T tokens join it and also look at what it holds."""
-        queries, keys, values = self._project(x, context)  # (B, heads, T, head_dim)
+    def forward(self, x: Tensor, context: PassContext, cache: LayerCache | None = None) -> Tensor:
+        """x: (B, T, d_in), the stream -> the update (B, T, d_model).
+
+        With a cache, the T tokens join it and also look at what it holds.
+        """
+        queries, keys, values = self._project(self.norm.before(x), context)  # (B, heads, T, head_dim)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
         attended = scaled_dot_product_attention(
@@ -191,9 +187,9 @@ class Attention(nn.Module):
             scale=self.config.scale,
             enable_gqa=self.config.n_heads != self.config.n_kv_heads,
         )
-        return self.w_o(attended.transpose(1, 2).flatten(2))
+        return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
-    def _project(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Tensor]:
         queries, keys, values = self.w_q(x), self.w_k(x), self.w_v(x)
         if self.config.qk_norm is not None:
             queries = self._normalise(queries, self.q_norm)

@@ -1,4 +1,4 @@
-"""Linear, Embedding and RMSNorm whose axes have names and sizes.
+"""Linear, Embedding, Vector and RMSNorm whose axes have names and sizes.
 
 Initialisation, muP, counting, growth and export read the names. They live on the module, because an attribute of a
 Parameter is lost by deepcopy, by `to_empty` and by sharding. Construct on the meta device if the weights are to be
@@ -22,11 +22,14 @@ def size(axes: Axes) -> int:
 
 
 class Linear(nn.Module):
-    """y = x W^T without bias; W has shape (size(out_axes), size(in_axes))."""
+    """y = x W^T without bias; W has shape (size(out_axes), size(in_axes)).
 
-    def __init__(self, in_axes: Axes, out_axes: Axes):
+    starts_at_zero: the initial weight is 0 whatever the recipe's standard deviation, so that the map starts unheard.
+    """
+
+    def __init__(self, in_axes: Axes, out_axes: Axes, starts_at_zero: bool = False):
         super().__init__()
-        self.in_axes, self.out_axes = in_axes, out_axes
+        self.in_axes, self.out_axes, self.starts_at_zero = in_axes, out_axes, starts_at_zero
         self.weight = nn.Parameter(torch.empty(size(out_axes), size(in_axes)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,6 +54,27 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_axes} -> {self.out_axes}"
+
+
+class Vector(nn.Module):
+    """A parameter that multiplies no matrix: a bias, a gain, or with axes {} one number. All entries start at `start`.
+
+    It does not decay, and learns at the rate of the gains.
+    """
+
+    def __init__(self, axes: Axes, start: float):
+        super().__init__()
+        self.in_axes: Axes = axes
+        self.out_axes: Axes = axes
+        self.start = start
+        self.weight = nn.Parameter(torch.empty(size(axes)))
+
+    def forward(self) -> Tensor:
+        """(size(axes),), the entries."""
+        return self.weight
+
+    def extra_repr(self) -> str:
+        return f"{self.in_axes}, start={self.start}"
 
 
 class RMSNorm(nn.Module):

@@ -34,6 +34,11 @@ class ModelConfig(Config):
         return len(self.layers)
 
     @property
+    def n_residual_additions(self) -> int:
+        """Updates the stream receives: one from each attention, one or more from each feed-forward."""
+        return sum(1 + layer.ffn.n_residual_additions for layer in self.layers)
+
+    @property
     def widths(self) -> list[int]:
         return [layer.d_model for layer in self.layers]
 
@@ -81,7 +86,7 @@ def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
         "n_heads": [layer.attention.n_heads for layer in config.layers],
         "n_kv_heads": [layer.attention.n_kv_heads for layer in config.layers],
         "head_dim": [layer.attention.head_dim for layer in config.layers],
-        "d_ff": [layer.ffn.d_ff for layer in config.layers],
+        "hidden_widths": [list(layer.ffn.hidden_widths) for layer in config.layers],
         "params": {
             "total": total.params,
             **{part: cost.params for part, cost in parts.items()},

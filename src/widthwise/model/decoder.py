@@ -1,18 +1,32 @@
 """The decoder: embed, layers, norm, head."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.attention import AttentionContext
 from widthwise.model.axes import Embedding, Linear, RMSNorm
 from widthwise.model.config import ModelConfig
+from widthwise.model.context import PassContext
+from widthwise.model.ffn.interface import Choices
 from widthwise.model.init import fill, matrix_std
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.rope import rope_table
+
+
+class Loss(NamedTuple):
+    """What `Decoder.loss` finds. Only the objective and the choices carry gradients."""
+
+    objective: Tensor
+    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2) and the layers' auxiliary losses."""
+    losses: Tensor
+    """(B, T), nats per token, without any auxiliary term."""
+    log_normalisers: Tensor
+    """(B, T)"""
+    choices: tuple[Choices, ...]
+    """One a layer; see `model.ffn.interface`."""
 
 
 class Decoder(nn.Module):
@@ -27,7 +41,11 @@ class Decoder(nn.Module):
         )
         self.norm = RMSNorm({"d_model": config.final_norm_width}, config.final_norm_eps, config.final_norm_width)
         self.head = Linear({"d_model": config.d_model}, {"vocab_size": config.vocab_size})
+        self.register_buffer("progress", torch.ones(()), persistent=False)
         self.tie()
+
+    progress: Tensor
+    """How far training is, from 0 to 1, for what changes on the way; set by who trains."""
 
     def tie(self) -> None:
         """Makes head and embedding one parameter where the config says so; needed again after `to_empty`."""
@@ -38,7 +56,8 @@ class Decoder(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Fills every weight from the seed, the same on any device and for any dtype."""
         generator = torch.Generator().manual_seed(seed)
-        init, n_layers = self.config.init, self.config.n_layers
+        self.progress.fill_(1.0)
+        init, n_additions = self.config.init, self.config.n_residual_additions
         for module in (self.embedding, self.norm):
             fill(module, init.std, generator)
         if not self.config.tie_embeddings:
@@ -46,7 +65,7 @@ class Decoder(nn.Module):
         for layer_config, layer in zip(self.config.layers, self.layers):
             width_ratio = self.config.d_model / layer_config.d_model
             for module in layer.modules():
-                std = matrix_std(init, module, width_ratio, n_layers) if isinstance(module, Linear) else init.std
+                std = matrix_std(init, module, width_ratio, n_additions) if isinstance(module, Linear) else init.std
                 fill(module, std, generator)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
@@ -54,15 +73,26 @@ class Decoder(nn.Module):
 
         With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on left padding.
         """
+        return self._trunk(tokens, cache, is_real)[0]
+
+    def _trunk(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        is_real: Tensor | None = None,
+        width_fraction: float | None = None,
+    ) -> tuple[Tensor, tuple[Choices, ...]]:
         if cache is not None:
             cache.check_room(*tokens.shape)
-        context = self._context(tokens, cache, is_real)
+        context = self._context(tokens, cache, is_real, width_fraction)
         stream = self.config.residual.open(self.embedding(tokens) * self.config.embedding_multiplier)
+        choices: list[Choices] = []
         for i, layer in enumerate(self.layers):
-            stream = layer(stream, context, None if cache is None else cache.layers[i])
+            stream, chosen = layer(stream, context, None if cache is None else cache.layers[i])
+            choices.append(chosen)
         if cache is not None:
             cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
-        return self._final_norm(stream)
+        return self._final_norm(stream), tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `hidden`."""
@@ -72,14 +102,21 @@ class Decoder(nn.Module):
         """hidden: (..., d_model) -> (..., vocab_size)."""
         return self.head(hidden) * self.config.logit_multiplier
 
-    def loss(self, tokens: Tensor, targets: Tensor, z_coefficient: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    def loss(
+        self, tokens: Tensor, targets: Tensor, z_coefficient: float = 0.0, width_fraction: float | None = None
+    ) -> Loss:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
-        Returns the objective to differentiate, mean(loss + z_coefficient * log_normaliser^2), and without gradient the
-        loss in nats and the log-normaliser of every position, two tensors (B, T).
+        width_fraction: what every dynamic-width layer uses instead of choosing token by token.
         """
+        hidden, choices = self._trunk(tokens, width_fraction=width_fraction)
         multiplier = self.config.logit_multiplier
-        return linear_cross_entropy(self.hidden(tokens), self.head.weight, targets, multiplier, z_coefficient)
+        objective, losses, log_normalisers = linear_cross_entropy(
+            hidden, self.head.weight, targets, multiplier, z_coefficient
+        )
+        for chosen in choices:
+            objective = objective + chosen.get("auxiliary_loss", 0.0)
+        return Loss(objective, losses, log_normalisers, choices)
 
     def new_cache(self, batch_size: int, capacity: int) -> KVCache:
         """An empty cache for `capacity` tokens in the model's type, on its device."""
@@ -87,7 +124,9 @@ class Decoder(nn.Module):
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
 
-    def _context(self, tokens: Tensor, cache: KVCache | None, is_real: Tensor | None) -> AttentionContext:
+    def _context(
+        self, tokens: Tensor, cache: KVCache | None, is_real: Tensor | None, width_fraction: float | None
+    ) -> PassContext:
         """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
         n_new, start = tokens.shape[1], 0 if cache is None else cache.length
         seen = None if cache is None or start == 0 else cache.is_real[:, :start]
@@ -98,7 +137,9 @@ class Decoder(nn.Module):
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         kinds = {(layer.attention.head_dim, layer.attention.rope_base) for layer in self.config.layers}
         rope = {kind: rope_table(positions, *kind) for kind in kinds}
-        return AttentionContext(rope, _mask(real, start, n_new, tokens.device), start)
+        forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction)
+        mask = _mask(real, start, n_new, tokens.device)
+        return PassContext(tokens, rope, mask, self.progress, width_fraction=forced, start=start)
 
     def _final_norm(self, stream: Any) -> Tensor:
         d_model, n = self.config.d_model, self.config.final_norm_width

@@ -2,7 +2,8 @@
 
 The paper's recipe (variable-width paper, section 4 of its release): embedding and head normal(std); a matrix that reads
 the stream normal(std / sqrt(width_multiplier) * sqrt(d_model / w)) in a layer of width w; one that writes it the same
-divided by sqrt(2 * n_layers); gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant
+divided by the root of the number of updates the stream receives, 2 * n_layers where every layer has one attention and
+one feed-forward; gains 1. With width_multiplier = d_model / base width this is muP for Adam; kept constant
 it is the paper's.
 """
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Embedding, Linear, RMSNorm
+from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 
 
 class InitConfig(Config):
@@ -24,21 +25,29 @@ class InitConfig(Config):
     width_multiplier: pydantic.PositiveFloat = 1.0
     """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
     depth_scaled: bool = True
-    """Whether matrices that write the stream are divided by sqrt(2 * n_layers). Source: GPT-2."""
+    """Whether matrices that write the stream are divided by the root of the number of updates it receives, 2 * n_layers
+    in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
 
 
-def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_layers: int) -> float:
-    """Standard deviation of a matrix inside a layer. width_ratio: d_model of the embedding over the layer's width."""
+def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_additions: int) -> float:
+    """Standard deviation of a matrix inside a layer.
+
+    width_ratio: d_model of the embedding over the layer's width; n_additions: updates the stream receives.
+    """
     std = config.std / math.sqrt(config.width_multiplier) * math.sqrt(width_ratio)
     writes_stream = "d_model" in module.out_axes and "d_model" not in module.in_axes
-    return std / math.sqrt(2 * n_layers) if writes_stream and config.depth_scaled else std
+    return std / math.sqrt(n_additions) if writes_stream and config.depth_scaled else std
 
 
 @torch.no_grad()
 def fill(module: nn.Module, std: float, generator: torch.Generator) -> None:
-    """Fills the own weight of one module: normal(std), or ones for a gain."""
+    """Fills the own weight of one module: normal(std), or what it starts at: 1 for a gain."""
     if isinstance(module, RMSNorm):
         module.weight.fill_(1.0)
+    elif isinstance(module, Vector):
+        module.weight.fill_(module.start)
+    elif isinstance(module, Linear) and module.starts_at_zero:
+        module.weight.zero_()
     elif isinstance(module, (Linear, Embedding)):
         # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
         drawn = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

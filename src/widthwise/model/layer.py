@@ -6,11 +6,13 @@ import pydantic
 from torch import nn
 
 from widthwise.config_io import Config
-from widthwise.model.attention import AttentionConfig, AttentionContext
+from widthwise.model.attention import AttentionConfig
+from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.ffn import FFN
+from widthwise.model.ffn.interface import Choices
 from widthwise.model.kv_cache import LayerCache
-from widthwise.model.norm import PLACEMENTS, NormConfig, Placement
+from widthwise.model.norm import NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
 
 
@@ -39,23 +41,20 @@ class LayerConfig(Config):
         return self
 
     @property
-    def normalised_widths(self) -> tuple[int, int]:
-        """Number of gains of the attention norm and of the feed-forward norm."""
-        placed = PLACEMENTS[self.norm_placement]
-        return placed.normalised_width(self.d_in, self.d_model), placed.normalised_width(self.d_model, self.d_out)
+    def attention_norm_site(self) -> NormSite:
+        return NormSite(self.norm_placement, self.attention_norm)
+
+    @property
+    def ffn_norm_site(self) -> NormSite:
+        return NormSite(self.norm_placement, self.ffn_norm)
 
     def costs(self, residual: Residual, d_before: int) -> dict[str, Cost]:
         """Cost by part. d_before: width of the stream as it arrives."""
-        placed = PLACEMENTS[self.norm_placement]
-        attention_width, ffn_width = self.normalised_widths
         return {
             "attention": self.attention.cost(self.d_model, self.d_in),
             "ffn": self.ffn.cost(self.d_model, self.d_out),
-            "norm": self.attention_norm.cost(attention_width)
-            + self.ffn_norm.cost(ffn_width)
-            + self.attention.norm_cost()
-            + placed.input_cost(self.d_in)
-            + placed.input_cost(self.d_model),
+            "norm": self.attention.norm_cost(self.d_model, self.d_in, self.attention_norm_site)
+            + self.ffn.norm_cost(self.d_model, self.d_out, self.ffn_norm_site),
             "residual": residual.cost(d_before, self.d_in, self.d_model)
             + residual.cost(self.d_model, self.d_model, self.d_out),
         }
@@ -68,18 +67,18 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
         super().__init__()
         self.config = config
-        placed = PLACEMENTS[config.norm_placement]
-        attention_width, ffn_width = config.normalised_widths
         self.attention_residual = residual.build(d_before, config.d_in, config.d_model)
-        self.attention = placed(
-            config.attention_norm.build(attention_width), config.attention.build(config.d_model, config.d_in)
-        )
+        self.attention = config.attention.build(config.d_model, config.d_in, config.attention_norm_site)
         self.ffn_residual = residual.build(config.d_model, config.d_model, config.d_out)
-        self.ffn = placed(config.ffn_norm.build(ffn_width), config.ffn.build(config.d_model, config.d_out))
+        self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
 
-    def forward(self, stream: Any, context: AttentionContext, cache: LayerCache | None = None) -> Any:
-        """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns."""
+    def forward(self, stream: Any, context: PassContext, cache: LayerCache | None = None) -> tuple[Any, Choices]:
+        """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
+
+        Also returns what the feed-forward chose for the tokens.
+        """
         x, kept = self.attention_residual.read(stream)
         stream = self.attention_residual.write(kept, self.attention(x, context, cache))
         x, kept = self.ffn_residual.read(stream)
-        return self.ffn_residual.write(kept, self.ffn(x))
+        update, choices = self.ffn(x, context)
+        return self.ffn_residual.write(kept, update), choices

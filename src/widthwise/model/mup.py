@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.axes import Linear, RMSNorm, Vector
 from widthwise.model.decoder import Decoder
 
 
@@ -48,7 +48,7 @@ def parameter_groups(model: Decoder, lr_follows_layer_width: bool = False) -> li
 def _group_of(model: Decoder, name: str, lr_follows_layer_width: bool) -> tuple[str, float, bool]:
     """Name, lr_factor and decays of the group that a parameter belongs to."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    if isinstance(owner, RMSNorm):
+    if isinstance(owner, (RMSNorm, Vector)):
         return "gains", 1.0, False
     if not (name.startswith("layers.") and isinstance(owner, Linear)):
         return "tables", 1.0, True
@@ -94,7 +94,7 @@ def coordinate_sizes(model: Decoder, tokens: Tensor) -> dict[str, float]:
         sizes[name] = output.float().square().mean().sqrt().item()
 
     def recorder(name: str) -> Callable[..., None]:
-        return lambda module, inputs, output: record(name, output)
+        return lambda module, inputs, output: record(name, output[0] if isinstance(output, tuple) else output)
 
     hooks = [
         sublayer.register_forward_hook(recorder(f"layers.{i}.{part}"))

@@ -1,6 +1,7 @@
-"""RMSNorm around a sublayer."""
+"""RMSNorm of a sublayer: before it, after it, or not at all."""
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import pydantic
 from torch import Tensor, nn
@@ -18,19 +19,9 @@ class NormConfig(Config):
     norm_dim: pydantic.PositiveInt
     """Divisor of the sum of squares."""
 
-    def cost(self, d_model: int) -> Cost:
-        return rms_norm(d_model)
 
-    def build(self, d_model: int) -> RMSNorm:
-        return RMSNorm({"d_model": d_model}, self.eps, self.norm_dim)
-
-
-class PreNorm(nn.Module):
+class PreNorm(RMSNorm):
     """f(norm(x)), the usual order."""
-
-    def __init__(self, norm: RMSNorm, sublayer: nn.Module):
-        super().__init__()
-        self.norm, self.sublayer = norm, sublayer
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
@@ -38,32 +29,84 @@ class PreNorm(nn.Module):
         return d_read
 
     @staticmethod
-    def input_cost(d_read: int) -> Cost:
-        """What the sublayer keeps of its input for the backward pass: the norm's output, which the norm counts."""
-        return Cost()
+    def cost(d_read: int, d_write: int) -> Cost:
+        """With what the sublayer keeps of its input for the backward pass: the norm's output."""
+        return rms_norm(d_read)
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """x: (B, T, what the sublayer reads) -> (B, T, what it writes)."""
-        return self.sublayer(self.norm(x), *context)
+    def before(self, x: Tensor) -> Tensor:
+        """x: (B, T, d_read), the stream -> what the sublayer works on."""
+        return self(x)
+
+    def after(self, update: Tensor) -> Tensor:
+        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
+        return update
 
 
-class ReorderedNorm(PreNorm):
+class ReorderedNorm(RMSNorm):
     """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
+        """As in `PreNorm`."""
         return d_write
 
     @staticmethod
-    def input_cost(d_read: int) -> Cost:
-        """The stream itself, in the type of the matrix products."""
+    def cost(d_read: int, d_write: int) -> Cost:
+        """With what the sublayer keeps of its input: the stream itself, in the type of the matrix products."""
+        return rms_norm(d_write) + Cost(activation_elements=d_read)
+
+    def before(self, x: Tensor) -> Tensor:
+        """As in `PreNorm`. Cast once, or autocast would make and keep a copy for every matrix that reads x."""
+        return x.to(compute_dtype(x))
+
+    def after(self, update: Tensor) -> Tensor:
+        """As in `PreNorm`."""
+        return self(update)
+
+
+class NoNorm(nn.Module):
+    """f(x)."""
+
+    def __init__(self, *unused: object):
+        super().__init__()
+
+    @staticmethod
+    def normalised_width(d_read: int, d_write: int) -> int:
+        """As in `PreNorm`."""
+        return 0
+
+    @staticmethod
+    def cost(d_read: int, d_write: int) -> Cost:
+        """As in `ReorderedNorm`."""
         return Cost(activation_elements=d_read)
 
-    def forward(self, x: Tensor, *context: Any) -> Tensor:
-        """x: (B, T, what the sublayer reads) -> (B, T, what it writes)."""
-        x = x.to(compute_dtype(x))  # once, or autocast would make and keep a copy for every matrix that reads it
-        return self.norm(self.sublayer(x, *context))
+    def before(self, x: Tensor) -> Tensor:
+        """As in `ReorderedNorm`."""
+        return x.to(compute_dtype(x))
+
+    def after(self, update: Tensor) -> Tensor:
+        """As in `PreNorm`."""
+        return update
 
 
+SublayerNorm = PreNorm | ReorderedNorm | NoNorm
 Placement = Literal["pre", "reordered"]
-PLACEMENTS: dict[Placement, type[PreNorm]] = {"pre": PreNorm, "reordered": ReorderedNorm}
+PLACEMENTS: dict[str, type[SublayerNorm]] = {"pre": PreNorm, "reordered": ReorderedNorm, "none": NoNorm}
+
+
+@dataclass(frozen=True)
+class NormSite:
+    """The norm of one sublayer before its widths are known: a sublayer builds its own."""
+
+    placement: str
+    config: NormConfig
+
+    def cost(self, d_read: int, d_write: int) -> Cost:
+        """Of the norm around a sublayer that reads d_read coordinates and writes d_write."""
+        return PLACEMENTS[self.placement].cost(d_read, d_write)
+
+    def build(self, d_read: int, d_write: int) -> SublayerNorm:
+        """The arguments are those of `cost`."""
+        placed = PLACEMENTS[self.placement]
+        width = placed.normalised_width(d_read, d_write)
+        return placed({"d_model": width}, self.config.eps, self.config.norm_dim)

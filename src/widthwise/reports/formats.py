@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 from widthwise.reports.records import Estimate
@@ -70,6 +71,13 @@ def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> st
 def ratio(value: float | None, sign: str = TIMES) -> str:
     """A ratio to the baseline, or nothing where it is unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
+
+
+def hidden_widths(widths: Sequence[int]) -> str:
+    """Hidden widths of the gated maps of one feed-forward: 1536, 4×418, or 64+32 where they differ."""
+    if len(widths) > 1 and len(set(widths)) == 1:
+        return f"{len(widths)}{TIMES}{widths[0]}"
+    return "+".join(map(str, widths))
 
 
 def plain(value: Any) -> str:

@@ -49,7 +49,8 @@ class Cost(Record):
     n_heads: list[int] = []
     n_kv_heads: list[int] = []
     head_dim: list[int] = []
-    d_ff: list[Any] = []
+    hidden_widths: list[list[int]] = []
+    """Of the gated maps of each layer's feed-forward."""
     params: dict[str, float]
     flops_per_token: Flops
     kv_bytes_per_token: float
@@ -59,7 +60,7 @@ class Cost(Record):
     def _one_entry_per_layer(self) -> Self:
         if not self.widths or min(self.widths) <= 0:
             raise ValueError("widths: expected at least one layer and widths above 0")
-        for key in ("n_heads", "n_kv_heads", "head_dim", "d_ff"):
+        for key in ("n_heads", "n_kv_heads", "head_dim", "hidden_widths"):
             n_entries = len(getattr(self, key))
             if n_entries not in (0, len(self.widths)):
                 raise ValueError(f"{key}: got {n_entries} entries for {len(self.widths)} layers")

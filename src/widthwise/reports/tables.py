@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from widthwise.reports.curves import Curve
-from widthwise.reports.formats import MISSING, TIMES, clean, fixed, interval, plain, si, signed
+from widthwise.reports.formats import MISSING, TIMES, clean, fixed, hidden_widths, interval, plain, si, signed
 from widthwise.reports.records import Comparison, Cost, Estimate, Run, Variant
 
 
@@ -184,7 +184,8 @@ _COST_ROWS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
 
 def layer_table(name: str, cost: Cost) -> Table:
     """Sizes per layer; neighbouring layers that are equal share a row."""
-    columns = (cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, cost.d_ff)
+    hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
+    columns = (cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden)
     rows: list[list[str]] = []
     spans: list[list[int]] = []
     for layer in range(1, len(cost.widths) + 1):
@@ -195,7 +196,7 @@ def layer_table(name: str, cost: Cost) -> Table:
             rows.append(sizes)
             spans.append([layer, layer])
     names = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
-    header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "d_ff"]
+    header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "FFN hidden"]
     return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
 
 

@@ -17,7 +17,8 @@ class LayerRow:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    d_ff: int
+    hidden_widths: tuple[int, ...]
+    """Of the gated maps of the feed-forward."""
     params: float
     forward_flops: float
     kv_bytes: float
@@ -34,7 +35,7 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
             n_heads=layer.attention.n_heads,
             n_kv_heads=layer.attention.n_kv_heads,
             head_dim=layer.attention.head_dim,
-            d_ff=layer.ffn.d_ff,
+            hidden_widths=layer.ffn.hidden_widths,
             params=cost.params,
             forward_flops=cost.forward_flops(seq_len),
             kv_bytes=cost.kv_bytes(),

@@ -42,9 +42,9 @@ def optimizer_step(
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
     for rows in batch.split(micro_batch_size):
         with autocast(batch.device, precision):
-            objective, losses, _ = model.loss(rows[:, :-1], rows[:, 1:], z_loss)
-        (objective * (len(rows) / len(batch))).backward()
-        loss += losses.sum(dtype=torch.float64)
+            found = model.loss(rows[:, :-1], rows[:, 1:], z_loss)
+        (found.objective * (len(rows) / len(batch))).backward()
+        loss += found.losses.sum(dtype=torch.float64)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     return StepOutcome(loss / batch[:, 1:].numel(), grad_norm)

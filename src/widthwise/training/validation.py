@@ -47,7 +47,7 @@ def validate(
         n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
         batch = batch.to(device)
         with autocast(device, precision):
-            _, losses, _ = model.loss(batch[:, :-1], batch[:, 1:])
+            losses = model.loss(batch[:, :-1], batch[:, 1:]).losses
         window_losses += losses.mean(dim=1, dtype=torch.float64).tolist()
     loss = float(np.mean(window_losses))
     nats = loss * seq_len * len(window_losses)

@@ -5,10 +5,12 @@ from typing import Literal
 import pydantic
 from torch import Tensor, nn
 
-from widthwise.config_io import Config
 from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
+from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
+from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
+from widthwise.model.norm import NormSite
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
@@ -16,22 +18,25 @@ def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
     return linear(d_model, d_ff) + linear(d_model, d_ff) + linear(d_ff, d_out) + Cost(activation_elements=3 * d_ff)
 
 
-class SwiGLUConfig(Config):
+class SwiGLUConfig(FFNConfig):
     """down(silu(gate(x)) * up(x))."""
 
     kind: Literal["swiglu"] = "swiglu"
     d_ff: pydantic.PositiveInt
     """Hidden width, in channels."""
 
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        return (self.d_ff,)
+
     def cost(self, d_model: int, d_out: int) -> Cost:
-        """Of a layer of width d_model whose output is written to the first d_out coordinates."""
         return swiglu_cost(d_model, self.d_ff, d_out)
 
-    def build(self, d_model: int, d_out: int) -> "SwiGLU":
-        return SwiGLU(d_model, self.d_ff, d_out)
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "SwiGLU":
+        return SwiGLU(d_model, self.d_ff, d_out, norm)
 
 
-class SwiGLUTemplate(Config):
+class SwiGLUTemplate(FFNTemplate):
     """A SwiGLU for a layer of any width: the hidden width follows the layer, or is the same in all layers."""
 
     kind: Literal["swiglu"] = "swiglu"
@@ -50,23 +55,26 @@ class SwiGLUTemplate(Config):
         return self
 
     def cost(self, d_model: float, d_out: float) -> Cost:
-        """Before rounding, at any real width."""
         return swiglu_cost(d_model, self.ratio * d_model if self.d_ff is None else self.d_ff, d_out)
 
     def at_width(self, d_model: int) -> SwiGLUConfig:
-        if self.d_ff is not None:
-            return SwiGLUConfig(d_ff=self.d_ff)
-        n_units = max(1, round(self.ratio * d_model / self.multiple_of))
-        return SwiGLUConfig(d_ff=n_units * self.multiple_of)
+        return SwiGLUConfig(d_ff=self.d_ff or nearest_multiple(self.ratio * d_model, self.multiple_of))
+
+
+def nearest_multiple(width: float, unit: int) -> int:
+    """The multiple of `unit` nearest to a hidden width, at least one unit."""
+    return max(1, round(width / unit)) * unit
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, d_model: int, d_ff: int, d_out: int):
+    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: NormSite):
         super().__init__()
+        self.norm = norm.build(d_model, d_out)
         self.w_gate = Linear({"d_model": d_model}, {"d_ff": d_ff})
         self.w_up = Linear({"d_model": d_model}, {"d_ff": d_ff})
         self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (B, T, d_model) -> (B, T, d_out)."""
-        return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out)."""
+        x = self.norm.before(x)
+        return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}

@@ -1,0 +1,23 @@
+"""What all layers share in one forward pass."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PassContext:
+    """Computed once before the first layer."""
+
+    tokens: Tensor
+    """integers (B, T)"""
+    rope: dict[tuple[int, float], tuple[Tensor, Tensor]]
+    """(head_dim, rope_base) -> cosines and sines of this pass's positions."""
+    mask: Tensor | None
+    """bool (B, 1, T, S), True where a query may look; None means causal over the T tokens themselves."""
+    progress: Tensor
+    """How far training is, a scalar from 0 to 1; 1 outside training. A tensor, so that compiled code reads it anew."""
+    width_fraction: Tensor | None = None
+    """A scalar that takes the place of what dynamic-width layers would choose for each token."""
+    start: int = 0
+    """Tokens in the cache before this pass."""

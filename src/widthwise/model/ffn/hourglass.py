@@ -1,0 +1,159 @@
+"""Hourglass feed-forward: narrow gated maps stacked, each with its own residual and norm.
+
+Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
+"""
+
+from typing import Literal
+
+import pydantic
+from pydantic import Field
+from torch import Tensor, nn
+
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost
+from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
+from widthwise.model.ffn.swiglu import SwiGLU, nearest_multiple, swiglu_cost
+from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite
+
+BlockNorm = Literal["pre", "reordered", "shared", "none"]
+"""Of each block before it (the paper) or after it, one norm before the whole stack, or none."""
+
+
+class HourglassConfig(FFNConfig):
+    """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
+
+    kind: Literal["hourglass"] = "hourglass"
+    n_blocks: pydantic.PositiveInt
+    """K, gated maps in a row."""
+    d_hidden: pydantic.PositiveInt | tuple[pydantic.PositiveInt, ...]
+    """d_h, hidden width of every block, or of each."""
+    share_weights: bool = False
+    """Whether all blocks use the same matrices; each keeps a norm of its own."""
+    norm: BlockNorm | None = None
+    """null: every block as the layer's norm_placement says."""
+    block_multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of a block's update as the later blocks see it; equal to the residual's multiplier, the blocks are layers
+    without attention."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "HourglassConfig":
+        if isinstance(self.d_hidden, tuple):
+            if len(self.d_hidden) != self.n_blocks:
+                raise ValueError(f"d_hidden: got {len(self.d_hidden)} widths for n_blocks = {self.n_blocks}")
+            if self.share_weights and len(set(self.d_hidden)) > 1:
+                raise ValueError("share_weights: blocks of different d_hidden have no matrices in common")
+        return self
+
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        return self.d_hidden if isinstance(self.d_hidden, tuple) else (self.d_hidden,) * self.n_blocks
+
+    @property
+    def n_residual_additions(self) -> int:
+        return self.n_blocks
+
+    def block_outputs(self, d_model: int, d_out: int) -> list[int]:
+        """What each block writes: the last only what the layer writes, unless its matrix serves the others too."""
+        return [d_model] * (self.n_blocks - 1) + [d_model if self.share_weights else d_out]
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
+        costs = [swiglu_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
+        return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
+
+    def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
+        placement = self.norm or norm.placement
+        if placement == "shared":
+            inner = [PLACEMENTS["none"].cost(d_model, d_model)] * (self.n_blocks - 1)
+            return PLACEMENTS["pre"].cost(d_model, d_out) + sum(inner, Cost())
+        return sum((PLACEMENTS[placement].cost(d_model, n) for n in self.block_outputs(d_model, d_out)), Cost())
+
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
+        return Hourglass(self, d_model, d_out, norm)
+
+
+def _with_shared_weights(costs: list[Cost]) -> Cost:
+    """The blocks together, their common parameters once."""
+    total = sum(costs, Cost())
+    return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
+
+
+class HourglassTemplate(FFNTemplate):
+    """An hourglass for a layer of any width: the bottleneck follows the layer, or is the same in all layers."""
+
+    kind: Literal["hourglass"] = "hourglass"
+    n_blocks: int = Field(default=4, gt=0, le=1000)
+    """K, gated maps in a row."""
+    ratio: float = Field(default=0.4, gt=0, le=1000)
+    """d_hidden / d_model, rounded to the nearest multiple of `multiple_of`."""
+    multiple_of: pydantic.PositiveInt = 1
+    d_hidden: pydantic.PositiveInt | None = None
+    """The hidden width itself; takes the place of `ratio`."""
+    share_weights: bool = False
+    """Whether all blocks use the same matrices; each keeps a norm of its own."""
+    norm: BlockNorm | None = None
+    """null: every block as model.norm.placement says."""
+    block_multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of a block's update as the later blocks see it."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "HourglassTemplate":
+        if self.d_hidden is not None and self.model_fields_set & {"ratio", "multiple_of"}:
+            raise ValueError(
+                "d_hidden: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both"
+            )
+        return self
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        d_hidden = self.ratio * d_model if self.d_hidden is None else self.d_hidden
+        inner, last = swiglu_cost(d_model, d_hidden, d_model), swiglu_cost(d_model, d_hidden, d_out)
+        if self.share_weights:
+            return _with_shared_weights([inner] * self.n_blocks)
+        return sum([inner] * (self.n_blocks - 1), last)
+
+    def at_width(self, d_model: int) -> HourglassConfig:
+        return HourglassConfig(
+            n_blocks=self.n_blocks,
+            d_hidden=self.d_hidden or nearest_multiple(self.ratio * d_model, self.multiple_of),
+            share_weights=self.share_weights,
+            norm=self.norm,
+            block_multiplier=self.block_multiplier,
+        )
+
+
+class Hourglass(nn.Module):
+    """Holds its residuals itself: the layer adds the returned update to the stream once."""
+
+    def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
+        super().__init__()
+        self.config = config
+        placement = config.norm or norm.placement
+        is_shared = placement == "shared"
+        self.norm = NormSite("pre", norm.config).build(d_model, d_out) if is_shared else nn.Identity()
+        block_site = NormSite("none" if is_shared else placement, norm.config)
+        self.blocks = nn.ModuleList(
+            SwiGLU(d_model, d_hidden, d_write, _fitted(block_site, d_model, d_write, d_out))
+            for d_hidden, d_write in zip(config.hidden_widths, config.block_outputs(d_model, d_out))
+        )
+        if config.share_weights:
+            first = self.blocks[0]
+            for block in self.blocks:
+                block.w_gate, block.w_up, block.w_down = first.w_gate, first.w_up, first.w_down
+        self.d_out = d_out
+
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), all blocks together."""
+        entered = self.norm(x)
+        total, _ = self.blocks[0](entered, context)
+        for block in self.blocks[1:]:
+            total = total.to(x.dtype)  # sums like the stream does, not in the type of the matrix products
+            update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
+            total = total[..., : update.shape[-1]] + update
+        return total[..., : self.d_out], {}
+
+
+def _fitted(site: NormSite, d_model: int, d_write: int, d_out: int) -> NormSite:
+    """The layer's norm around a block that writes d_write coordinates where the layer writes d_out."""
+    width = PLACEMENTS[site.placement].normalised_width
+    n_more = width(d_model, d_write) - width(d_model, d_out)
+    return NormSite(site.placement, NormConfig(eps=site.config.eps, norm_dim=site.config.norm_dim + n_more))

@@ -1,0 +1,59 @@
+"""What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.model.cost import Cost
+from widthwise.model.norm import NormSite
+
+Choices = dict[str, Tensor]
+"""What a feed-forward decided for its tokens, beside the update; empty where there is nothing to decide.
+
+auxiliary_loss: scalar that joins the objective, coefficients included; never part of a reported loss.
+width_fraction: (B, T) fp32, hidden width of each token over d_ff, with its gradient.
+expert_load: (n_experts,) share of the routed choices, without gradient.
+balance_loss, router_z_loss: scalars without gradient, to report.
+"""
+
+
+class FFNConfig(Config, ABC):
+    """One layer's feed-forward with explicit sizes. Its module owns the norm, and maps the stream to an update:
+
+    forward(x (B, T, d_model), context) -> (update (B, T, d_out), choices).
+    """
+
+    @property
+    @abstractmethod
+    def hidden_widths(self) -> tuple[int, ...]:
+        """Hidden channels of every gated map a token passes, in order."""
+
+    @property
+    def n_residual_additions(self) -> int:
+        """How often the feed-forward adds to a residual stream, its own included."""
+        return 1
+
+    @abstractmethod
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        """Of a layer of width d_model whose output is written to the first d_out coordinates; without norms."""
+
+    def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
+        """Of the norms."""
+        return norm.cost(d_model, d_out)
+
+    @abstractmethod
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> nn.Module:
+        """The module. norm: where the layer's feed-forward norm stands."""
+
+
+class FFNTemplate(Config, ABC):
+    """A feed-forward for a layer of any width: what a recipe says for all layers."""
+
+    @abstractmethod
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        """Before rounding, at any real widths; numpy arrays of widths too."""
+
+    @abstractmethod
+    def at_width(self, d_model: int) -> FFNConfig:
+        """The config of a layer. Raises ValueError where the width does not allow one."""
