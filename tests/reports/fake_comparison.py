@@ -34,6 +34,34 @@ def cost(widths: list[int]) -> dict[str, Any]:
     }
 
 
+def token_widths(n_layers: int) -> dict[str, Any]:
+    """Layer i uses a narrow or a wide band around (i + 1) / (n_layers + 1) of its hidden width."""
+    layers = []
+    for i in range(n_layers):
+        middle = round(32 * (i + 1) / (n_layers + 1))
+        histogram = [0.0] * 32
+        histogram[middle - 1 : middle + 1] = [0.25, 0.75]
+        layers.append(
+            {"layer": i + 1, "d_ff": 512, "mean": middle / 32, "sd": 0.02, "min": 0.1, "max": 0.9}
+            | {"histogram": histogram, "floor_share": 0.0, "ceiling_share": 0.01, "dead_share": 0.125, "max_units": 448}
+            | {"gain": 1.0, "bias": -0.3, "temperature": 16.0}
+        )
+        layers[-1]["correlations"] = {
+            "loss": {"spearman": 0.21, "low": 0.18, "high": 0.24, "pearson": 0.2},
+            "position": {"spearman": None, "low": None, "high": None, "pearson": None},
+        }
+    return {
+        "n_tokens": 8192,
+        "mean_fraction": 0.6,
+        "token_variance_share": 0.4,
+        "flops_per_token": {"full": 3e6, "asked": 1.8e6, "bucketed": 1.95e6, "executed": 3e6},
+        "layers": layers,
+        "by_frequency_decile": [0.5 + i / 50 for i in range(10)],
+        "by_token_class": {"word": 0.61, "space": 0.4},
+        "forced": [{"fraction": 0.25, "loss": 3.9}, {"fraction": 1.0, "loss": 3.1}],
+    }
+
+
 def write_run(folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True) -> None:
     """A run directory with 600 training and 12 validation records."""
     folder.mkdir(parents=True)

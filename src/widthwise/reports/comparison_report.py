@@ -12,8 +12,9 @@ from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_se
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
 from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
-from widthwise.reports.records import Comparison, Run, Variant, read_comparison, read_run
+from widthwise.reports.records import Comparison, Run, TokenWidths, Variant, read_comparison, read_run
 from widthwise.reports.svg import Style, block_swatch, styles, swatch
+from widthwise.reports.token_widths import token_width_section
 
 _VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
 
@@ -51,6 +52,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         rows=[_row(variant, comparison, chosen[variant.name]) for variant in variants],
         notes=tables.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
+        token_widths=token_width_section(_token_widths(runs), chosen),
         curves=panels(_curves(comparison, runs, chosen)),
         curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
         differences=panels(
@@ -92,6 +94,12 @@ def _row(variant: Variant, comparison: Comparison, style: Style) -> dict[str, An
         "verdict": _VERDICT_SIGNS.get(variant.verdict, "") + variant.verdict,
         "verdict_class": variant.verdict.replace(" ", "-"),
     }
+
+
+def _token_widths(runs: Mapping[str, Sequence[Run]]) -> dict[str, TokenWidths]:
+    """Of the first seed of each variant that has dynamic-width layers."""
+    first = {name: own[0].result for name, own in runs.items()}
+    return {name: result.widths for name, result in first.items() if result and result.widths}
 
 
 def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:

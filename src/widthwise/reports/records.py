@@ -116,6 +116,60 @@ class Comparison(Record):
         return next(variant for variant in self.variants if variant.name == self.baseline)
 
 
+class Correlation(Record):
+    """Of a layer's width with a property of the token; all None where one of them does not vary."""
+
+    spearman: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pearson: float | None = None
+
+
+class LayerWidths(Record):
+    """The widths that one dynamic-width layer chose for held-out tokens, as fractions of d_ff."""
+
+    layer: int = pydantic.Field(ge=1)
+    d_ff: int
+    mean: float
+    sd: float
+    min: float
+    max: float
+    histogram: list[float]
+    """Share of the tokens in each of equally wide bins from 0 to 1."""
+    floor_share: float
+    ceiling_share: float
+    dead_share: float
+    """Share of the hidden units that no token used."""
+    max_units: int
+    gain: float | None = None
+    bias: float | None = None
+    temperature: float | None = None
+    correlations: dict[str, Correlation] = {}
+
+
+class ForcedLoss(Record):
+    """Held-out loss where every token uses the same fraction of the hidden width."""
+
+    fraction: float
+    loss: float
+
+
+class TokenWidths(Record):
+    """What a validation found in the dynamic-width layers of a model."""
+
+    n_tokens: int
+    mean_fraction: float
+    token_variance_share: float | None = None
+    """Part of the variance of the fractions that lies between tokens; the rest lies between layers."""
+    flops_per_token: dict[str, float]
+    """Of these layers: full, asked, bucketed, executed."""
+    layers: list[LayerWidths] = pydantic.Field(min_length=1)
+    by_frequency_decile: list[float | None] = []
+    """Mean fraction of the tokens by how frequent they are, rare first."""
+    by_token_class: dict[str, float] = {}
+    forced: list[ForcedLoss] = []
+
+
 class Result(Record):
     """The content of a run's `result.json`."""
 
@@ -131,6 +185,8 @@ class Result(Record):
     tokens_per_second: float | None = None
     wall_seconds: float | None = None
     cost: Cost | None = None
+    widths: TokenWidths | None = None
+    """None for a model without dynamic-width layers."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from widthwise.reports.formats import clean
 from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.records import Run, read_run
 from widthwise.reports.svg import Style, styles
+from widthwise.reports.token_widths import token_width_section
 
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
@@ -43,6 +44,7 @@ def _page(runs: Sequence[Run]) -> str:
     named = _distinct_names(runs)
     chosen = styles(list(named))
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
+    token_widths = {name: run.result.widths for name, run in named.items() if run.result and run.result.widths}
     n_unfinished = sum(run.result is None for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return render(
@@ -52,6 +54,7 @@ def _page(runs: Sequence[Run]) -> str:
         run_table=tables.run_table(named),
         curves=panels(_curves(named, chosen)),
         legend=legend(chosen),
+        token_widths=token_width_section(token_widths, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
         cost_table=tables.cost_table(list(costs.items())),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
