@@ -10,6 +10,7 @@ from widthwise.config_io import merge, parse, read_recipe
 from widthwise.model.config import PARTS, ModelConfig, cost_summary
 from widthwise.model.cost import Cost, linear, rms_norm, vector
 from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.moe import MoE
 from widthwise.shape.template import ModelTemplate
 
 RECIPES = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
@@ -23,11 +24,21 @@ def recipe_models(path: Path) -> list[tuple[ModelConfig, int]]:
     return [(parse(ModelTemplate, each["model"]).resolve(each["seq_len"]), each["seq_len"]) for each in recipes]
 
 
+def idle_parameters(model: Decoder) -> int:
+    """Of the experts that a token is not sent to."""
+    mixtures = [module for module in model.modules() if isinstance(module, MoE)]
+    return sum(
+        matrix.weight.numel() // mixture.config.n_experts * (mixture.config.n_experts - mixture.config.top_k)
+        for mixture in mixtures
+        for matrix in (mixture.w_gate, mixture.w_up, mixture.w_down)
+    )
+
+
 def check_against_torch(resolved: ModelConfig, seq_len: int) -> None:
     model = on_meta(lambda: Decoder(resolved))
     costs, total = resolved.costs(), resolved.cost()
     assert {part: cost.params for part, cost in costs.items()} == parameters_by_part(model)
-    assert total.params == sum(p.numel() for p in model.parameters()) == total.active_params
+    assert total.params == sum(p.numel() for p in model.parameters()) == total.active_params + idle_parameters(model)
     tokens = torch.zeros(1, seq_len, dtype=torch.long, device="meta")
     assert total.forward_flops(seq_len) * seq_len == counted_flops(lambda: model(tokens))
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, merge, parse, read_recipe
 from widthwise.model.config import cost_summary
 from widthwise.shape.breakdown import ratios
+from widthwise.shape.kinds import Match
 from widthwise.training.config import Recipe, Seed, parse_recipe
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
@@ -25,7 +26,7 @@ class CompareConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Literal["params", "flops", "kv_bytes", "none"] = "params"
+    match: Literal[Match, "none"] = "params"
     """What all variants must have in common, within one percent."""
 
     @pydantic.model_validator(mode="after")

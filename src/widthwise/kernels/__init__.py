@@ -1,7 +1,8 @@
 """Fused operations. Each has a `reference.py`, the readable truth, and a `fused.py` with the same signature."""
 
+from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
 from widthwise.kernels.rms_norm import rms_norm
 from widthwise.kernels.swiglu import swiglu
 
-__all__ = ["linear_cross_entropy", "rms_norm", "swiglu"]
+__all__ = ["grouped_swiglu", "linear_cross_entropy", "rms_norm", "swiglu"]

@@ -52,6 +52,7 @@ def ratios(summary: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float
 
 HEADLINES = {
     "params": lambda summary: summary["params"]["total"],
+    "active_params": lambda summary: summary["params"]["active"],
     "flops": lambda summary: summary["flops_per_token"]["forward"],
     "flops_causal": lambda summary: summary["flops_per_token"]["forward_causal"],
     "average_width": lambda summary: summary["average_width"],

@@ -11,7 +11,7 @@ from widthwise.shape.schedule import SCHEDULES, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Match = Literal["params", "flops", "kv_bytes"]
+Match = Literal["params", "active_params", "flops", "kv_bytes"]
 
 
 class UniformShape(Config):
@@ -50,7 +50,8 @@ class SolvedShape(Config):
     quantum: pydantic.PositiveInt | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper), forward FLOPs at seq_len, or KV bytes."""
+    """What equals the uniform model's: matrix parameters (the paper), those of them that one token uses, forward FLOPs
+    at seq_len, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full"] = "slim"

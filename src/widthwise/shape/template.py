@@ -143,6 +143,7 @@ class TemplateCost(WidthCost):
 
 QUANTITIES = {
     "params": lambda cost, seq_len: cost.params,
+    "active_params": lambda cost, seq_len: cost.active_params,
     "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
 }

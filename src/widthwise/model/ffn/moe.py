@@ -1,0 +1,167 @@
+"""Mixture of experts: a router sends each token to the top_k of n_experts narrow SwiGLUs.
+
+Sources: Shazeer et al. 2017, arXiv:1701.06538; the variable-width paper's mixture, arXiv:2606.18246.
+"""
+
+from typing import Literal
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.kernels import grouped_swiglu
+from widthwise.model.axes import Linear
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost, linear
+from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
+from widthwise.model.ffn.swiglu import SwiGLU, nearest_multiple, swiglu_cost
+from widthwise.model.norm import NormSite
+
+
+class Routing(Config):
+    """How tokens find experts: what does not depend on the width of a layer."""
+
+    n_experts: pydantic.PositiveInt
+    """Experts to choose from."""
+    top_k: pydantic.PositiveInt
+    """Experts a token is sent to. With 1 its weight is 1, and the router learns from the auxiliary losses alone."""
+    balance_coefficient: pydantic.NonNegativeFloat = 0.01
+    """Of n_experts * sum over experts of (mean probability * share of the choices), which is 1 when both are even.
+    Source: Switch Transformer, arXiv:2101.03961, equation 4."""
+    z_coefficient: pydantic.NonNegativeFloat = 0.001
+    """Of the mean squared log-normaliser of the router. Source: ST-MoE, arXiv:2202.08906, equation 5."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_choice(self) -> "Routing":
+        if self.top_k > self.n_experts:
+            raise ValueError(f"top_k: got {self.top_k}; there are only n_experts = {self.n_experts} to choose from")
+        return self
+
+    def experts_cost(self, d_model: float, d_expert: float, d_shared: float, d_out: float) -> Cost:
+        """Router, experts of width d_expert, and a shared expert of width d_shared.
+
+        Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for the
+        auxiliary losses, the router's logits, probabilities and log-normaliser.
+        """
+        router = linear(d_model, self.n_experts) + Cost(activation_fp32_elements=self.top_k + 2 * self.n_experts + 1)
+        expert = linear(d_model, d_expert) + linear(d_model, d_expert) + linear(d_expert, d_out)
+        routed = Cost(
+            params=self.n_experts * expert.params,
+            active_params=self.top_k * expert.params,
+            flops=self.top_k * expert.flops,
+            activation_elements=self.top_k * 2 * d_expert,
+        )
+        return router + routed + swiglu_cost(d_model, d_shared, d_out)
+
+
+class MoEConfig(Routing, FFNConfig):
+    """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), plus a shared expert's where there is one.
+
+    The weights are the softmax over the logits of the chosen. No noise, no capacity, no token dropped.
+    """
+
+    kind: Literal["moe"] = "moe"
+    d_expert: pydantic.PositiveInt
+    """Hidden width of each expert, in channels."""
+    d_shared: pydantic.NonNegativeInt = 0
+    """Hidden width of the expert that every token passes beside its chosen ones; 0 is none."""
+
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        shared = (self.d_shared,) if self.d_shared else ()
+        return (self.d_expert,) * self.top_k + shared
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        return self.experts_cost(d_model, self.d_expert, self.d_shared, d_out)
+
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "MoE":
+        return MoE(self, d_model, d_out, norm)
+
+
+class MoETemplate(Routing, FFNTemplate):
+    """A mixture for a layer of any width: the experts' width follows the layer, or is the same in all layers."""
+
+    kind: Literal["moe"] = "moe"
+    ratio: float = Field(default=0.32, gt=0, le=1000)
+    """d_expert / d_model, rounded to the nearest multiple of `multiple_of`."""
+    multiple_of: pydantic.PositiveInt = 1
+    d_expert: pydantic.PositiveInt | None = None
+    """The experts' width itself; takes the place of `ratio`."""
+    n_shared_experts: pydantic.NonNegativeInt = 0
+    """Experts that every token passes, as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
+    arXiv:2401.06066."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "MoETemplate":
+        if self.d_expert is not None and self.model_fields_set & {"ratio", "multiple_of"}:
+            raise ValueError(
+                "d_expert: stands beside ratio or multiple_of; give the experts' width or the rule for it, not both"
+            )
+        return self
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        d_expert = self.ratio * d_model if self.d_expert is None else self.d_expert
+        return self.experts_cost(d_model, d_expert, self.n_shared_experts * d_expert, d_out)
+
+    def at_width(self, d_model: int) -> MoEConfig:
+        d_expert = self.d_expert or nearest_multiple(self.ratio * d_model, self.multiple_of)
+        return MoEConfig(
+            n_experts=self.n_experts,
+            top_k=self.top_k,
+            d_expert=d_expert,
+            d_shared=self.n_shared_experts * d_expert,
+            balance_coefficient=self.balance_coefficient,
+            z_coefficient=self.z_coefficient,
+        )
+
+
+class MoE(nn.Module):
+    """The experts' matrices stand one below the other: w_gate has n_experts times d_expert rows."""
+
+    def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
+        super().__init__()
+        self.config = config
+        n_experts, d_expert = config.n_experts, config.d_expert
+        self.norm = norm.build(d_model, d_out)
+        self.w_router = Linear({"d_model": d_model}, {"n_experts": n_experts})
+        self.w_gate = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
+        self.w_up = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
+        self.w_down = Linear({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
+        inside = NormSite("none", norm.config)
+        self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
+
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and what the router did."""
+        x = self.norm.before(x)
+        logits = self.w_router(x).flatten(0, 1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        best, chosen = logits.topk(self.config.top_k, dim=-1)
+        n_experts = self.config.n_experts
+        matrices = (w.weight.unflatten(0, (n_experts, -1)) for w in (self.w_gate, self.w_up, self.w_down))
+        update = grouped_swiglu(x.flatten(0, 1), chosen, best.softmax(dim=-1), *matrices).unflatten(0, x.shape[:2])
+        if self.shared is not None:
+            update = update + self.shared(x, context)[0]
+        expert_load = _counts(chosen, n_experts).to(logits.dtype) / chosen.numel()
+        choices = {"expert_load": expert_load}
+        if self.training:
+            choices |= self._auxiliary_losses(logits, expert_load)
+        return self.norm.after(update), choices
+
+    def _auxiliary_losses(self, logits: Tensor, expert_load: Tensor) -> Choices:
+        """logits: (n_tokens, n_experts) of the router. The load has no gradient; the probabilities carry it."""
+        probability = logits.softmax(dim=-1).mean(dim=0)
+        balance = self.config.n_experts * (probability * expert_load).sum()
+        router_z = logits.logsumexp(dim=-1).square().mean()
+        return {
+            "auxiliary_loss": self.config.balance_coefficient * balance + self.config.z_coefficient * router_z,
+            "balance_loss": balance.detach(),
+            "router_z_loss": router_z.detach(),
+        }
+
+
+def _counts(chosen: Tensor, n_experts: int) -> Tensor:
+    """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs. Of a shape known beforehand."""
+    choices = chosen.flatten()
+    return choices.new_zeros(n_experts).scatter_add_(0, choices, torch.ones_like(choices))
