@@ -20,7 +20,9 @@ def compare(
         Path | None, typer.Option(help="Folder; runs/RECIPE, or runs/RECIPE-vs-RECIPE, where not given.")
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
-    match: Annotated[str | None, typer.Option(help="What must agree: params, flops, kv_bytes, or none.")] = None,
+    match: Annotated[
+        str | None, typer.Option(help="What must agree: params, active_params, flops, kv_bytes, or none.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.

@@ -17,7 +17,7 @@ def design(
     ] = None,
     turn_width: Annotated[float | None, typer.Option(help="Its width, of d_model.")] = None,
     quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
-    match: Annotated[str, typer.Option(help="What to match: params, flops or kv_bytes.")] = "params",
+    match: Annotated[str, typer.Option(help="What to match: params, active_params, flops or kv_bytes.")] = "params",
     rounding: Annotated[str, typer.Option(help="nearest (the paper) or balanced (meets the budget).")] = "balanced",
     budget: Annotated[str | None, typer.Option(help="Size the model first: 30M parameters, 2G FLOPs, ...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,

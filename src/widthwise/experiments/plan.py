@@ -114,8 +114,9 @@ def check_fair(plan: Plan) -> None:
         ratio = ratios(cost_summary(recipe.explicit_model, recipe.seq_len), expected)[plan.match]
         if abs(ratio - 1) > LARGEST_MISMATCH:
             raise UserError(
-                f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, which is not a matched comparison; "
-                "change the shape, or allow it with match: none"
+                f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, and a matched comparison allows "
+                f"{LARGEST_MISMATCH:.0%}; resize it (a solved shape meets the budget with rounding: balanced), or say "
+                "match: none under compare, or --match none"
             )
 
 

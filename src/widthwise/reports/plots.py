@@ -17,6 +17,7 @@ from widthwise.reports.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw
 
 RATIO_NAMES = {
     "params": "parameters",
+    "active_params": "active parameters",
     "flops": "forward FLOPs",
     "average_width": "average width",
     "kv_bytes": "KV bytes",
