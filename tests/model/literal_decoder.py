@@ -102,8 +102,24 @@ def hourglass(module, x: Tensor, placement: str) -> Tensor:
     return ((h - start) / c.block_multiplier)[..., : module.d_out]
 
 
+def mixture(module, x: Tensor) -> Tensor:
+    """Every expert on every token; those not chosen have weight 0."""
+    c = module.config
+    logits = x @ module.w_router.weight.T
+    is_chosen = logits >= logits.topk(c.top_k, dim=-1).values[..., -1:]
+    weights = logits.masked_fill(~is_chosen, -math.inf).softmax(-1)
+    update = swiglu(module.shared, x) if c.d_shared else 0.0
+    matrices = (w.weight.chunk(c.n_experts) for w in (module.w_gate, module.w_up, module.w_down))
+    for expert, (gate, up, down) in enumerate(zip(*matrices)):
+        hidden = x @ gate.T
+        update = update + weights[..., expert, None] * ((hidden * torch.sigmoid(hidden) * (x @ up.T)) @ down.T)
+    return update
+
+
 def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
-    return hourglass(module, x, placement) if kind == "hourglass" else sublayer(module, swiglu, x, placement)
+    if kind == "hourglass":
+        return hourglass(module, x, placement)
+    return sublayer(module, {"swiglu": swiglu, "moe": mixture}[kind], x, placement)
 
 
 def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:

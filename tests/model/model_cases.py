@@ -43,6 +43,11 @@ VARIANTS = {
     "hourglass_shared_norm": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared"}},
     "hourglass_without_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5, "norm": "none"}},
     "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
+    "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
+    "moe_reordered": {
+        "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 7},
+        "norm": {"placement": "reordered"},
+    },
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
 }
 
@@ -89,6 +94,7 @@ FEED_FORWARDS = [
     {"kind": "hourglass", "n_blocks": 1, "d_hidden": 9},
     {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "share_weights": True},
     {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5, "norm": "shared"},
+    {"kind": "moe", "n_experts": 4, "top_k": 2, "ratio": 0.5, "n_shared_experts": 2},
 ]
 
 
