@@ -14,13 +14,19 @@ from widthwise.training.trainer import train
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))
 TOY = {
-    "model": {"vocab_size": 257, "d_model": 128, "n_layers": 8},
+    "model": {"vocab_size": 257, "n_layers": 8},
     "seq_len": 16,
     "data": {"corpus": "synthetic", "tokenizer": "bytes"},
     "schedule": {"warmup_steps": 1},
     "train": {"steps": 2, "batch_size": 2, "micro_batch_size": 1, "compile": False, "validation_tokens": 32},
 }
 """What makes any recipe a matter of a second without changing what kind of model it is."""
+
+
+def toy(data: dict) -> dict:
+    """A recipe in toy size; its width fits its heads."""
+    n_heads = data["model"].get("attention", {}).get("n_heads")
+    return merge(merge(data, TOY), {"model": {"d_model": 8 * n_heads if n_heads else 128}})
 
 
 def recipe_data(path: Path) -> list[dict]:
@@ -40,7 +46,7 @@ def test_recipe_resolves_and_reads_back_equal(path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_trains(path: Path, tmp_path: Path) -> None:
     for number, data in enumerate(recipe_data(path)):
-        result = train(parse(Recipe, merge(data, TOY), path.name), tmp_path / str(number))
+        result = train(parse(Recipe, toy(data), path.name), tmp_path / str(number))
         assert result["steps"] == 2
         assert result["val_loss"] < 8
 

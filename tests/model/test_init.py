@@ -53,6 +53,35 @@ def test_depth_scaling_can_be_turned_off():
     torch.testing.assert_close(stds[False], stds[True] * math.sqrt(10))
 
 
+def cut(**init):
+    return parse(ModelTemplate, {**PAPER, "init": {"std": 0.1, "width_multiplier": 8, **init}}).resolve(8)
+
+
+@pytest.mark.parametrize("truncate_at", [1.5, 3.0])
+def test_a_cut_normal_has_no_tails_and_the_std_that_is_left(truncate_at):
+    density = math.exp(-(truncate_at**2) / 2) / math.sqrt(2 * math.pi)
+    inside = math.erf(truncate_at / math.sqrt(2))
+    left = math.sqrt(1 - 2 * truncate_at * density / inside)
+    resolved = cut(truncate_at=truncate_at)
+    for name, parameter in build(resolved, seed=1).named_parameters():
+        if not name.endswith("norm.weight"):
+            width = resolved.widths[int(name.split(".")[1])] if name.startswith("layers") else 0
+            std = expected_std(name, width)
+            assert parameter.abs().max().item() <= truncate_at * std * (1 + 1e-6), name
+            assert abs(parameter.std().item() / (left * std) - 1) < 5 / math.sqrt(2 * parameter.numel()), name
+
+
+def test_a_cut_normal_comes_from_the_seed_alone_and_is_not_the_default():
+    torch.manual_seed(1)
+    first = build(cut(truncate_at=3.0), seed=3).state_dict()
+    torch.manual_seed(2)
+    again, other = (build(cut(truncate_at=3.0), seed=seed).state_dict() for seed in (3, 4))
+    for name, weight in first.items():
+        assert torch.equal(weight, again[name]), name
+        assert name.endswith("norm.weight") or not torch.equal(weight, other[name]), name
+    assert build(cut(), seed=3).embedding.weight.abs().max() > 3 * 0.1
+
+
 def test_all_weights_are_filled_from_the_seed_alone():
     resolved = config("x", **VARIANTS["qk_norm_all_heads"], residual={"resize": "projection"})
     torch.manual_seed(1)

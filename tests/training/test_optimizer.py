@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_runs import tiny_recipe
 
-from widthwise.model.axes import RMSNorm
+from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import build
 from widthwise.training.config import AdamWConfig
 from widthwise.training.optimizer import build_optimizer, set_lr
@@ -24,6 +24,26 @@ def test_only_gains_do_not_decay(model):
     for name, group in groups.items():
         is_gain = isinstance(model.get_submodule(name.rpartition(".")[0]), RMSNorm)
         assert group["weight_decay"] == (0.0 if is_gain else 0.3), name
+
+
+@pytest.mark.parametrize("decays_embedding", [False, True])
+@pytest.mark.parametrize("decays_gains", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_gains_decay_when_asked(decays_embedding, decays_gains, tied):
+    """A head of its own decays like any matrix; a tied one is the embedding. Vectors never decay."""
+    tying, choice = (
+        f"model.tie_embeddings={str(tied).lower()}",
+        "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}",
+    )
+    model = build(tiny_recipe(tying, choice).explicit_model, seed=0)
+    config = AdamWConfig(lr=0.01, weight_decay=0.3, decays_embedding=decays_embedding, decays_gains=decays_gains)
+    kinds = {Embedding: decays_embedding, RMSNorm: decays_gains, Vector: False, Linear: True}
+    seen = set()
+    for name, group in groups_by_parameter(model, build_optimizer(model, config)).items():
+        (kind,) = (kind for kind in kinds if isinstance(model.get_submodule(name.rpartition(".")[0]), kind))
+        assert group["weight_decay"] == (0.3 if kinds[kind] else 0.0), name
+        seen.add(kind)
+    assert seen == set(kinds)
 
 
 def test_hidden_matrices_learn_at_the_rate_over_the_width_multiplier(model):

@@ -57,6 +57,18 @@ def test_z_term_enters_the_gradient():
     assert step(*with_z, z_loss=1.0).grad_norm != step(*without_z).grad_norm
 
 
+@pytest.mark.parametrize("z_loss", [1e-5, 1e-4, 0.3])
+def test_gradient_is_that_of_cross_entropy_and_the_mean_squared_log_normaliser(float64, z_loss):
+    model, optimizer = fresh()
+    logits = model(BATCH[:, :-1]).flatten(0, 1)
+    cross_entropy = torch.nn.functional.cross_entropy(logits, BATCH[:, 1:].flatten())
+    objective = cross_entropy + z_loss * logits.logsumexp(dim=-1).square().mean()
+    expected = torch.autograd.grad(objective, list(model.parameters()))
+    step(model, optimizer, z_loss=z_loss, max_grad_norm=1e9)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-9, atol=1e-14)
+
+
 def test_gradient_is_clipped_to_the_global_norm_and_reported_before():
     model, optimizer = fresh(torch.float32)
     outcome = step(model, optimizer, max_grad_norm=0.01)

@@ -12,6 +12,7 @@ from widthwise.config_io import UserError
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
+from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import loop
 from widthwise.training.trained import load_trained
@@ -36,6 +37,19 @@ def test_record_loss_is_the_mean_since_the_last_record_and_train_loss_of_the_las
     logged = [record["loss"] for record in RunDir(finished).metrics() if record["event"] == "train"]
     assert logged == pytest.approx([statistics.fmean(part) for part in (losses[:4], losses[4:8], losses[8:])])
     assert RunDir(finished).result()["train_loss"] == pytest.approx(statistics.fmean(losses[-5:]))
+
+
+def test_training_uses_the_recipes_z_loss_and_validation_none(tmp_path, monkeypatch):
+    used: dict[bool, set[float]] = {True: set(), False: set()}
+    loss = Decoder.loss
+
+    def watched(model, tokens, targets, z_coefficient=0.0, *rest, **named):
+        used[torch.is_grad_enabled()].add(z_coefficient)
+        return loss(model, tokens, targets, z_coefficient, *rest, **named)
+
+    monkeypatch.setattr(Decoder, "loss", watched)
+    train(tiny_recipe("train.z_loss=3e-5", "train.steps=3"), tmp_path / "run")
+    assert used == {True: {3e-5}, False: {0.0}}
 
 
 def test_the_model_learns(tmp_path):

@@ -61,6 +61,7 @@ def _part(part: str) -> Callable[[dict[str, Any]], float]:
 COST_LINES = {
     "params": _part("total"),
     **{f"  {part}": _part(part) for part in ("embedding", "attention", "ffn", "norm", "residual", "head")},
+    "params, attention + ffn": lambda summary: summary["params"]["attention"] + summary["params"]["ffn"],
     "params, active": _part("active"),
     "average width": lambda summary: summary["average_width"],
     "FLOPs, forward": lambda summary: summary["flops_per_token"]["forward"],

@@ -59,14 +59,14 @@ class Decoder(nn.Module):
         self.progress.fill_(1.0)
         init, n_additions = self.config.init, self.config.n_residual_additions
         for module in (self.embedding, self.norm):
-            fill(module, init.std, generator)
+            fill(module, init.std, generator, init.truncate_at)
         if not self.config.tie_embeddings:
-            fill(self.head, init.std, generator)
+            fill(self.head, init.std, generator, init.truncate_at)
         for layer_config, layer in zip(self.config.layers, self.layers):
             width_ratio = self.config.d_model / layer_config.d_model
             for module in layer.modules():
                 std = matrix_std(init, module, width_ratio, n_additions) if isinstance(module, Linear) else init.std
-                fill(module, std, generator)
+                fill(module, std, generator, init.truncate_at)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.

@@ -27,6 +27,8 @@ class InitConfig(Config):
     depth_scaled: bool = True
     """Whether matrices that write the stream are divided by the root of the number of updates it receives, 2 * n_layers
     in a plain decoder (GPT-2) and n_layers * (1 + n_blocks) with hourglass feed-forwards."""
+    truncate_at: pydantic.PositiveFloat | None = None
+    """Standard deviations beyond which nothing is drawn, 3 in OLMo 2; null: all is."""
 
 
 def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_additions: int) -> float:
@@ -40,8 +42,11 @@ def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_additio
 
 
 @torch.no_grad()
-def fill(module: nn.Module, std: float, generator: torch.Generator) -> None:
-    """Fills the own weight of one module: normal(std), or what it starts at: 1 for a gain."""
+def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> None:
+    """Fills the own weight of one module: normal(std), or what it starts at: 1 for a gain.
+
+    truncate_at: cut of the normal distribution, in standard deviations.
+    """
     if isinstance(module, RMSNorm):
         module.weight.fill_(1.0)
     elif isinstance(module, Vector):
@@ -50,5 +55,9 @@ def fill(module: nn.Module, std: float, generator: torch.Generator) -> None:
         module.weight.zero_()
     elif isinstance(module, (Linear, Embedding)):
         # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
-        drawn = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+        drawn = torch.empty(module.weight.shape, dtype=torch.float32)
+        if truncate_at is None:
+            drawn.normal_(0.0, std, generator=generator)
+        else:
+            nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
         module.weight.copy_(drawn)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Linear, RMSNorm, Vector
+from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import Decoder
 
 
@@ -20,6 +20,7 @@ class ParameterGroup:
     """Parameters that are optimised alike."""
 
     name: str
+    """What they are; two groups of one name differ in decay."""
     names: tuple[str, ...]
     """Of the parameters, as in `named_parameters`."""
     parameters: tuple[nn.Parameter, ...]
@@ -29,34 +30,47 @@ class ParameterGroup:
     """Whether weight decay applies."""
 
 
-def parameter_groups(model: Decoder, lr_follows_layer_width: bool = False) -> list[ParameterGroup]:
+def parameter_groups(
+    model: Decoder, lr_follows_layer_width: bool = False, decays_embedding: bool = True, decays_gains: bool = False
+) -> list[ParameterGroup]:
     """Every parameter in exactly one group, groups in the order of their first parameter.
 
     lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
-    do; the paper does not.
+    do; the paper does not. decays_embedding, decays_gains: whether weight decay applies to the embedding (a tied head
+    is the embedding) and to the gains of the norms.
     """
     members: dict[tuple[str, float, bool], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
     for name in parameters:
-        members.setdefault(_group_of(model, name, lr_follows_layer_width), []).append(name)
+        owner = model.get_submodule(name.rpartition(".")[0])
+        group = _group_of(model, name, owner, lr_follows_layer_width)
+        members.setdefault((*group, _decays(owner, decays_embedding, decays_gains)), []).append(name)
     return [
         ParameterGroup(group, tuple(names), tuple(parameters[name] for name in names), lr_factor, decays)
         for (group, lr_factor, decays), names in members.items()
     ]
 
 
-def _group_of(model: Decoder, name: str, lr_follows_layer_width: bool) -> tuple[str, float, bool]:
-    """Name, lr_factor and decays of the group that a parameter belongs to."""
-    owner = model.get_submodule(name.rpartition(".")[0])
+def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:
+    """Name and lr_factor of the group that a parameter belongs to. owner: the module that holds it."""
     if isinstance(owner, (RMSNorm, Vector)):
-        return "gains", 1.0, False
+        return "gains", 1.0
     if not (name.startswith("layers.") and isinstance(owner, Linear)):
-        return "tables", 1.0, True
+        return "tables", 1.0
     lr_factor = 1 / model.config.init.width_multiplier
     if lr_follows_layer_width:
         layer_width = model.config.layers[int(name.split(".")[1])].d_model
-        return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width, True
-    return "matrices", lr_factor, True
+        return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width
+    return "matrices", lr_factor
+
+
+def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool) -> bool:
+    """Whether weight decay applies to what a module holds."""
+    if isinstance(owner, Embedding):
+        return decays_embedding
+    if isinstance(owner, RMSNorm):
+        return decays_gains
+    return not isinstance(owner, Vector)
 
 
 def coordinate_check(

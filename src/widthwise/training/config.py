@@ -28,6 +28,11 @@ class AdamWConfig(Config):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: pydantic.PositiveFloat = 1e-10
     weight_decay: pydantic.NonNegativeFloat = 0.1
+    """Of the matrices; see the next two for the rest."""
+    decays_embedding: bool = True
+    """Whether the embedding decays, and with it a tied head; OLMo 2: no. A head of its own always does."""
+    decays_gains: bool = False
+    """Whether the gains of the norms decay; OLMo 2: yes."""
     lr_follows_layer_width: bool = False
     """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
 

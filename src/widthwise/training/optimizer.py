@@ -16,7 +16,9 @@ def build_optimizer(model: Decoder, config: AdamWConfig) -> torch.optim.AdamW:
             "lr_factor": group.lr_factor,
             "weight_decay": config.weight_decay if group.decays else 0.0,
         }
-        for group in parameter_groups(model, config.lr_follows_layer_width)
+        for group in parameter_groups(
+            model, config.lr_follows_layer_width, config.decays_embedding, config.decays_gains
+        )
     ]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 

@@ -129,10 +129,11 @@ class Hourglass(nn.Module):
         self.config = config
         placement = config.norm or norm.placement
         is_shared = placement == "shared"
-        self.norm = NormSite("pre", norm.config).build(d_model, d_out) if is_shared else nn.Identity()
-        block_site = NormSite("none" if is_shared else placement, norm.config)
+        self.norm = _moved(norm, "pre", d_model, d_out, d_out).build(d_model, d_out) if is_shared else nn.Identity()
         self.blocks = nn.ModuleList(
-            SwiGLU(d_model, d_hidden, d_write, _fitted(block_site, d_model, d_write, d_out))
+            SwiGLU(
+                d_model, d_hidden, d_write, _moved(norm, "none" if is_shared else placement, d_model, d_out, d_write)
+            )
             for d_hidden, d_write in zip(config.hidden_widths, config.block_outputs(d_model, d_out))
         )
         if config.share_weights:
@@ -152,8 +153,12 @@ class Hourglass(nn.Module):
         return total[..., : self.d_out], {}
 
 
-def _fitted(site: NormSite, d_model: int, d_write: int, d_out: int) -> NormSite:
-    """The layer's norm around a block that writes d_write coordinates where the layer writes d_out."""
-    width = PLACEMENTS[site.placement].normalised_width
-    n_more = width(d_model, d_write) - width(d_model, d_out)
-    return NormSite(site.placement, NormConfig(eps=site.config.eps, norm_dim=site.config.norm_dim + n_more))
+def _moved(norm: NormSite, placement: str, d_model: int, d_out: int, d_write: int) -> NormSite:
+    """The norm of a layer that writes d_out coordinates, for a block that writes d_write and has it at `placement`.
+
+    The divisor moves with the width that is normalised.
+    """
+    width_before = PLACEMENTS[norm.placement].normalised_width(d_model, d_out)
+    width = PLACEMENTS[placement].normalised_width(d_model, d_write)
+    norm_dim = norm.config.norm_dim + width - width_before if width else norm.config.norm_dim
+    return NormSite(placement, NormConfig(eps=norm.config.eps, norm_dim=norm_dim))

@@ -1,0 +1,181 @@
+"""The recipes of the hourglass paper and of the dynamic-width paper, and what the documents say of them."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from widthwise.config_io import merge, to_data
+from widthwise.training.config import Recipe, inspect_recipe, load_recipe
+
+ROOT = Path(__file__).parent.parent
+PAPER = json.loads((ROOT / "tests" / "data_files" / "hourglass_tables.json").read_text())
+HOURGLASS = (ROOT / "docs" / "hourglass.md").read_text()
+DYNAMIC = (ROOT / "docs" / "dynamic_width_paper.md").read_text()
+
+LINES = re.findall(r"^\| ([-\d, ]+) \| `(.+)` \| (\d+)x(\d+) \| (.+) \| (.+) \| (.+) \|$", HOURGLASS, re.MULTILINE)
+"""tables, recipe and overrides, K, d_hidden, millions of attention, feed-forward, both"""
+ROWS = [(f"table{number}", row) for number in (1, 2, 3, 5, 6) for row in PAPER[f"table{number}"]]
+MISPRINTS = {
+    ("table3", 1376): {"attention": (150, 182), "ffn": (253, 221), "both": (403, 402)},
+    ("table3", 1536): {"attention": (227, 226)},
+    ("table3", 2048): {"attention": (269, 268)},
+}
+"""(table, d_model) -> part -> millions printed and counted"""
+SIZES = (113, 403, 906, 1074)
+TOKENS_PER_STEP = {0.5: 2**19, 2: 2**21, 4: 2**22}
+"""The batch that the paper prints in millions of tokens."""
+ABLATIONS = re.findall(r"^\| .+ \| `(qwen.+)` \|$", DYNAMIC, re.MULTILINE)
+
+
+def recipe(command: str) -> Recipe:
+    """A recipe of configs/ and overrides, as on a command line."""
+    name, *overrides = shlex.split(command)
+    return load_recipe(ROOT / "configs" / f"{name}.yaml", overrides)
+
+
+def inspected(command: str) -> dict[str, Any]:
+    return inspect_recipe(recipe(command))
+
+
+def counts(summary: dict) -> tuple[int, int, int]:
+    """Parameters as the hourglass paper counts them: attention, feed-forward, both."""
+    attention, ffn = summary["params"]["attention"], summary["params"]["ffn"]
+    return attention, ffn, attention + ffn
+
+
+def sizes(summary: dict) -> tuple[int, int, int, int]:
+    """d_model, d_hidden, K, n_layers of a model whose layers and blocks are alike."""
+    ((d_model,), (hidden,)) = set(summary["widths"]), {tuple(widths) for widths in summary["hidden_widths"]}
+    assert len(set(hidden)) == 1
+    return d_model, hidden[0], len(hidden), summary["n_layers"]
+
+
+def sizes_of_row(row: dict) -> tuple[int, int, int, int]:
+    """As `sizes`, of a row of the paper."""
+    return row["d_model"], row["d_h"], row["K"], row["L"]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[tuple[int, int, int, int], dict]:
+    """Sizes -> inspection of every line of the document."""
+    return {sizes(summary): summary for summary in (inspected(line[1]) for line in LINES)}
+
+
+class TestHourglassTables:
+    @pytest.mark.parametrize(("table", "row"), ROWS)
+    def test_every_row_is_a_recipe_with_overrides_and_counts_what_its_sizes_say(self, models, table, row):
+        d_model, d_hidden, n_blocks, n_layers = sizes_of_row(row)
+        summary = models[sizes_of_row(row)]
+        attention, ffn = 4 * n_layers * d_model**2, 3 * n_layers * n_blocks * d_model * d_hidden
+        assert counts(summary) == (attention, ffn, attention + ffn)
+        assert set(summary["n_heads"]) == set(summary["n_kv_heads"]) == {12 if n_layers <= 12 else 16}
+        assert summary["params"]["norm"] == (n_layers * (1 + n_blocks) + 1) * d_model
+        assert summary["params"]["embedding"] == summary["params"]["head"] == 100352 * d_model
+
+    def test_only_the_known_misprints_differ_from_the_paper(self, models):
+        found: dict[tuple[str, int], dict[str, tuple[int, int]]] = {}
+        for table, row in ROWS:
+            printed = (row["attn_M"], row["ffn_M"], row.get("size_M", 113))
+            ours = (round(n / 1e6) for n in counts(models[sizes_of_row(row)]))
+            for part, paper, counted in zip(("attention", "ffn", "both"), printed, ours):
+                if paper != counted:
+                    found.setdefault((table, row["d_model"]), {})[part] = (paper, counted)
+        assert found == MISPRINTS
+
+    def test_the_other_403m_hourglass_has_the_printed_parameters(self):
+        assert [round(n / 1e6) for n in counts(inspected("hourglass_403m_alt"))] == [150, 253, 403]
+
+    def test_the_document_prints_what_inspect_counts(self, models):
+        assert len(LINES) == len(models) == 24
+        for (tables, _, n_blocks, d_hidden, *millions), (key, summary) in zip(LINES, models.items()):
+            assert (d_hidden, n_blocks) == (str(key[1]), str(key[2]))
+            assert millions == [f"{n / 1e6:.2f}" for n in counts(summary)]
+            holding = dict.fromkeys(name.removeprefix("table") for name, row in ROWS if sizes_of_row(row) == key)
+            assert tables == (", ".join(holding) or "-")
+
+    def test_average_perplexity_is_the_mean_of_perplexities(self):
+        for averages, sets in zip(PAPER["table4"], PAPER["table8"], strict=True):
+            assert (averages["size_M"], averages["model"]) == (sets["size_M"], sets["model"])
+            mean_loss = fmean(sets["loss"].values())
+            assert averages["val_loss"] == pytest.approx(mean_loss, abs=6e-4)
+            assert averages["val_ppl"] == pytest.approx(fmean(sets["ppl"].values()), abs=2e-3)
+            assert averages["val_ppl"] > math.exp(mean_loss) + 1
+
+
+class TestHourglassRecipes:
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("kind", ["conventional", "hourglass"])
+    def test_train_as_tables_3_and_7_say(self, size, kind):
+        run = recipe(f"{kind}_{size}m")
+        (row,) = (row for row in PAPER["table3"] if (row["size_M"], row["model"].lower()) == (size, kind))
+        (setting,) = (row for row in PAPER["table7"] if row["size_M"] == size)
+        assert run.tokens_per_step == TOKENS_PER_STEP[row["batch_tokens_M"]]
+        assert run.train.steps == round(row["tokens_B"] * 1e9 / run.tokens_per_step)
+        assert run.schedule.warmup_steps == round(setting["warmup_tokens_M"] * 1e6 / run.tokens_per_step)
+        assert run.seq_len == setting["seq_len"]
+        assert {layer.attention.n_heads for layer in run.explicit_model.layers} == {setting["heads"]}
+        assert run.train.seed == 6198
+        rates = [
+            run.schedule.factor(step, run.optimizer.lr, run.train.steps, run.tokens_per_step)
+            for step in (run.schedule.warmup_steps, run.train.steps)
+        ]
+        assert rates == pytest.approx([1.0, 0.1])
+        line = re.search(rf"^\| {size}M \| (\S+) \| 2\^(\d+) \| (\d+) \| (\d+) \|$", HOURGLASS, re.MULTILINE)
+        assert line is not None
+        assert [float(line[1]), 2 ** int(line[2])] == [run.optimizer.lr, run.tokens_per_step]
+        assert [int(line[3]), int(line[4])] == [run.train.steps, run.schedule.warmup_steps]
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_an_hourglass_differs_from_its_baseline_in_its_sizes_alone(self, size):
+        baseline, hourglass = (to_data(recipe(f"{kind}_{size}m")) for kind in ("conventional", "hourglass"))
+        changed = {key: hourglass["model"][key] for key in ("d_model", "n_layers", "ffn")}
+        assert merge(baseline, {"model": changed}) == hourglass
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_an_hourglass_meets_the_budget_and_costs_what_the_document_says(self, size):
+        models = [recipe(f"{kind}_{size}m").explicit_model for kind in ("conventional", "hourglass")]
+        budgets = [sum(model.costs()[part].params for part in ("attention", "ffn")) for model in models]
+        assert budgets[1] == pytest.approx(budgets[0], rel=4e-4)
+        found = re.search(rf"^\| {size}m (\|( \d+ -> \d+ \|){{4}})$", HOURGLASS, re.MULTILINE)
+        assert found is not None
+        columns = zip(*(map(int, cell.split(" -> ")) for cell in found[1].strip("| ").split(" | ")))
+        seq_len = recipe(f"conventional_{size}m").seq_len
+        for model, column in zip(models, columns, strict=True):
+            cost = model.cost()
+            millions = [round(cost.params / 1e6), round(cost.forward_flops(seq_len, causal=True) / 1e6)]
+            assert list(column) == [*millions, cost.kv_bytes(), model.n_residual_additions]
+
+    def test_olmo_2_differs_from_the_conventional_model_in_its_norms_alone(self):
+        conventional, olmo2 = (recipe(f"{name}_1074m") for name in ("conventional", "olmo2"))
+        norms = {"norm": {"placement": "reordered"}, "attention": {"qk_norm": {"over": "all_heads", "eps": 1e-6}}}
+        assert merge(to_data(conventional), {"model": norms}) == to_data(olmo2)
+        assert olmo2.explicit_model.costs()["norm"].params == (16 * 4 + 1) * 2048
+
+
+class TestDynamicWidthPaper:
+    def test_the_guess_counts_134_43_million(self):
+        layer = 2 * 512 * (8 + 4) * 64 + 3 * 512 * 1536 + 2 * 512
+        model = recipe("qwen_134m_guess").explicit_model
+        assert model.cost().params == 151936 * 512 + 18 * layer + 512 == 134_433_280
+        assert {(layer.attention.n_heads, layer.attention.n_kv_heads) for layer in model.layers} == {(8, 4)}
+
+    @pytest.mark.parametrize(("name", "d_ff"), [("half", 768), ("two_thirds", 1024)])
+    def test_controls_differ_in_the_hidden_width_alone(self, name, d_ff):
+        change = {"model": {"ffn": {"d_ff": d_ff}}}
+        assert merge(to_data(recipe("qwen_134m_guess")), change) == to_data(recipe(f"qwen_134m_guess_{name}"))
+
+    def test_every_ablation_differs_from_the_baseline_in_the_feed_forward_alone(self):
+        assert len(ABLATIONS) == len(set(ABLATIONS)) > 10
+        baseline = to_data(recipe("qwen_134m_guess"))
+        found = []
+        for command in ABLATIONS:
+            ablation = to_data(recipe(command))
+            found.append(ablation["model"]["ffn"])
+            assert {**ablation, "model": {**ablation["model"], "ffn": baseline["model"]["ffn"]}} == baseline, command
+        assert all(found.count(ffn) == 1 for ffn in found)
