@@ -13,6 +13,7 @@ from widthwise.cli.generate import generate
 from widthwise.cli.inspect import inspect
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
+from widthwise.cli.search import search
 from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunFailed
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (inspect, design, train, resume, compare, generate, report):
+for verb in (inspect, design, search, train, resume, compare, generate, report):
     app.command()(verb)
 app.add_typer(data_app, name="data")
 

@@ -1,0 +1,159 @@
+"""`widthwise search`: every shape of one budget, and what each costs elsewhere."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.cli.compare import TABLE_WIDTH, compare
+
+WHERE, LIMITS, RESULT = "Where to look", "What to leave out", "What to do with it"
+LONGEST_SPAN = 10_000
+
+
+def search(
+    base: Annotated[Path, typer.Argument(help="Recipe whose model sets the budget: the baseline.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to it, and with it to what is found, as train.steps=200.")
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help="params (in the layers, as the paper), total_params, flops, flops_causal, kv_bytes."),
+    ] = None,
+    budget: Annotated[str | None, typer.Option(help="As 113M or 2.5G; the base's own where not given.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest miss of the budget; 0.001, on the hardware grid 0.01.")
+    ] = None,
+    grid: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=WHERE, help="paper, or hardware: multiples of 128 and 64, heads of 64 or 128."),
+    ] = None,
+    n_heads: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=WHERE, help="Heads of every shape; by the base's rule where not given."),
+    ] = None,
+    head_dim: Annotated[int | None, typer.Option(rich_help_panel=WHERE, help="Their size, in place of that.")] = None,
+    n_blocks: Annotated[
+        str | None, typer.Option(rich_help_panel=WHERE, help="Blocks of a feed-forward, as 1,2,4; 2,4 where not given.")
+    ] = None,
+    n_layers: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=WHERE, help="As 6,12 or 8..16; every depth within --aspect where not given."),
+    ] = None,
+    ratio: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=WHERE, help="d_hidden / d_model to aim at; 0.4,0.5,0.6,0.75 where not given."),
+    ] = None,
+    aspect: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=LIMITS, help="d_model / n_layers; 100..250 where --n-layers is not given."),
+    ] = None,
+    ratio_range: Annotated[
+        str | None, typer.Option(rich_help_panel=LIMITS, help="d_hidden / d_model after rounding, as 0.3..0.8.")
+    ] = None,
+    max_flops: Annotated[
+        float | None, typer.Option(rich_help_panel=LIMITS, help="Forward FLOPs per token, as 5e8.")
+    ] = None,
+    max_kv_bytes: Annotated[
+        float | None, typer.Option(rich_help_panel=LIMITS, help="KV-cache bytes per token.")
+    ] = None,
+    max_residual_additions: Annotated[
+        int | None, typer.Option(rich_help_panel=LIMITS, help="Sublayers in a row: n_layers * (1 + n_blocks).")
+    ] = None,
+    rank_by: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=RESULT, help="flops, kv_bytes, total_params, activation_bytes or n_residual_additions."
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many to show, and to write.")] = 20,
+    out: Annotated[
+        Path | None,
+        typer.Option(rich_help_panel=RESULT, help="Folder for search.json and recipes that extend the base."),
+    ] = None,
+    train: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=RESULT, min=1, help="Compare the first so many with the base, trained, in --out."),
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(rich_help_panel=RESULT, help="Seeds of --train, one --seed each; 1, 2 and 3.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train that of the comparison.")
+    ] = False,
+) -> None:
+    """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by what else they cost.
+
+    Counting knows no loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost.
+
+    Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.search_table import search_table
+    from widthwise.config_io import parse
+    from widthwise.shape.search_space import SearchSpace
+    from widthwise.training.design import parse_quantity
+    from widthwise.training.search import search_recipe, write_search
+
+    asked = {
+        "match": match,
+        "budget": budget and parse_quantity(budget),
+        "tolerance": tolerance,
+        "grid": grid,
+        "n_heads": n_heads,
+        "head_dim": head_dim,
+        "n_blocks": n_blocks and _whole_numbers("--n-blocks", n_blocks),
+        "n_layers": n_layers and _whole_numbers("--n-layers", n_layers),
+        "ratio": ratio and _numbers("--ratio", ratio, ","),
+        "aspect": aspect and _numbers("--aspect", aspect, ".."),
+        "ratio_range": ratio_range and _numbers("--ratio-range", ratio_range, ".."),
+        "max_flops": max_flops,
+        "max_kv_bytes": max_kv_bytes,
+        "max_residual_additions": max_residual_additions,
+        "rank_by": rank_by,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    result = search_recipe(base, overrides or [], parse(SearchSpace, given, "search"))
+    summary = result.summary(max(top, train or 0))
+    folder = out if out is not None or train is None else Path("runs") / f"{base.stem}-search"
+    recipes = [] if folder is None else write_search(base, overrides or [], result, summary, folder)
+    if not as_json:
+        console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+        console.print(search_table(summary, base.stem))
+        if recipes:
+            console.print(f"wrote {len(recipes)} recipes to {recipes[0].parent}", highlight=False, soft_wrap=True)
+    elif train is None:
+        print(json.dumps(summary, indent=2))
+    if train is not None:
+        # The search has matched them, in what and how closely it was asked to.
+        compare([str(path) for path in recipes[: 1 + train]], folder, seed, "none", as_json)
+
+
+def _whole_numbers(option: str, text: str) -> list[int]:
+    """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends."""
+    from widthwise.config_io import UserError
+
+    numbers: list[int] = []
+    try:
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            span = range(int(first), (int(last) if dots else int(first)) + 1)
+            if not 0 < span.stop - span.start <= LONGEST_SPAN:
+                raise ValueError
+            numbers += span
+    except ValueError:
+        raise UserError(f"{option}: got {text!r}; expected whole numbers such as 2,4 or 8..16") from None
+    return numbers
+
+
+def _numbers(option: str, text: str, separator: str) -> list[float]:
+    from widthwise.config_io import UserError
+
+    try:
+        return [float(part) for part in text.split(separator)]
+    except ValueError:
+        example = separator.join(("0.4", "0.8"))
+        raise UserError(f"{option}: got {text!r}; expected numbers such as {example}") from None

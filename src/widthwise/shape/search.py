@@ -1,0 +1,258 @@
+"""Every shape of one budget: uniform models with hourglass feed-forwards, and which of them cost least elsewhere.
+
+Counting needs no weights, so a search takes no time. What it cannot know is the loss.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from widthwise.config_io import UserError
+from widthwise.model.attention import AttentionTemplate
+from widthwise.model.ffn.hourglass import HourglassTemplate
+from widthwise.shape.figures import Figures, Sizes, UniformFigures, figures
+from widthwise.shape.kinds import UniformShape
+from widthwise.shape.search_space import GRIDS, SearchSpace
+from widthwise.shape.template import ModelTemplate
+
+DEEPEST = 256
+"""Layers, where n_layers is left open."""
+MOST_EXAMINED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape that meets the budget."""
+
+    sizes: Sizes
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    figures: Figures
+    drift: float
+    """Miss of the budget, as a fraction of it."""
+    is_pareto: bool
+    """Whether no other candidate is as cheap in every cost and cheaper in one."""
+
+    @property
+    def name(self) -> str:
+        """Says the sizes; fit for a file."""
+        n_blocks, n_layers, d_model, d_hidden = self.sizes
+        return f"d{d_model}-h{d_hidden}-k{n_blocks}-l{n_layers}"
+
+    def row(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "name": self.name,
+            "is_pareto": self.is_pareto,
+            **self.sizes._asdict(),
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "ratio": self.sizes.d_hidden / self.sizes.d_model,
+            "aspect": self.sizes.d_model / self.sizes.n_layers,
+            "attention_share": self.figures.attention_params / self.figures.params,
+            "drift": self.drift,
+            **self.figures._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What was found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size."""
+
+    base: ModelTemplate
+    heads: AttentionTemplate
+    seq_len: int
+    space: SearchSpace
+    budget: float
+    baseline: Figures
+    """Of the base."""
+    count: UniformFigures
+    n_examined: int
+    rejected: dict[str, int]
+    """What a shape did wrong -> how many were examined and rejected for it."""
+    sizes: Sizes
+    """(n,) of each candidate."""
+    is_pareto: np.ndarray
+    """(n,) of each candidate."""
+
+    def __len__(self) -> int:
+        return len(self.is_pareto)
+
+    def best(self, n: int) -> list[Candidate]:
+        """The first n candidates, each counted once more layer by layer."""
+        return [self._candidate(index) for index in range(min(n, len(self)))]
+
+    def _candidate(self, index: int) -> Candidate:
+        sizes = Sizes(*(int(size[index]) for size in self.sizes))
+        config = candidate_template(self.base, self.heads, sizes).resolve(self.seq_len)
+        counted = figures(config, self.seq_len)
+        for name, value in counted._asdict().items():
+            assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
+        attention = config.layers[0].attention
+        drift = getattr(counted, self.space.match) / self.budget - 1
+        heads = (attention.n_heads, attention.n_kv_heads, attention.head_dim)
+        return Candidate(sizes, *heads, counted, drift, bool(self.is_pareto[index]))
+
+    def summary(self, n: int) -> dict[str, Any]:
+        """As plain data, with the first n candidates."""
+        return {
+            "match": self.space.match,
+            "budget": self.budget,
+            "tolerance": self.space.largest_miss,
+            "costs": list(self.space.costs),
+            "seq_len": self.seq_len,
+            "n_examined": self.n_examined,
+            "rejected": self.rejected,
+            "n_found": len(self),
+            "n_pareto": int(self.is_pareto.sum()),
+            "baseline": self.baseline._asdict(),
+            "candidates": [candidate.row() for candidate in self.best(n)],
+        }
+
+
+def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResult:
+    """The shapes of the space that meet the budget. Width, depth, heads and feed-forward vary; the rest is the base's.
+
+    Raises UserError where there are none, with what stood in the way.
+    """
+    if base.layers:
+        raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
+    heads = space.heads(base.attention)
+    baseline = figures(base.resolve(seq_len), seq_len)
+    budget = getattr(baseline, space.match) if space.budget is None else space.budget
+    count = UniformFigures(
+        lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), heads.quantum, seq_len
+    )
+    examined = _examined(count, budget, space, heads.quantum)
+    is_left, rejected = _sifted(_faults(count, budget, space, examined))
+    found = Sizes(*(size[is_left] for size in examined))
+    is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
+    by_size = (found.d_hidden, found.d_model, found.n_blocks, found.n_layers)  # to lexsort, the last key comes first
+    order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
+    return SearchResult(
+        base=base,
+        heads=heads,
+        seq_len=seq_len,
+        space=space,
+        budget=budget,
+        baseline=baseline,
+        count=count,
+        n_examined=len(is_left),
+        rejected=rejected,
+        sizes=Sizes(*(size[order] for size in found)),
+        is_pareto=is_pareto[order],
+    )
+
+
+def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
+    """The base with these sizes; the feed-forward of an hourglass base keeps its norm and its sharing of weights."""
+    kept = base.ffn.model_dump(include=KEPT_OF_HOURGLASS) if isinstance(base.ffn, HourglassTemplate) else {}
+    change = {
+        "d_model": sizes.d_model,
+        "n_layers": sizes.n_layers,
+        "shape": UniformShape(),
+        "attention": heads,
+        "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden, **kept),
+    }
+    return base.model_copy(update=change)
+
+
+KEPT_OF_HOURGLASS = {"share_weights", "norm", "block_multiplier"}
+
+
+def _examined(count: UniformFigures, budget: float, space: SearchSpace, head_quantum: int) -> Sizes:
+    """For each n_blocks, n_layers and ratio the width that fits, as the grid allows it, with both neighbours.
+
+    The hidden width is what the budget leaves, or follows the ratio where the matched figure does not depend on it.
+    """
+    grid, match = GRIDS[space.grid], space.match
+    quantum = math.lcm(grid.d_model, head_quantum)
+    depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
+    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio)
+    if n_examined > MOST_EXAMINED:
+        raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
+    n_blocks, n_layers, ratio = (axis.ravel() for axis in np.meshgrid(space.n_blocks, depths, space.ratio))
+    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio)
+    if space.n_layers is None:
+        is_near = _within(d_model / n_layers, space.aspect_limits)
+        if not is_near.any():
+            raise UserError(
+                f"search: d_model / n_layers is {_span(space.aspect_limits)} at no depth up to {DEEPEST}; give n_layers"
+            )
+        n_blocks, n_layers, ratio, d_model = (axis[is_near] for axis in (n_blocks, n_layers, ratio, d_model))
+    nearest = np.rint(d_model / quantum)
+    d_model = np.concatenate([np.maximum(nearest + step, 1) * quantum for step in (-1, 0, 1)])
+    n_blocks, n_layers, ratio = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio))
+    d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0))
+    d_hidden = np.where(np.isfinite(d_hidden), d_hidden, ratio * d_model)
+    d_hidden = np.maximum(np.rint(d_hidden / grid.d_hidden), 0) * grid.d_hidden
+    return Sizes(*np.unique(np.stack([n_blocks, n_layers, d_model, d_hidden]), axis=1))
+
+
+def _faults(count: UniformFigures, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
+    """What can be wrong with a shape -> (n,) whether it is, the gravest first."""
+    misses = np.abs(count(space.match, examined) / budget - 1)
+    has_room = examined.d_hidden > 0
+    nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"
+    allowed = f"{100 * space.largest_miss:g}%"
+    faults = {
+        "leave the feed-forward nothing": ~has_room,
+        f"miss the budget by more than {allowed} (the nearest by {nearest})": misses > space.largest_miss,
+    }
+    ratios = {
+        "d_model / n_layers": (examined.d_model / examined.n_layers, space.aspect_limits),
+        "d_hidden / d_model": (examined.d_hidden / examined.d_model, space.ratio_limits),
+    }
+    for name, (values, limits) in ratios.items():
+        faults[f"have {name} not {_span(limits)}"] = ~_within(values, limits)
+    largest = {
+        "flops": space.max_flops,
+        "kv_bytes": space.max_kv_bytes,
+        "n_residual_additions": space.max_residual_additions,
+    }
+    for name, limit in largest.items():
+        if limit is not None:
+            faults[f"have {name} above {limit:g}"] = count(name, examined) > limit
+    return faults
+
+
+def _sifted(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
+    """(n,) whether a shape has no fault; and how many were rejected for which, each for its first one."""
+    has_fault = np.zeros_like(next(iter(faults.values())))
+    rejected = {}
+    for fault, has_this in faults.items():
+        n_rejected = int((has_this & ~has_fault).sum())
+        if n_rejected:
+            rejected[fault] = n_rejected
+        has_fault |= has_this
+    if has_fault.all():
+        reasons = ", ".join(f"{n:,} {fault}" for fault, n in rejected.items())
+        raise UserError(f"search: of {len(has_fault):,} shapes examined none is left: {reasons}")
+    return ~has_fault, rejected
+
+
+def _within(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:
+    return (values >= limits[0]) & (values <= limits[1])
+
+
+def _span(limits: tuple[float, float]) -> str:
+    return f"{limits[0]:g} to {limits[1]:g}"
+
+
+def pareto_front(costs: np.ndarray) -> np.ndarray:
+    """(n, n_costs) -> (n,) whether no other row is as low everywhere and lower somewhere."""
+    front = np.empty_like(costs)
+    n_front = 0
+    is_pareto = np.zeros(len(costs), dtype=bool)
+    # In this order no row is dominated by a later one.
+    for index in np.lexsort(costs.T[::-1]):
+        better = front[:n_front]
+        if not ((better <= costs[index]).all(axis=1) & (better < costs[index]).any(axis=1)).any():
+            is_pareto[index] = True
+            front[n_front] = costs[index]
+            n_front += 1
+    return is_pareto

@@ -1,0 +1,169 @@
+"""`widthwise search` from argument to output, on a tiny model."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.cli.main import main
+
+RECIPE = {
+    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 4, "attention": {"n_heads": 2}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
+}
+SPACE = ("--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "base.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+@pytest.fixture
+def search(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error."""
+        monkeypatch.setattr(sys, "argv", ["widthwise", "search", *map(str, (recipe, *arguments))])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        captured = capsys.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_json_has_what_was_asked_for_and_found(search) -> None:
+    code, out, _ = search(*SPACE, "--json", "--top", 3)
+    summary = json.loads(out)
+    assert code == 0
+    assert (summary["match"], summary["tolerance"], summary["seq_len"]) == ("params", 0.02, 24)
+    assert summary["budget"] == summary["baseline"]["params"] == 16 * 4 * 32**2
+    assert len(summary["candidates"]) == 3 <= summary["n_found"]
+    for row in summary["candidates"]:
+        d_model, n_layers = row["d_model"], row["n_layers"]
+        assert row["params"] == n_layers * d_model * (4 * d_model + 3 * row["n_blocks"] * row["d_hidden"])
+        assert row["n_layers"] in (2, 3, 4)
+        assert row["n_blocks"] in (1, 3)
+        assert abs(row["drift"]) <= 0.02
+
+
+def test_every_option_reaches_the_search(search) -> None:
+    asked = (
+        *(
+            "--match",
+            "total_params",
+            "--budget",
+            "90k",
+            "--head-dim",
+            8,
+            "--aspect",
+            "4..30",
+            "--ratio-range",
+            "0.1..3",
+        ),
+        *("--max-flops", 3e5, "--max-kv-bytes", 600, "--max-residual-additions", 14, "--rank-by", "kv_bytes"),
+    )
+    code, out, error = search(*SPACE, *asked, "--json")
+    assert code == 0, error
+    summary = json.loads(out)
+    assert (summary["match"], summary["budget"]) == ("total_params", 90_000)
+    for row in summary["candidates"]:
+        assert row["total_params"] == pytest.approx(90_000, rel=0.02)
+        assert row["head_dim"] == 8
+        assert 4 <= row["aspect"] <= 30
+        assert 0.1 <= row["ratio"] <= 3
+        assert (row["flops"] <= 3e5, row["kv_bytes"] <= 600, row["n_residual_additions"] <= 14) == (True,) * 3
+    ranked = [row["kv_bytes"] for row in summary["candidates"] if row["is_pareto"]]
+    assert ranked == sorted(ranked)
+
+
+def test_the_hardware_grid_is_an_option(search) -> None:
+    code, out, _ = search("model.d_model=512", "--grid", "hardware", "--n-layers", 4, "--json", "--tolerance", 0.05)
+    assert code == 0
+    assert all(row["d_model"] % 128 == row["d_hidden"] % 64 == 0 for row in json.loads(out)["candidates"])
+
+
+def test_the_table_shows_the_base_and_marks_the_pareto_front(search) -> None:
+    code, out, _ = search(*SPACE, "--top", 4)
+    lines = out.splitlines()
+    rows = [line for line in lines if line.rstrip().endswith("%") and "within" not in line]
+    assert code == 0
+    assert max(map(len, lines)) <= 100
+    assert "params 65.5k, within 2%" in lines[0]
+    assert sum(line.split()[0] == "base" for line in lines if line.strip()) == 1
+    assert len(rows) == 4
+    assert rows[0].split()[0] == "*"
+
+
+def test_recipes_are_written_and_extend_the_base(search, tmp_path: Path) -> None:
+    code, out, _ = search("train.steps=7", *SPACE, "--top", 2, "--out", tmp_path / "found")
+    assert code == 0
+    assert f"wrote 3 recipes to {tmp_path / 'found' / 'recipes'}" in out.replace("\n", "")
+    summary = json.loads((tmp_path / "found" / "search.json").read_text())
+    written = {path.name for path in (tmp_path / "found" / "recipes").iterdir()}
+    assert written == {"base.yaml", *(f"{row['name']}.yaml" for row in summary["candidates"])}
+    for row in summary["candidates"]:
+        data = yaml.safe_load((tmp_path / "found" / "recipes" / f"{row['name']}.yaml").read_text())
+        assert data["extends"] == "base.yaml"
+        assert data["model"]["ffn"] == {
+            "kind": "hourglass",
+            "n_blocks": row["n_blocks"],
+            "d_hidden": row["d_hidden"],
+        }
+    assert yaml.safe_load((tmp_path / "found" / "recipes" / "base.yaml").read_text())["train"]["steps"] == 7
+
+
+def test_the_first_found_are_compared_with_the_base(search, tmp_path: Path) -> None:
+    asked = ("train.steps=2", *SPACE, "--top", 2, "--train", 1, "--seed", 3, "--seed", 5, "--out", tmp_path / "found")
+    code, out, error = search(*asked)
+    assert code == 0, error
+    comparison = json.loads((tmp_path / "found" / "comparison.json").read_text())
+    best = json.loads((tmp_path / "found" / "search.json").read_text())["candidates"][0]
+    assert [variant["name"] for variant in comparison["variants"]] == ["base", best["name"]]
+    assert (comparison["baseline"], comparison["seeds"], comparison["matched"]) == ("base", [3, 5], "none")
+    assert comparison["variants"][1]["cost"]["params"]["total"] == best["total_params"]
+    assert (tmp_path / "found" / "report.html").is_file()
+    code, out, error = search(*asked, "--json")
+    assert code == 0
+    assert json.loads(out)["baseline"] == "base"
+    assert error.count("has finished already") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--match", "speed"), "match: got 'speed'"),
+        (("--n-blocks", "2,x"), "--n-blocks: got '2,x'; expected whole numbers such as 2,4 or 8..16"),
+        (("--n-layers", "1..99999999999"), "--n-layers: got '1..99999999999'"),
+        (("--n-layers", "5..2"), "--n-layers: got '5..2'"),
+        (("--ratio", "0.4;0.5"), "--ratio: got '0.4;0.5'; expected numbers such as 0.4,0.8"),
+        (("--ratio", "nan"), "ratio.0: got nan"),
+        (("--aspect", "100"), "aspect"),
+        (("--aspect", "9..x"), "--aspect: got '9..x'; expected numbers such as 0.4..0.8"),
+        (("--head-dim", 63), "head_dim: got 63"),
+        (("--budget", "many"), "--budget: got 'many'"),
+        (("--n-layers", 4, "--max-kv-bytes", 1), "none is left"),
+        (("--top", 0), "'--top'"),
+        (("model.ratio=2",), "model.ratio: unknown key"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: tuple, named: str, search) -> None:
+    code, out, error = search(*arguments)
+    assert (code, out) == (2, "")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert named in error
+
+
+def test_help_has_an_example(search) -> None:
+    code, out, _ = search("--help")
+    assert code == 0
+    assert "widthwise search configs/conventional_113m.yaml" in " ".join(out.split())

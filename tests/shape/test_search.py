@@ -1,0 +1,242 @@
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from paper_hourglass import BASELINES, SEARCHED, flops, params, total_params
+
+from widthwise.config_io import UserError, parse
+from widthwise.shape.search import pareto_front, search
+from widthwise.shape.search_space import SearchSpace
+
+HEADLINE = {  # n_blocks, n_layers, and d_hidden / d_model of Table 3
+    "113M": (4, 12, 418 / 1032),
+    "403M": (4, 24, 557 / 1376),
+    "906M": (4, 24, 819 / 2080),
+    "1074M": (1, 20, 2486 / 2848),
+}
+
+
+def found_at(scale: str, **space):
+    baseline = BASELINES[scale]
+    return search(baseline.template(), baseline.seq_len, parse(SearchSpace, space))
+
+
+def sizes_of(result) -> list[tuple[int, ...]]:
+    return [tuple(map(int, sizes)) for sizes in zip(*result.sizes)]
+
+
+@pytest.mark.parametrize("scale", BASELINES)
+def test_every_shape_of_the_paper_is_found(scale) -> None:
+    rows = [row[1:] for row in SEARCHED if row[0] == scale]
+    n_blocks, n_layers, ratio = ([*dict.fromkeys(axis)] for axis in list(zip(*rows))[:3])
+    found = sizes_of(found_at(scale, n_blocks=n_blocks, n_layers=n_layers, ratio=ratio))
+    for k, n, _, d_model, d_hidden in rows:
+        assert (k, n, d_model, d_hidden) in found
+
+
+@pytest.mark.parametrize(
+    ("scale", "match", "d_model"),
+    [
+        ("113M", "params", 1032),
+        ("113M", "flops_causal", 936),
+        ("113M", "total_params", 912),
+        ("403M", "params", 1376),
+        ("403M", "flops_causal", 1312),
+        ("403M", "total_params", 1280),
+        ("906M", "params", 2080),
+        ("906M", "flops_causal", 1984),
+        ("906M", "total_params", 1984),
+        ("1074M", "params", 2848),
+        ("1074M", "flops_causal", 2656),
+        ("1074M", "total_params", 2688),
+    ],
+)
+def test_what_is_matched_decides_the_width(scale, match, d_model) -> None:
+    """Of the headline models at the same depth, blocks and ratio; the budget in closed form."""
+    baseline, (n_blocks, n_layers, ratio) = BASELINES[scale], HEADLINE[scale]
+    result = found_at(scale, match=match, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
+    quantum = 2 * baseline.n_heads
+    assert sorted(result.sizes.d_model) == [d_model - quantum, d_model, d_model + quantum]
+    conventional = (1, baseline.n_layers, baseline.d_model, 4 * baseline.d_model)
+    assert (
+        result.budget
+        == {
+            "params": params(*conventional),
+            "total_params": total_params(*conventional),
+            "flops_causal": flops(*conventional, context=baseline.seq_len / 2),
+        }[match]
+    )
+
+
+@pytest.mark.parametrize(
+    ("scale", "d_model", "millions", "total_millions", "mflops"),
+    [
+        ("113M", 1032, 113.2, 320, 484),
+        ("113M", 936, 93.1, 281, 420),
+        ("403M", 1376, 402.5, 679, 1216),
+        ("906M", 1984, 825, 1223, 2242),
+        ("1074M", 2656, 934, 1467, 2836),
+        ("1074M", 2688, 957, 1496, 2893),
+    ],
+)
+def test_a_shape_asked_for_by_its_size_is_found_with_its_costs(scale, d_model, millions, total_millions, mflops):
+    """A budget in numbers; the counts are those of the paper's formulas at the headline ratio, in millions."""
+    n_blocks, n_layers, ratio = HEADLINE[scale]
+    d_hidden = round(ratio * d_model)
+    budget = params(n_blocks, n_layers, d_model, d_hidden)
+    result = found_at(scale, budget=float(budget), n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
+    found = next(row for row in result.best(9) if row.sizes.d_model == d_model)
+    assert (found.sizes.d_hidden, found.drift) == (d_hidden, 0)
+    assert found.figures.params / 1e6 == pytest.approx(millions, rel=2e-3)
+    assert found.figures.total_params / 1e6 == pytest.approx(total_millions, abs=0.6)
+    assert found.figures.flops_causal / 1e6 == pytest.approx(mflops, abs=0.6)
+
+
+def test_the_cache_alone_leaves_the_hidden_width_to_the_ratio() -> None:
+    result = found_at("113M", match="kv_bytes", n_layers=[6, 12, 24], ratio=[0.4, 0.5])
+    for _, n_layers, d_model, d_hidden in sizes_of(result):
+        assert n_layers * d_model == 12 * 768
+        assert d_hidden in (round(0.4 * d_model), round(0.5 * d_model))
+    assert "kv_bytes" not in result.space.costs
+
+
+WIDE = {"n_blocks": [1, 2, 3, 4], "n_layers": [*range(4, 20)], "ratio": [0.3, 0.5, 0.8]}
+
+
+def test_candidates_are_distinct_ordered_and_the_same_every_time() -> None:
+    result = found_at("113M", **WIDE, rank_by="kv_bytes")
+    found = sizes_of(result)
+    assert len(set(found)) == len(found) == len(result) > 300
+    cache = [4 * n_layers * d_model for _, n_layers, d_model, _ in found]
+    n_pareto = int(result.is_pareto.sum())
+    assert result.is_pareto[:n_pareto].all()
+    assert 0 < n_pareto < len(found)
+    assert cache[:n_pareto] == sorted(cache[:n_pareto])
+    assert cache[n_pareto:] == sorted(cache[n_pareto:])
+    assert sizes_of(found_at("113M", **WIDE, rank_by="kv_bytes")) == found
+
+
+@pytest.mark.parametrize("tolerance", [None, 1e-4, 2e-3])
+def test_no_candidate_misses_the_budget_by_more_than_the_tolerance(tolerance) -> None:
+    result = found_at("113M", **WIDE, tolerance=tolerance)
+    misses = [abs(params(*sizes) / BASELINES["113M"].params - 1) for sizes in sizes_of(result)]
+    assert max(misses) <= (tolerance or 1e-3)
+    assert result.n_examined == len(result) + sum(result.rejected.values())
+    for candidate in result.best(3):
+        assert candidate.drift == pytest.approx(params(*candidate.sizes) / BASELINES["113M"].params - 1)
+
+
+def test_a_search_without_a_depth_keeps_to_the_aspect() -> None:
+    for aspect in (None, (40, 60)):
+        result = found_at("113M", **({"aspect": list(map(float, aspect))} if aspect else {}))
+        low, high = aspect or (100, 250)
+        ratios = result.sizes.d_model / result.sizes.n_layers
+        assert low <= ratios.min() < 1.1 * low
+        assert 0.9 * high < ratios.max() <= high
+
+
+@pytest.mark.parametrize("head_dim", [None, 128])
+def test_the_hardware_grid_has_whole_tiles(head_dim) -> None:
+    result = found_at("1074M", grid="hardware", head_dim=head_dim)
+    for candidate in result.best(1000):
+        assert candidate.sizes.d_model % 128 == candidate.sizes.d_hidden % 64 == 0
+        assert candidate.head_dim == (head_dim or 64)
+        assert candidate.n_heads * candidate.head_dim == candidate.sizes.d_model
+        assert abs(candidate.drift) <= 0.01
+
+
+def test_grouped_queries_are_counted_and_whole() -> None:
+    base = BASELINES["403M"].template(attention={"n_heads": 16, "kv_group_size": 4})
+    result = search(base, 2048, parse(SearchSpace, {"n_layers": [24], "n_blocks": [3], "ratio": [0.5]}))
+    for candidate in result.best(3):
+        n_blocks, n_layers, d_model, d_hidden = candidate.sizes
+        assert (candidate.n_heads, candidate.n_kv_heads) == (16, 4)
+        assert candidate.figures.params == n_layers * d_model * (2.5 * d_model + 3 * n_blocks * d_hidden)
+        assert candidate.figures.kv_bytes == n_layers * d_model
+    assert result.budget == 24 * 1024 * (2.5 * 1024 + 3 * 4096)
+
+
+def test_limits_leave_out_what_exceeds_them() -> None:
+    free = found_at("113M", **WIDE)
+    limits = {"max_flops": 5.9e8, "max_kv_bytes": 4.9e4, "max_residual_additions": 40, "ratio_range": [0.4, 0.7]}
+    bound = found_at("113M", **WIDE, **limits)
+    expected = {
+        sizes
+        for sizes in sizes_of(free)
+        if flops(*sizes, context=2048) <= 5.9e8
+        and 4 * sizes[1] * sizes[2] <= 4.9e4
+        and sizes[1] * (1 + sizes[0]) <= 40
+        and 0.4 <= sizes[3] / sizes[2] <= 0.7
+    }
+    assert set(sizes_of(bound)) == expected
+    assert 0 < len(expected) < len(free)
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({"n_layers": [12], "ratio": [0.001], "n_blocks": [1], "grid": "hardware"}, "leave the feed-forward nothing"),
+        ({"n_layers": [12], "tolerance": 1e-9}, r"20 miss the budget by more than 1e-07% \(the nearest by 0\.00\d+%\)"),
+        ({"n_layers": [12], "aspect": [300.0, 301.0]}, "d_model / n_layers not 300 to 301"),
+        ({"n_layers": [12], "max_kv_bytes": 9}, "have kv_bytes above 9"),
+        ({"budget": 10.0}, "at no depth up to 256"),
+        ({"head_dim": 63}, "head_dim: got 63; .* must be even"),
+        ({"n_heads": 8, "head_dim": 64}, "n_heads: stands beside head_dim"),
+        ({"grid": "hardware", "head_dim": 96}, "head_dim: got 96; the hardware grid has heads of 64 or 128"),
+        ({"grid": "hardware", "n_heads": 12}, "n_heads: got 12; the hardware grid has heads of 64 or 128"),
+        ({"n_layers": [*range(1, 10_000)], "n_blocks": [*range(1, 99)]}, "too many to examine"),
+        ({"aspect": [2.0, 1.0]}, "aspect: got 2 to 1; the smaller one comes first"),
+        ({"n_blocks": [0]}, "n_blocks.0: got 0"),
+    ],
+)
+def test_a_search_that_finds_nothing_says_why(space, named) -> None:
+    with pytest.raises(UserError) as raised:
+        found_at("113M", **space)
+    assert re.search(named, str(raised.value))
+
+
+def test_changes_to_single_layers_are_refused() -> None:
+    base = BASELINES["113M"].template(layers={3: {"ffn": {"d_ff": 8}}})
+    with pytest.raises(UserError, match=r"^model\.layers: "):
+        search(base, 2048, SearchSpace())
+
+
+def test_the_model_of_another_shape_can_set_the_budget() -> None:
+    base = BASELINES["113M"].template(shape={"kind": "x", "rounding": "balanced"})
+    result = search(base, 2048, parse(SearchSpace, {"match": "kv_bytes", "n_layers": [12], "tolerance": 0.02}))
+    assert result.budget == base.resolve(2048).cost().kv_bytes() < 4 * 12 * 768
+    assert (abs(4 * 12 * result.sizes.d_model / result.budget - 1) <= 0.02).all()
+
+
+def test_ten_thousand_candidates_are_counted() -> None:
+    result = found_at(
+        "113M",
+        n_blocks=[*range(1, 11)],
+        n_layers=[*range(2, 62)],
+        ratio=[0.1 + 0.05 * step for step in range(15)],
+        tolerance=0.5,
+    )
+    assert len(result) >= 10_000
+    counted = result.count("total_params", result.sizes)
+    assert (counted == total_params(*result.sizes)).all()
+
+
+def test_a_summary_is_plain_data_with_the_same_numbers() -> None:
+    result = found_at("113M", n_layers=[12], n_blocks=[4], ratio=[0.4])
+    summary = json.loads(json.dumps(result.summary(2)))
+    assert (summary["n_found"], len(summary["candidates"])) == (3, 2)
+    assert summary["baseline"]["params"] == BASELINES["113M"].params == summary["budget"]
+    row = summary["candidates"][1]
+    assert (row["name"], row["d_model"], row["d_hidden"]) == ("d1032-h418-k4-l12", 1032, 418)
+    assert (row["ratio"], row["aspect"], row["head_dim"]) == (418 / 1032, 86, 86)
+    assert row["attention_share"] == pytest.approx(4 / (4 + 3 * 4 * 418 / 1032))
+
+
+@given(arrays(np.int64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.integers(0, 4)))
+def test_the_pareto_front_is_what_nothing_dominates(costs) -> None:
+    dominated = [any((other <= row).all() and (other < row).any() for other in costs) for row in costs]
+    assert list(pareto_front(costs)) == [not each for each in dominated]
