@@ -116,10 +116,22 @@ def mixture(module, x: Tensor) -> Tensor:
     return update
 
 
+def dynamic(module, x: Tensor) -> Tensor:
+    """A SwiGLU whose units fade around the width of the token, with the score v . x and the mask soft or ste."""
+    c = module.config
+    score = (x * module.score.v.weight[0]).sum(-1) * module.score.log_gain.weight.exp() + module.bias.weight
+    width = c.d_ff * (c.min_fraction + (1 - c.min_fraction) * torch.sigmoid(score))
+    distance = torch.stack([width - unit - 0.5 for unit in range(c.d_ff)], dim=-1)
+    soft = torch.sigmoid(distance / c.mask.temperature)
+    mask = soft if c.mask.kind == "soft" else (distance > 0).to(x.dtype) + soft - soft.detach()
+    gate = x @ module.w_gate.weight.T
+    return (mask * gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
+
+
 def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
     if kind == "hourglass":
         return hourglass(module, x, placement)
-    return sublayer(module, {"swiglu": swiglu, "moe": mixture}[kind], x, placement)
+    return sublayer(module, {"swiglu": swiglu, "moe": mixture, "dynamic": dynamic}[kind], x, placement)
 
 
 def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:

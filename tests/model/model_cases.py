@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 
 from widthwise.config_io import merge, parse
-from widthwise.model.axes import RMSNorm
+from widthwise.model.axes import RMSNorm, Vector
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
@@ -48,6 +48,11 @@ VARIANTS = {
         "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 7},
         "norm": {"placement": "reordered"},
     },
+    "dynamic": {"ffn": {"kind": "dynamic", "ratio": 1.7, "mask": {"kind": "soft", "temperature": 2.0}}},
+    "dynamic_reordered": {
+        "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5},
+        "norm": {"placement": "reordered"},
+    },
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
 }
 
@@ -72,12 +77,12 @@ def config(shape: str = "x", endpoints: str = "slim", **changes) -> ModelConfig:
 
 
 def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.float64) -> Decoder:
-    """A model with weights of that seed; its gains, which start at 1, are made to differ."""
+    """A model with weights of that seed; gains and what else starts alike are made to differ."""
     model = build(resolved, seed, dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, RMSNorm):
+            if isinstance(module, (RMSNorm, Vector)) or getattr(module, "starts_at_zero", False):
                 noise = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0, 0.3, generator=generator)
                 module.weight += noise.to(dtype)
     return model

@@ -28,6 +28,14 @@ OPTIONS = {
         {"n_experts": 5, "top_k": 5, "ratio": 0.5, "multiple_of": 8, "n_shared_experts": 1},
         {"n_experts": 4, "top_k": 2, "d_expert": 7, "n_shared_experts": 2},
     ],
+    "dynamic": [
+        {"mask": {"kind": "soft"}},
+        {"d_ff": 96, "score": {"kind": "mlp"}, "mask": {"kind": "ste", "learn_temperature": True}, "min_fraction": 0.0},
+        {"ratio": 2.5, "score": {"kind": "rms_mean"}, "mask": {"kind": "linear_ramp"}, "execution": "masked"},
+        {"d_ff": 57, "score": {"kind": "raw_mean", "learn_gain": False}, "mask": {"kind": "anneal"}},
+        {"d_ff": 7, "score": {"kind": "const"}, "mask": {"kind": "soft"}},
+        {"multiple_of": 8, "mask": {"kind": "none"}},
+    ],
 }
 PLACEMENTS = ("pre", "reordered")
 SIZES = [(63, 63), (63, 41), (41, 1), (1, 1)]

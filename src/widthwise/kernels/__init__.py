@@ -3,6 +3,7 @@
 from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
 from widthwise.kernels.rms_norm import rms_norm
+from widthwise.kernels.sliced_swiglu import bucketed_units, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
 
-__all__ = ["grouped_swiglu", "linear_cross_entropy", "rms_norm", "swiglu"]
+__all__ = ["bucketed_units", "grouped_swiglu", "linear_cross_entropy", "rms_norm", "sliced_swiglu", "swiglu"]

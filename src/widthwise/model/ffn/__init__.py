@@ -4,9 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
 
-FFN = Annotated[SwiGLUConfig | HourglassConfig | MoEConfig, Field(discriminator="kind")]
-FFNTemplate = Annotated[SwiGLUTemplate | HourglassTemplate | MoETemplate, Field(discriminator="kind")]
+FFN = Annotated[SwiGLUConfig | HourglassConfig | MoEConfig | DynamicConfig, Field(discriminator="kind")]
+FFNTemplate = Annotated[SwiGLUTemplate | HourglassTemplate | MoETemplate | DynamicTemplate, Field(discriminator="kind")]

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
-from widthwise.model.ffn.swiglu import SwiGLU, nearest_multiple, swiglu_cost
+from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
@@ -78,17 +78,16 @@ def _with_shared_weights(costs: list[Cost]) -> Cost:
     return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
 
 
-class HourglassTemplate(FFNTemplate):
-    """An hourglass for a layer of any width: the bottleneck follows the layer, or is the same in all layers."""
+class HourglassTemplate(HiddenWidthTemplate):
+    """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
+    hidden_key = "d_hidden"
+    usual_ratio = 0.4
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: int = Field(default=4, gt=0, le=1000)
     """K, gated maps in a row."""
-    ratio: float = Field(default=0.4, gt=0, le=1000)
-    """d_hidden / d_model, rounded to the nearest multiple of `multiple_of`."""
-    multiple_of: pydantic.PositiveInt = 1
     d_hidden: pydantic.PositiveInt | None = None
-    """The hidden width itself; takes the place of `ratio`."""
+    """Hidden width of every block of every layer."""
     share_weights: bool = False
     """Whether all blocks use the same matrices; each keeps a norm of its own."""
     norm: BlockNorm | None = None
@@ -96,16 +95,8 @@ class HourglassTemplate(FFNTemplate):
     block_multiplier: pydantic.PositiveFloat = 1.0
     """Factor of a block's update as the later blocks see it."""
 
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "HourglassTemplate":
-        if self.d_hidden is not None and self.model_fields_set & {"ratio", "multiple_of"}:
-            raise ValueError(
-                "d_hidden: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both"
-            )
-        return self
-
     def cost(self, d_model: float, d_out: float) -> Cost:
-        d_hidden = self.ratio * d_model if self.d_hidden is None else self.d_hidden
+        d_hidden = self.real_hidden(d_model)
         inner, last = swiglu_cost(d_model, d_hidden, d_model), swiglu_cost(d_model, d_hidden, d_out)
         if self.share_weights:
             return _with_shared_weights([inner] * self.n_blocks)
@@ -114,7 +105,7 @@ class HourglassTemplate(FFNTemplate):
     def at_width(self, d_model: int) -> HourglassConfig:
         return HourglassConfig(
             n_blocks=self.n_blocks,
-            d_hidden=self.d_hidden or nearest_multiple(self.ratio * d_model, self.multiple_of),
+            d_hidden=self.whole_hidden(d_model),
             share_weights=self.share_weights,
             norm=self.norm,
             block_multiplier=self.block_multiplier,

@@ -1,7 +1,10 @@
 """What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
 
 from abc import ABC, abstractmethod
+from typing import Annotated, ClassVar
 
+import pydantic
+from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
@@ -57,3 +60,36 @@ class FFNTemplate(Config, ABC):
     @abstractmethod
     def at_width(self, d_model: int) -> FFNConfig:
         """The config of a layer. Raises ValueError where the width does not allow one."""
+
+
+class HiddenWidthTemplate(FFNTemplate):
+    """A template whose hidden width follows the layer's, or is the same in all layers.
+
+    A subclass has a field `hidden_key` names, the hidden width itself or None; given, it takes the place of `ratio`.
+    """
+
+    hidden_key: ClassVar[str]
+    usual_ratio: ClassVar[float]
+    ratio: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Hidden width over d_model, rounded to the nearest multiple of `multiple_of`. null: the kind's usual one."""
+    multiple_of: pydantic.PositiveInt = 1
+
+    @pydantic.model_validator(mode="after")
+    def _check_hidden(self) -> "HiddenWidthTemplate":
+        if self._given is not None and (self.ratio is not None or self.multiple_of != 1):
+            raise ValueError(
+                f"{self.hidden_key}: stands beside ratio or multiple_of; give the width or the rule, not both"
+            )
+        return self
+
+    @property
+    def _given(self) -> int | None:
+        return getattr(self, self.hidden_key)
+
+    def real_hidden(self, d_model: float) -> float:
+        """Before rounding, at any real width; numpy arrays of widths too."""
+        return self._given or (self.ratio or self.usual_ratio) * d_model
+
+    def whole_hidden(self, d_model: int) -> int:
+        """In channels, at least one unit of `multiple_of`."""
+        return self._given or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of

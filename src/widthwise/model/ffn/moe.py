@@ -7,7 +7,6 @@ from typing import Literal
 
 import pydantic
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
@@ -15,8 +14,8 @@ from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
-from widthwise.model.ffn.swiglu import SwiGLU, nearest_multiple, swiglu_cost
+from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 
 
@@ -80,33 +79,24 @@ class MoEConfig(Routing, FFNConfig):
         return MoE(self, d_model, d_out, norm)
 
 
-class MoETemplate(Routing, FFNTemplate):
-    """A mixture for a layer of any width: the experts' width follows the layer, or is the same in all layers."""
+class MoETemplate(Routing, HiddenWidthTemplate):
+    """A mixture for a layer of any width; usually d_expert = 0.32 d_model."""
 
+    hidden_key = "d_expert"
+    usual_ratio = 0.32
     kind: Literal["moe"] = "moe"
-    ratio: float = Field(default=0.32, gt=0, le=1000)
-    """d_expert / d_model, rounded to the nearest multiple of `multiple_of`."""
-    multiple_of: pydantic.PositiveInt = 1
     d_expert: pydantic.PositiveInt | None = None
-    """The experts' width itself; takes the place of `ratio`."""
+    """Hidden width of every expert of every layer."""
     n_shared_experts: pydantic.NonNegativeInt = 0
     """Experts that every token passes, as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
     arXiv:2401.06066."""
 
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "MoETemplate":
-        if self.d_expert is not None and self.model_fields_set & {"ratio", "multiple_of"}:
-            raise ValueError(
-                "d_expert: stands beside ratio or multiple_of; give the experts' width or the rule for it, not both"
-            )
-        return self
-
     def cost(self, d_model: float, d_out: float) -> Cost:
-        d_expert = self.ratio * d_model if self.d_expert is None else self.d_expert
+        d_expert = self.real_hidden(d_model)
         return self.experts_cost(d_model, d_expert, self.n_shared_experts * d_expert, d_out)
 
     def at_width(self, d_model: int) -> MoEConfig:
-        d_expert = self.d_expert or nearest_multiple(self.ratio * d_model, self.multiple_of)
+        d_expert = self.whole_hidden(d_model)
         return MoEConfig(
             n_experts=self.n_experts,
             top_k=self.top_k,

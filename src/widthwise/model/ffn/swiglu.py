@@ -9,7 +9,7 @@ from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FFNConfig, FFNTemplate
+from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
 
 
@@ -36,34 +36,20 @@ class SwiGLUConfig(FFNConfig):
         return SwiGLU(d_model, self.d_ff, d_out, norm)
 
 
-class SwiGLUTemplate(FFNTemplate):
-    """A SwiGLU for a layer of any width: the hidden width follows the layer, or is the same in all layers."""
+class SwiGLUTemplate(HiddenWidthTemplate):
+    """A SwiGLU for a layer of any width; usually d_ff = 4 d_model."""
 
+    hidden_key = "d_ff"
+    usual_ratio = 4.0
     kind: Literal["swiglu"] = "swiglu"
-    ratio: float = pydantic.Field(default=4.0, gt=0, le=1000)
-    """d_ff / d_model, rounded to the nearest multiple of `multiple_of`."""
-    multiple_of: pydantic.PositiveInt = 1
     d_ff: pydantic.PositiveInt | None = None
-    """The hidden width itself; takes the place of `ratio`."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "SwiGLUTemplate":
-        if self.d_ff is not None and self.model_fields_set & {"ratio", "multiple_of"}:
-            raise ValueError(
-                "d_ff: stands beside ratio or multiple_of; give the hidden width or the rule for it, not both"
-            )
-        return self
+    """Hidden width of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:
-        return swiglu_cost(d_model, self.ratio * d_model if self.d_ff is None else self.d_ff, d_out)
+        return swiglu_cost(d_model, self.real_hidden(d_model), d_out)
 
     def at_width(self, d_model: int) -> SwiGLUConfig:
-        return SwiGLUConfig(d_ff=self.d_ff or nearest_multiple(self.ratio * d_model, self.multiple_of))
-
-
-def nearest_multiple(width: float, unit: int) -> int:
-    """The multiple of `unit` nearest to a hidden width, at least one unit."""
-    return max(1, round(width / unit)) * unit
+        return SwiGLUConfig(d_ff=self.whole_hidden(d_model))
 
 
 class SwiGLU(nn.Module):

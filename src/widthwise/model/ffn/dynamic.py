@@ -1,0 +1,194 @@
+"""Dynamic-width feed-forward: a SwiGLU of which each token uses the first few units, as many as its score asks for.
+
+Source: Dynamic Width Feedforward Networks (Aardvark, 2025), which is the score `ln_mean` with the mask `hard`. As
+written all its tokens use half of the units; the other scores and masks are what makes a width that is learned.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from widthwise.config_io import Config
+from widthwise.kernels import sliced_swiglu, swiglu
+from widthwise.kernels.dispatch import use_fused
+from widthwise.kernels.sliced_swiglu import fused
+from widthwise.kernels.sliced_swiglu.reference import Mask
+from widthwise.model.axes import Linear, Vector
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost, vector
+from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.swiglu import swiglu_cost
+from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
+from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, wide
+from widthwise.model.norm import NormSite
+
+
+class WidthChoice(Config):
+    """How a token's width is chosen: what does not depend on the width of the layer.
+
+    level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
+    """
+
+    score: AnyWidthScore = LinearScoreConfig()
+    mask: AnyWidthMask = StraightThroughMaskConfig()
+    min_fraction: float = Field(default=1 / 3, ge=0, le=1)
+    """The narrowest a token can be, over d_ff."""
+    start: float = Field(default=0.9, gt=0, lt=1)
+    """The level at which all tokens start. High, because units that no token uses do not learn."""
+    execution: Literal["auto", "masked", "sliced"] = "auto"
+    """Compute all units and multiply by the mask, or only those in use; auto takes what is faster, on a CPU. Sliced is
+    possible where the mask is exactly 0 with no derivative, which is evaluation with every mask but `soft`, and
+    training with `hard`, `nested` and `linear_ramp`; elsewhere, and in compiled code, the layer is masked."""
+
+    def choice_cost(self, d_model: float) -> Cost:
+        """Score, bias and mask; the width is kept for the backward pass."""
+        if not self.mask.has_width:
+            return Cost()
+        return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
+
+
+class DynamicConfig(WidthChoice, FFNConfig):
+    """down(mask * silu(gate(x)) * up(x)) with a mask for each token."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    d_ff: pydantic.PositiveInt
+    """Units; the width of a token that uses all."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "DynamicConfig":
+        if self.mask != self.mask.at_width(self.d_ff):
+            raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
+        return self
+
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        return (self.d_ff,)
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        """Of the masked form, in which every token computes all units; see `flops_of_units` for the others."""
+        return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
+
+    @staticmethod
+    def flops_of_units(n_units: float, d_model: int, d_out: int) -> float:
+        """Forward FLOPs of a token that computes n_units, without its score."""
+        return swiglu_cost(d_model, n_units, d_out).flops
+
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "DynamicWidth":
+        return DynamicWidth(self, d_model, d_out, norm)
+
+
+class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
+    """A dynamic-width feed-forward for a layer of any width; usually d_ff = 3 d_model."""
+
+    hidden_key = "d_ff"
+    usual_ratio = 3.0
+    kind: Literal["dynamic"] = "dynamic"
+    d_ff: pydantic.PositiveInt | None = None
+    """Units of every layer."""
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        return swiglu_cost(d_model, self.real_hidden(d_model), d_out) + self.choice_cost(d_model)
+
+    def at_width(self, d_model: int) -> DynamicConfig:
+        d_ff = self.whole_hidden(d_model)
+        try:
+            mask = self.mask.at_width(d_ff)
+        except ValueError as error:
+            raise ValueError(f"ffn.{error}") from None
+        return DynamicConfig(
+            d_ff=d_ff,
+            score=self.score,
+            mask=mask,
+            min_fraction=self.min_fraction,
+            start=self.start,
+            execution=self.execution,
+        )
+
+
+class DynamicWidth(nn.Module):
+    """A width depends on its own token only, so it is the same in decoding as in training (save a random score)."""
+
+    def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
+        super().__init__()
+        self.config = config
+        self.norm = norm.build(d_model, d_out)
+        self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
+        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
+        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
+        self.mask = config.mask.build(config.d_ff)
+        self.score = config.score.build(d_model) if config.mask.has_width else None
+        self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
+
+    def forward(self, stream: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """stream: (B, T, d_model) -> the update (B, T, d_out), and the width fraction that each token's score asks for,
+        with its gradient; of a layer without mask it is 1, and where one is forced it is that.
+        """
+        x = self.norm.before(stream)
+        if context.width_fraction is not None:
+            asked = used = wide(context.width_fraction).expand(x.shape[:2])
+            edge = HARD
+        elif self.score is None:
+            asked = used = torch.ones_like(wide(x[..., 0]))
+            edge = None
+        else:
+            level = _recomputed(self._level, self.score.source(x, stream, context))
+            asked, used = self._fraction(level), self._fraction(self.mask.drawn(level))
+            edge = self.mask.edge(context.progress)
+        return self.norm.after(self._update(x, self.config.d_ff * used, edge)), {"width_fraction": asked}
+
+    def _level(self, source: Tensor) -> Tensor:
+        """(B, T), from 0 to 1."""
+        assert self.score is not None
+        assert self.bias is not None
+        with _without_autocast(source.device.type):
+            return torch.sigmoid(self.score(source) + wide(self.bias()))
+
+    def _fraction(self, level: Tensor) -> Tensor:
+        return self.config.min_fraction + (1 - self.config.min_fraction) * level
+
+    def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
+        """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
+        if edge is None:
+            return self.w_down(swiglu(self.w_gate(x), self.w_up(x)))
+        sliced = self._sliced_form(x, edge)
+        if sliced is None:
+            return self._masked(x, width, edge.mask)
+        weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
+        update = sliced(x.flatten(0, 1), *weights, width.flatten(), edge.mask, edge.margin)
+        return update.unflatten(0, x.shape[:2])
+
+    def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
+        """The function that leaves out what is not used; None where there is none, or none is wanted."""
+        if edge.margin == math.inf or self.config.execution == "masked" or torch.compiler.is_compiling():
+            return None
+        if self.config.execution == "sliced":
+            return fused.sliced_swiglu
+        return sliced_swiglu if use_fused(x) else None
+
+    def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
+        """All units, then the mask; arguments as for `_update`."""
+        centres = torch.arange(self.config.d_ff, dtype=width.dtype, device=x.device) + 0.5
+
+        def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
+            return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
+
+        return self.w_down(_recomputed(gated, self.w_gate(x), self.w_up(x), width))
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    has_autocast = torch.amp.is_autocast_available(device)  # meta has none
+    return torch.autocast(device, enabled=False) if has_autocast else nullcontext()
+
+
+def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """function(*inputs), of which only the inputs are kept for the backward pass. A compiler decides that itself."""
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return function(*inputs)
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

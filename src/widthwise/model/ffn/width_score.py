@@ -1,0 +1,285 @@
+"""What a token's width is decided from: one number for each token, its score.
+
+All of it is computed in fp32, or wider where the model is: in bf16 a width could not tell neighbouring units apart.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from widthwise.config_io import Config
+from widthwise.model.axes import Linear, Vector
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost, linear, vector
+
+EPS = 1e-5
+"""Of the norms inside scores."""
+
+
+def wide(x: Tensor) -> Tensor:
+    """In fp32, or as it is where it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+class WidthScore(nn.Module, ABC):
+    """forward(source) -> (B, T), called with autocast off; `source` says what it is computed from."""
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        """x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
+        return x
+
+    @abstractmethod
+    def forward(self, source: Tensor) -> Tensor: ...
+
+
+class WidthScoreConfig(Config, ABC):
+    """A kind of score and its options."""
+
+    def cost(self, d_model: float) -> Cost:
+        """Kept for the backward pass: nothing beside x, from which the score is computed again."""
+        return Cost()
+
+    @abstractmethod
+    def build(self, d_model: int) -> WidthScore: ...
+
+
+class ConstScoreConfig(WidthScoreConfig):
+    """0: only the bias is left, a width for the whole layer that is learned but the same for all tokens."""
+
+    kind: Literal["const"] = "const"
+
+    def cost(self, d_model: float) -> Cost:
+        """The zeros are kept."""
+        return Cost(activation_fp32_elements=1)
+
+    def build(self, d_model: int) -> "ConstScore":
+        return ConstScore()
+
+
+class ConstScore(WidthScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return torch.zeros_like(wide(x[..., 0]))
+
+    def forward(self, source: Tensor) -> Tensor:
+        return source
+
+
+class GainedScoreConfig(WidthScoreConfig, ABC):
+    """A score with a gain in front, which decides how far the widths of different tokens lie apart."""
+
+    learn_gain: bool = True
+    """Whether the gain, exp(theta) with theta = 0 at the start, is a parameter, or stays 1."""
+
+    def cost(self, d_model: float) -> Cost:
+        return vector(1) if self.learn_gain else Cost()
+
+
+class GainedScore(WidthScore, ABC):
+    def __init__(self, config: GainedScoreConfig):
+        super().__init__()
+        self.log_gain = Vector({}, 0.0) if config.learn_gain else None
+
+    @abstractmethod
+    def before_gain(self, source: Tensor) -> Tensor:
+        """-> (B, T)."""
+
+    def forward(self, source: Tensor) -> Tensor:
+        score = self.before_gain(source)
+        return score if self.log_gain is None else wide(self.log_gain()).exp() * score
+
+
+class TokenScoreConfig(GainedScoreConfig):
+    """A learned number for each token of the vocabulary: what can be decided without looking at the context."""
+
+    kind: Literal["token"] = "token"
+    vocab_size: pydantic.PositiveInt
+    """Must be the model's."""
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + vector(self.vocab_size)
+
+    def build(self, d_model: int) -> "TokenScore":
+        return TokenScore(self)
+
+
+class TokenScore(GainedScore):
+    def __init__(self, config: TokenScoreConfig):
+        super().__init__(config)
+        self.table = Vector({"vocab_size": config.vocab_size}, 0.0)
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return context.tokens
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return wide(functional.embedding(source, self.table()[:, None])[..., 0])
+
+
+class RandomScoreConfig(GainedScoreConfig):
+    """logit(u) with u ~ U(0, 1) for each token: with gain 1 and bias 0 the level is uniform.
+
+    A control: the same budget and a spread of widths, but no information in them. It draws in evaluation too.
+    """
+
+    kind: Literal["random"] = "random"
+
+    def cost(self, d_model: float) -> Cost:
+        """The draws are kept."""
+        return super().cost(d_model) + Cost(activation_fp32_elements=1)
+
+    def build(self, d_model: int) -> "RandomScore":
+        return RandomScore(self)
+
+
+class RandomScore(GainedScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return torch.rand_like(wide(x[..., 0]))
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return source.clamp(min=2**-25).logit()  # a draw can be 0, whose logit times a gradient of 0 is not a number
+
+
+class FeatureScoreConfig(GainedScoreConfig, ABC):
+    """A score of the features of the token, which its gradient may shape."""
+
+    detach: bool = False
+    """Whether the gradient stops at the features, so that the choice of the width does not steer them."""
+
+
+class FeatureScore(GainedScore, ABC):
+    def __init__(self, config: FeatureScoreConfig):
+        super().__init__(config)
+        self.detach = config.detach
+
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return x.detach() if self.detach else x
+
+
+class LayerNormMeanScoreConfig(FeatureScoreConfig):
+    """mean(LayerNorm(x)), as the paper writes it. Degenerate: the mean is 0 until the norm's gains differ, and stays
+    within a few thousandths of the mean of its biases then.
+    """
+
+    kind: Literal["ln_mean"] = "ln_mean"
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + vector(2 * d_model)
+
+    def build(self, d_model: int) -> "LayerNormMeanScore":
+        """Warns that nothing can be decided from it."""
+        warnings.warn(
+            "ffn.score ln_mean: score has no variance, because the mean of a LayerNorm's output is 0: every token gets "
+            "the same width; with score linear the width depends on the token",
+            stacklevel=2,
+        )
+        return LayerNormMeanScore(self, d_model)
+
+
+class LayerNormMeanScore(FeatureScore):
+    def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
+        super().__init__(config)
+        self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        x = wide(source)
+        return functional.layer_norm(x, x.shape[-1:], wide(self.scale()), wide(self.shift()), EPS).mean(dim=-1)
+
+
+class RMSMeanScoreConfig(FeatureScoreConfig):
+    """mean(x) / rms(x), between -1 and 1: what is left of the paper's score without the centring."""
+
+    kind: Literal["rms_mean"] = "rms_mean"
+
+    def build(self, d_model: int) -> "RMSMeanScore":
+        return RMSMeanScore(self)
+
+
+class RMSMeanScore(FeatureScore):
+    def before_gain(self, source: Tensor) -> Tensor:
+        x = wide(source)
+        return x.mean(dim=-1) * (x.square().mean(dim=-1) + EPS).rsqrt()
+
+
+class RawMeanScoreConfig(FeatureScoreConfig):
+    """The mean of the residual stream before the norm: the paper's score without its norm. It has no bound."""
+
+    kind: Literal["raw_mean"] = "raw_mean"
+
+    def cost(self, d_model: float) -> Cost:
+        """The means are kept."""
+        return super().cost(d_model) + Cost(activation_fp32_elements=1)
+
+    def build(self, d_model: int) -> "RawMeanScore":
+        return RawMeanScore(self)
+
+
+class RawMeanScore(FeatureScore):
+    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
+        return super().source(wide(stream).mean(dim=-1), stream, context)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return source
+
+
+class LinearScoreConfig(FeatureScoreConfig):
+    """v . x, a learned direction. v starts at 0: all tokens start at the same width."""
+
+    kind: Literal["linear"] = "linear"
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + linear(d_model, 1)
+
+    def build(self, d_model: int) -> "LinearScore":
+        return LinearScore(self, d_model)
+
+
+class LinearScore(FeatureScore):
+    def __init__(self, config: LinearScoreConfig, d_model: int):
+        super().__init__(config)
+        self.v = Linear({"d_model": d_model}, {"score": 1}, starts_at_zero=True)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        return functional.linear(wide(source), wide(self.v.weight))[..., 0]
+
+
+class MLPScoreConfig(FeatureScoreConfig):
+    """v . silu(W x). v starts at 0: all tokens start at the same width."""
+
+    kind: Literal["mlp"] = "mlp"
+    d_hidden: pydantic.PositiveInt = 16
+    """Hidden width, in channels."""
+
+    def cost(self, d_model: float) -> Cost:
+        return super().cost(d_model) + linear(d_model, self.d_hidden) + linear(self.d_hidden, 1)
+
+    def build(self, d_model: int) -> "MLPScore":
+        return MLPScore(self, d_model)
+
+
+class MLPScore(FeatureScore):
+    def __init__(self, config: MLPScoreConfig, d_model: int):
+        super().__init__(config)
+        self.w_in = Linear({"d_model": d_model}, {"d_hidden": config.d_hidden})
+        self.v = Linear({"d_hidden": config.d_hidden}, {"score": 1}, starts_at_zero=True)
+
+    def before_gain(self, source: Tensor) -> Tensor:
+        hidden = functional.silu(functional.linear(wide(source), wide(self.w_in.weight)))
+        return functional.linear(hidden, wide(self.v.weight))[..., 0]
+
+
+AnyWidthScore = Annotated[
+    LayerNormMeanScoreConfig
+    | RMSMeanScoreConfig
+    | RawMeanScoreConfig
+    | LinearScoreConfig
+    | MLPScoreConfig
+    | TokenScoreConfig
+    | ConstScoreConfig
+    | RandomScoreConfig,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,243 @@
+import itertools
+
+import pytest
+import torch
+from torch.nn.functional import linear, silu
+from torch.utils.flop_counter import FlopCounterMode
+
+from widthwise.kernels import bucketed_units, sliced_swiglu
+from widthwise.kernels.sliced_swiglu import buckets, fused, reference
+
+N, D_MODEL, D_FF, D_OUT = 11, 6, 13, 5
+RAMP = 2.6
+FORMS = {"fused": fused.sliced_swiglu, "dispatched": sliced_swiglu}
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Edges at 3, 6, 9, 12 and 13 units."""
+    monkeypatch.setattr(buckets, "UNIT_TILE", 3)
+
+
+def hard(width, units):
+    return units < width
+
+
+def ramp(width, units):
+    return ((width - units) / RAMP + 0.5).clamp(0, 1)
+
+
+class HardWithRampGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, width, units):
+        ctx.save_for_backward(width, units)
+        return (units < width).to(width.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        width, units = ctx.saved_tensors
+        inside = (width - units).abs() < RAMP / 2
+        return (grad * inside / RAMP).sum(dim=1, keepdim=True), None
+
+
+MASKS = {"hard": (hard, 0.0), "ramp": (ramp, RAMP / 2), "straight_through": (HardWithRampGradient.apply, RAMP / 2)}
+
+WIDTHS = {
+    "spread": lambda n: torch.linspace(0.1, D_FF + 2, n, dtype=torch.float64).roll(4),
+    "two_buckets": lambda n: torch.tensor([4.2, 12.6], dtype=torch.float64).repeat(n)[:n],
+    "one_bucket": lambda n: torch.linspace(6.2, 8.1, n, dtype=torch.float64).flip(0),
+    "integers": lambda n: torch.arange(n, dtype=torch.float64) % (D_FF + 1),
+    "nothing": lambda n: torch.full((n,), -2.0, dtype=torch.float64),
+    "everything": lambda n: torch.full((n,), D_FF + 2.0, dtype=torch.float64),
+}
+
+
+def operands(dtype=torch.float64, n=N, d_model=D_MODEL, d_ff=D_FF, d_out=D_OUT):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(n, d_model), (d_ff, d_model), (d_ff, d_model), (d_out, d_ff)]
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def result(form, tensors, width, mask, margin):
+    """Output, and gradients of x, the weights and the width; zeros where the width has no influence."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (*tensors, width)]
+    out = form(*leaves, mask, margin)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    gradients = torch.autograd.grad(out, leaves, direction, allow_unused=True)
+    return out, *(torch.zeros_like(leaf) if own is None else own for own, leaf in zip(gradients, leaves))
+
+
+@pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize("row_tile", [1, 4])
+@pytest.mark.parametrize("n", [1, N])
+@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_equals_the_masked_form(form, width, mask, margin, n, row_tile, monkeypatch):
+    monkeypatch.setattr(fused, "ROW_TILE", {torch.float64: row_tile})
+    for ours, truth in zip(
+        result(form, operands(n=n), width(n), mask, margin),
+        result(reference.sliced_swiglu, operands(n=n), width(n), mask, margin),
+    ):
+        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
+def test_real_edges_in_fp32(mask, margin):
+    tensors = operands(torch.float32, n=67, d_model=33, d_ff=300, d_out=29)
+    tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
+    width = 300 * torch.rand(67, generator=torch.Generator().manual_seed(2))
+    ours, *gradients = result(sliced_swiglu, tensors, width, mask, margin)
+    truth, *true_gradients = result(reference.sliced_swiglu, tensors, width, mask, margin)
+    torch.testing.assert_close(ours, truth, rtol=1e-6, atol=1e-6)
+    for own, true in zip(gradients, true_gradients):
+        torch.testing.assert_close(own, true, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_token_of_k_units_equals_the_network_cut_to_k():
+    x, w_gate, w_up, w_down = operands()
+    width = torch.arange(N, dtype=torch.float64)
+    y = fused.sliced_swiglu(x, w_gate, w_up, w_down, width, hard, 0.0)
+    for k, own in enumerate(y):
+        cut = linear(silu(w_gate[:k] @ x[k]) * (w_up[:k] @ x[k]), w_down[:, :k])
+        torch.testing.assert_close(own, cut, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_token_does_not_notice_where_it_stands():
+    x, *weights = operands()
+    width = WIDTHS["spread"](N)
+    there = torch.randperm(N, generator=torch.Generator().manual_seed(3))
+    y = fused.sliced_swiglu(x, *weights, width, ramp, RAMP / 2)
+    torch.testing.assert_close(
+        fused.sliced_swiglu(x[there], *weights, width[there], ramp, RAMP / 2), y[there], rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_gradcheck():
+    width = torch.linspace(0.3, D_FF + 0.4, N, dtype=torch.float64).roll(4)  # ends of a ramp are half a unit apart
+    leaves = [tensor.requires_grad_() for tensor in (*operands(), width)]
+    assert torch.autograd.gradcheck(lambda *own: fused.sliced_swiglu(*own, ramp, RAMP / 2), leaves)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_learned_ramp_gets_its_gradient():
+    def gradient(form):
+        length = torch.tensor(RAMP, dtype=torch.float64, requires_grad=True)
+        out = form(*operands(), WIDTHS["spread"](N), lambda w, c: ((w - c) / length + 0.5).clamp(0, 1), RAMP / 2)
+        return torch.autograd.grad(out.square().sum(), length)[0]
+
+    torch.testing.assert_close(gradient(fused.sliced_swiglu), gradient(reference.sliced_swiglu), rtol=1e-12, atol=0)
+
+
+def test_a_mask_without_end_computes_everything():
+    width = WIDTHS["spread"](N)
+
+    def sigmoid(width, units):
+        return torch.sigmoid(width - units)
+
+    for ours, truth in zip(
+        result(fused.sliced_swiglu, operands(), width, sigmoid, float("inf")),
+        result(reference.sliced_swiglu, operands(), width, sigmoid, float("inf")),
+    ):
+        torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
+
+
+def test_no_tokens():
+    out, *gradients = result(sliced_swiglu, operands(n=0), torch.zeros(0, dtype=torch.float64), ramp, RAMP / 2)
+    assert out.shape == (0, D_OUT)
+    assert all(not own.any() for own in gradients)
+
+
+@pytest.mark.parametrize("n", [N, 150])
+def test_under_autocast(n):
+    tensors = operands(torch.float32, n=n, d_model=33, d_ff=300, d_out=29)
+    tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
+    width = 300 * torch.rand(n, generator=torch.Generator().manual_seed(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = result(sliced_swiglu, tensors, width, ramp, RAMP / 2)
+    truth = result(reference.sliced_swiglu, tensors, width, ramp, RAMP / 2)
+    assert ours[0].dtype == torch.bfloat16
+    assert all(gradient.dtype == torch.float32 for gradient in ours[1:])
+    for own, true in zip(ours, truth):
+        assert (own - true).norm() < 0.02 * true.norm()  # bf16 has 8 bits
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
+    width = WIDTHS["spread"](N)
+    leaves = [tensor.requires_grad_() for tensor in operands()]
+    with FlopCounterMode(display=False) as counter:
+        fused.sliced_swiglu(*leaves, width, hard, 0.0).sum().backward()
+    rounded = [min(edge for edge in (0, 3, 6, 9, 12, 13) if edge >= round(min(float(w), D_FF))) for w in width]
+    assert bucketed_units(width, 0.0, D_FF).tolist() == rounded
+    assert counter.get_total_flops() == 3 * sum(rounded) * (4 * D_MODEL + 2 * D_OUT)
+
+
+@pytest.mark.usefixtures("small_buckets")
+@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
+def test_masks_are_applied_only_where_they_are_partial(mask, margin):
+    n_masked = 0
+
+    def counted(width, units):
+        nonlocal n_masked
+        n_masked += len(width) * len(units)
+        return mask(width, units)
+
+    fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin)
+    assert n_masked == 0
+    fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin)
+    whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
+    assert n_masked == N * (9 - whole)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_keeps_no_more_than_the_masked_form():
+    def kept(form):
+        sizes = {}
+
+        def pack(tensor):
+            sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        leaves = [tensor.requires_grad_() for tensor in operands(n=97)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = form(*leaves, torch.full((97,), D_FF, dtype=torch.float64), ramp, RAMP / 2)
+        del out
+        return sum(sizes.values())
+
+    assert kept(fused.sliced_swiglu) <= kept(reference.sliced_swiglu)
+
+
+@pytest.mark.parametrize("d_ff", [1, 13, 64, 65, 500, 512, 1536, 2048, 5461])
+def test_edges_are_even_steps_of_whole_tiles(d_ff):
+    edges = buckets.bucket_edges(d_ff)
+    steps = [b - a for a, b in itertools.pairwise([0, *edges])]
+    assert edges[-1] == d_ff
+    assert len(edges) == min(8, -(-d_ff // 64))
+    assert all(edge % 64 == 0 for edge in edges[:-1])
+    assert max(steps[:-1], default=64) - min(steps[:-1], default=64) <= 64
+    assert 0 < steps[-1] <= max(steps[:-1], default=64) + 64
+
+
+def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("stripes")
+
+    monkeypatch.setattr(fused, "sliced_swiglu", refuse)
+    arguments = (*operands(n=40), torch.full((40,), 7.0, dtype=torch.float64), hard, 0.0)
+    truth = reference.sliced_swiglu(*arguments)
+    with pytest.raises(AssertionError, match="stripes"):
+        sliced_swiglu(*arguments)
+    torch.testing.assert_close(torch.compile(sliced_swiglu, backend="eager", fullgraph=True)(*arguments), truth)
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    assert torch.equal(sliced_swiglu(*arguments), truth)
+
+
+def test_double_backward_fails_loudly():
+    leaves = [tensor.requires_grad_() for tensor in operands()]
+    out = fused.sliced_swiglu(*leaves, WIDTHS["spread"](N), hard, 0.0)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        torch.autograd.grad(out.sum(), leaves[0], create_graph=True)
