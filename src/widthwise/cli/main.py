@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from typing import NoReturn
 
 import typer
@@ -37,6 +38,7 @@ def main() -> None:
     # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
     # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
     try:
         raise SystemExit(app(standalone_mode=False))
     except UserError as error:
