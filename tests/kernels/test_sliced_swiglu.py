@@ -236,6 +236,18 @@ def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     assert torch.equal(sliced_swiglu(*arguments), truth)
 
 
+@pytest.mark.parametrize("n", [3, 40])
+def test_where_everything_is_used_it_is_the_plain_network(n):
+    x, w_gate, w_up, w_down = operands(n=n)
+    everything = torch.full((n,), float(D_FF), dtype=torch.float64)
+    y = sliced_swiglu(x, w_gate, w_up, w_down, everything, hard, 0.0)
+    torch.testing.assert_close(y, linear(silu(linear(x, w_gate)) * linear(x, w_up), w_down), rtol=1e-12, atol=1e-12)
+    width = everything.requires_grad_()
+    sliced_swiglu(x, w_gate, w_up, w_down, width + RAMP, ramp, RAMP / 2).sum().backward()
+    assert width.grad is not None
+    assert not width.grad.any()
+
+
 def test_double_backward_fails_loudly():
     leaves = [tensor.requires_grad_() for tensor in operands()]
     out = fused.sliced_swiglu(*leaves, WIDTHS["spread"](N), hard, 0.0)

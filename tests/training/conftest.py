@@ -1,14 +1,25 @@
-"""Hundreds of tiny checkpoints do not wait for the disk."""
+"""What the tests of training share."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="package", autouse=True)
 def no_fsync() -> Iterator[None]:
+    """Hundreds of tiny checkpoints do not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         # What is synced matters after a power cut only.
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Everything is computed in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

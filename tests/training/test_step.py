@@ -24,14 +24,6 @@ def gradients(model):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.fixture
-def float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("z_loss", [0.0, 0.01])
 def test_accumulation_over_any_split_equals_one_batch(float64, micro_batch_size, z_loss):

@@ -22,6 +22,8 @@ from widthwise.training.trainer import train_or_resume
 CONFIDENCE = 0.95
 METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
 """Numbers of a result that are averaged over seeds."""
+CHOICES = ("widths", "expert_loads")
+"""What the layers of a variant chose, where they do: taken from its first seed."""
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:
@@ -89,6 +91,7 @@ def _variant(plan: Plan, name: str, results: list[dict[str, Any]], baseline: lis
         "difference": difference and vars(difference),
         "verdict": verdict(difference) if difference else "baseline",
         "cost": results[0]["cost"],
+        **{key: results[0][key] for key in CHOICES if key in results[0]},
         "ratio": {**ratio, "tokens_per_second": estimates["tokens_per_second"].mean / base_rate},
     }
 

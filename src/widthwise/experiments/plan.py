@@ -103,7 +103,7 @@ def check_fair(plan: Plan) -> None:
     baseline = plan.recipes[plan.baseline]
     expected = cost_summary(baseline.explicit_model, baseline.seq_len)
     for name, recipe in plan.recipes.items():
-        _check_schedule(recipe, name)
+        _check_recipe(recipe, name)
         for what, read in SHARED.items():
             if read(recipe) != read(baseline):
                 raise UserError(
@@ -120,9 +120,9 @@ def check_fair(plan: Plan) -> None:
             )
 
 
-def _check_schedule(recipe: Recipe, name: str) -> None:
+def _check_recipe(recipe: Recipe, name: str) -> None:
     try:
-        recipe.schedule.check(recipe.train.steps)
+        recipe.check()
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
 

@@ -7,8 +7,8 @@ import torch._dynamo
 
 from widthwise.model.decoder import Decoder
 
-GRAPHS_PER_LAYER = 3
-"""Training, validation, and the smaller last batch of a validation."""
+GRAPHS_PER_LAYER = 6
+"""Training, validation, and the smaller last batch of a validation; each with a width forced and without."""
 
 
 def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None:

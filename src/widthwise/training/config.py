@@ -13,7 +13,9 @@ from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
+from widthwise.training.nested_training import NestedConfig, check_nested
 from widthwise.training.schedule import Schedule
+from widthwise.training.width_budget import WidthBudgetConfig, check_width_budget
 
 Precision = Literal["fp32", "bf16"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -56,6 +58,10 @@ class TrainConfig(Config):
     """Global norm to which gradients are clipped."""
     z_loss: pydantic.NonNegativeFloat = 0.0
     """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
+    width_budget: WidthBudgetConfig | None = None
+    """What dynamic-width layers pay for width, in the objective; never part of the reported loss."""
+    nested: NestedConfig | None = None
+    """Further passes of every step at forced widths of the dynamic-width layers."""
     log_every: pydantic.PositiveInt = 10
     """Steps between records; a record holds the mean loss of the steps since the last."""
     validate_every: pydantic.PositiveInt | None = None
@@ -77,7 +83,14 @@ class TrainConfig(Config):
             raise ValueError(
                 f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}"
             )
+        if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
+            raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
         return self
+
+    @property
+    def n_passes(self) -> int:
+        """Forward and backward passes over the batch in an optimizer step."""
+        return 1 if self.nested is None else self.nested.n_passes
 
 
 def _form(model: Any) -> str:
@@ -110,6 +123,14 @@ class Recipe(Config):
         """The same run with explicit layers."""
         return self.model_copy(update={"model": self.explicit_model})
 
+    def check(self) -> None:
+        """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
+        self.schedule.check(self.train.steps)
+        if self.train.width_budget is not None:
+            check_width_budget(self.train.width_budget, self.explicit_model)
+        if self.train.nested is not None:
+            check_nested(self.explicit_model)
+
     @property
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.seq_len
@@ -118,6 +139,11 @@ class Recipe(Config):
     def n_tokens(self) -> int:
         """Tokens of the whole run."""
         return self.train.steps * self.tokens_per_step
+
+    @property
+    def n_token_passes(self) -> int:
+        """Tokens of the whole run times the passes over each: what training compute is counted by."""
+        return self.n_tokens * self.train.n_passes
 
 
 def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
@@ -147,9 +173,9 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
         baseline = recipe.model.uniform().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
     summary = inspection(config, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
-    summary["pflops_days"] = pflops_days(summary["flops_per_token"]["training"], recipe.n_tokens)
+    summary["pflops_days"] = pflops_days(summary["flops_per_token"]["training"], recipe.n_token_passes)
     if baseline is not None:
         summary["baseline"]["pflops_days"] = pflops_days(
-            summary["baseline"]["flops_per_token"]["training"], recipe.n_tokens
+            summary["baseline"]["flops_per_token"]["training"], recipe.n_token_passes
         )
     return summary

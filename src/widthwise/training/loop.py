@@ -9,20 +9,25 @@ import torch
 
 from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
-from widthwise.model.config import cost_summary, pflops_days
+from widthwise.model.config import cost_summary
 from widthwise.model.decoder import build
 from widthwise.model.memory import allocating
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
+from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compiling import compile_layers
 from widthwise.training.config import Recipe
+from widthwise.training.dynamic_layers import dynamic_layers
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
 from widthwise.training.observer import Observer
 from widthwise.training.optimizer import build_optimizer, set_lr
+from widthwise.training.result import run_result
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome, optimizer_step
 from widthwise.training.stopping import Interrupted, SignalWatch
 from widthwise.training.validation import Validation, validate
+from widthwise.training.width_analysis import analyse_widths
+from widthwise.training.width_budget import WidthBudget
 
 
 class TrainingLoop:
@@ -41,6 +46,8 @@ class TrainingLoop:
         self.optimizer = build_optimizer(self.model, recipe.optimizer)
         if self.config.compile:
             compile_layers(self.model)
+        budget = self.config.width_budget
+        self.width_budget = None if budget is None else WidthBudget(budget, model, self.device)
         self.micro_batch_size = self.config.micro_batch_size or self.config.batch_size
         self.loader = Loader(
             data.train, seq_len=recipe.seq_len, batch_size=self.config.batch_size, seed=self.config.seed
@@ -50,7 +57,7 @@ class TrainingLoop:
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
         self._pending: list[StepOutcome] = []
-        self._grad_norm = math.nan
+        self._grad_norm, self._choices = math.nan, ChoiceMeans()
         self._saved_step = self._validated_step = 0
         self._damaged: list[checkpoint.Damage] = []
 
@@ -60,10 +67,13 @@ class TrainingLoop:
         if path is not None:
             self.state = RunState(**checkpoint.load(path, self.model, self.optimizer))
             self.loader.load_state_dict(self.state.loader)
+            if self.width_budget is not None:
+                self.width_budget.load_state(self.state.width_prices)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.run.rewind_metrics(self.state.step)
-        validated = [record["step"] for record in self.run.metrics() if record["event"] == "validation"]
+        last_event = "widths" if dynamic_layers(self.model.config) else "validation"
+        validated = [record["step"] for record in self.run.metrics() if record["event"] == last_event]
         self._saved_step, self._validated_step = self.state.step, max(validated, default=0)
         self._started -= self.state.wall_seconds
 
@@ -76,6 +86,7 @@ class TrainingLoop:
     def go(self, watch: SignalWatch) -> dict[str, Any]:
         """Trains to the last step and writes the result. Raises RunFailed (diverging loss) and Interrupted (signal)."""
         self.observer.starting(self._name, self.state.step, self.config.steps)
+        self._set_progress()
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
         while self.state.step < self.config.steps:
             self._step()
@@ -85,7 +96,7 @@ class TrainingLoop:
             self._validate_if_due()
         self._save_if_due(must_save=True)
         self._prune()  # a kill may have come between the last checkpoint and its pruning
-        result = self._result(self._validate())
+        result = self._result()
         self.run.write_result(result)
         return result
 
@@ -93,6 +104,7 @@ class TrainingLoop:
         self._stopwatch.go()
         batch = next(self.loader).to(self.device)
         self.state.step += 1
+        self._set_progress()
         set_lr(self.optimizer, self._lr(self.state.step))
         self._pending.append(self._optimizer_step(batch))
         self._stopwatch.count_step()
@@ -104,7 +116,11 @@ class TrainingLoop:
             self._log()
         self.observer.step_done(self.state.step)
 
+    def _set_progress(self) -> None:
+        self.model.progress.fill_(self.state.step / self.config.steps)
+
     def _optimizer_step(self, batch: torch.Tensor) -> StepOutcome:
+        nested = self.config.nested
         with allocating(
             f"train.micro_batch_size: {self.micro_batch_size} sequences do not fit into the memory of the device; "
             f"use a smaller divisor of train.batch_size = {self.config.batch_size}"
@@ -117,6 +133,8 @@ class TrainingLoop:
                 precision=self.config.precision,
                 z_loss=self.config.z_loss,
                 max_grad_norm=self.config.max_grad_norm,
+                passes=(None,) if nested is None else nested.passes(self.model.config),
+                width_budget=self.width_budget,
             )
 
     def _is_due(self, every: int | None) -> bool:
@@ -131,6 +149,7 @@ class TrainingLoop:
         if not self._pending:
             return
         pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in self._pending]).tolist()
+        self._choices = self._pending[-1].choices
         self._pending.clear()
         for step, (loss, grad_norm) in enumerate(pairs, start=self.state.step - len(pairs) + 1):
             if not math.isfinite(loss) or not math.isfinite(grad_norm):
@@ -144,7 +163,11 @@ class TrainingLoop:
         self.state.unlogged_losses.clear()
         step_seconds = self._stopwatch.step_seconds()
         tokens_per_second = self.recipe.tokens_per_step / step_seconds
-        flops_per_token = self.cost["flops_per_token"]["training"]
+        flops_per_token = self.cost["flops_per_token"]["training"] * self.config.n_passes
+        choices = choice_record(self.model, self._choices, self.width_budget)
+        for warning in dead_scores(choices):
+            if warning not in self.state.notes:
+                self.note(warning)
         self._record(
             "train",
             loss=loss,
@@ -155,6 +178,7 @@ class TrainingLoop:
             step_seconds=step_seconds,
             mfu=model_flops_utilization(tokens_per_second, flops_per_token, self.device),
             memory_bytes=peak_memory_bytes(self.device),
+            **choices,
         )
 
     def _checked_loss(self) -> float:
@@ -188,6 +212,7 @@ class TrainingLoop:
         if self.state.unlogged_losses:
             self._checked_loss()
         self.state.loader = self.loader.state_dict()
+        self.state.width_prices = [] if self.width_budget is None else self.width_budget.state()
         self.state.wall_seconds = time.perf_counter() - self._started
         self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
         checkpoint.save(self.run.checkpoints, self.state.step, self.model, self.optimizer, self.state.as_data())
@@ -211,41 +236,30 @@ class TrainingLoop:
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it unless that was done before a kill."""
-        found = validate(
-            self.model,
-            self.data,
-            seq_len=self.recipe.seq_len,
-            batch_size=self.micro_batch_size,
-            max_tokens=self.config.validation_tokens,
-            precision=self.config.precision,
-        )
-        if self._validated_step < self.state.step:
-            self._record("validation", loss=found.loss, perplexity=found.perplexity, bits_per_byte=found.bits_per_byte)
-            self._validated_step = self.state.step
+        found = validate(self.model, self.data, **self._validation_settings())
+        records: dict[str, Any] = {
+            "validation": {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
+        }
+        if found.widths is not None:
+            records["widths"] = found.widths
+        written = {record["event"] for record in self.run.metrics() if record["step"] == self.state.step}
+        for event, values in records.items():
+            if event not in written:
+                self._record(event, **values)
+        self._validated_step = self.state.step
         return found
 
-    def _result(self, validation: Validation) -> dict[str, Any]:
-        """The content of result.json.
-
-        tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
-        """
-        step_seconds = [record["step_seconds"] for record in self.run.metrics() if record["event"] == "train"]
-        n_tokens = self.recipe.n_tokens
+    def _validation_settings(self) -> dict[str, Any]:
         return {
-            "status": "finished",
-            "name": self._name,
-            "seed": self.config.seed,
-            "steps": self.config.steps,
-            "tokens": n_tokens,
-            "train_loss": statistics.fmean(self.state.recent_losses),
-            "loss_window_steps": len(self.state.recent_losses),
-            "val_loss": validation.loss,
-            "val_perplexity": validation.perplexity,
-            "val_bits_per_byte": validation.bits_per_byte,
-            "val_window_losses": validation.window_losses,
-            "tokens_per_second": self.recipe.tokens_per_step / statistics.median(step_seconds),
-            "wall_seconds": time.perf_counter() - self._started,
-            "cost": self.cost,
-            "pflops_days": pflops_days(self.cost["flops_per_token"]["training"], n_tokens),
-            "notes": self.state.notes,
+            "seq_len": self.recipe.seq_len,
+            "batch_size": self.micro_batch_size,
+            "max_tokens": self.config.validation_tokens,
+            "precision": self.config.precision,
         }
+
+    def _result(self) -> dict[str, Any]:
+        validation, widths = self._validate(), None
+        if validation.widths is not None:
+            widths = analyse_widths(self.model, self.data, validation.widths, **self._validation_settings())
+        self.state.wall_seconds = time.perf_counter() - self._started
+        return run_result(self._name, self.recipe, self.state, validation, widths, self.run.metrics())

@@ -20,6 +20,8 @@ class RunState:
     """Of the steps since the last record."""
     lowest_loss: float | None = None
     """The lowest loss of all records."""
+    width_prices: list[float] = field(default_factory=list)
+    """Of a width budget; see `WidthBudget.prices`."""
     wall_seconds: float = 0.0
     """Spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)

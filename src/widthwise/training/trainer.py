@@ -112,4 +112,4 @@ class _Launch:
 def _check_recipe(recipe: Recipe) -> None:
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise UserError("training on several processes is not available in this version; start it without torchrun")
-    recipe.schedule.check(recipe.train.steps)
+    recipe.check()

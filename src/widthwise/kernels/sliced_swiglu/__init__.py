@@ -2,11 +2,13 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import fused, reference
-from widthwise.kernels.sliced_swiglu.buckets import bucketed_units, units_for_all
+from widthwise.kernels.sliced_swiglu.buckets import bucketed_units, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import Mask
+from widthwise.kernels.swiglu import swiglu
 
 __all__ = ["Mask", "bucketed_units", "sliced_swiglu"]
 
@@ -32,6 +34,9 @@ def sliced_swiglu(
     """
     if use_fused(x):
         if sliced_is_faster(len(x), compute_dtype(x)):
+            everything = bool((whole_units(width, margin, len(w_gate)) == len(w_gate)).all())
+            if everything and not width.requires_grad:  # which would get a gradient of 0 from stripes, and none here
+                return linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)
             return fused.sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin)
         n_units = units_for_all(width, margin, len(w_gate))
         w_gate, w_up, w_down = w_gate[:n_units], w_up[:n_units], w_down[:, :n_units]

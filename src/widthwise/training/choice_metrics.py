@@ -1,0 +1,93 @@
+"""What layers chose for their tokens, as training records show it: widths, loads of experts, auxiliary losses."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.dynamic import DynamicWidth
+from widthwise.model.ffn.interface import Choices
+from widthwise.training.width_budget import WidthBudget
+
+
+class _Reported(NamedTuple):
+    key: str
+    """In a record."""
+    of_pass: Callable[[Tensor], Tensor]
+    """From a choice to what is averaged over forward passes."""
+    of_mean: Callable[[Tensor], Tensor]
+    """From the average to the number of the record."""
+
+
+def _same(value: Tensor) -> Tensor:
+    return value
+
+
+REPORTED = {
+    "width_fraction": _Reported("width_fraction", Tensor.mean, _same),
+    "expert_load": _Reported("expert_load_max", _same, Tensor.max),
+    "balance_loss": _Reported("balance_loss", _same, _same),
+    "router_z_loss": _Reported("router_z_loss", _same, _same),
+}
+"""Choice -> how it is reported."""
+
+
+class ChoiceMeans:
+    """Means of the choices over forward passes, for each layer. They stay on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._sums: list[dict[str, Tensor]] = []
+        self._n_sequences = 0
+
+    def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
+        """Takes in a pass over so many sequences."""
+        self._n_sequences += n_sequences
+        self._sums = self._sums or [{} for _ in choices]
+        for sums, chosen in zip(self._sums, choices):
+            for name in REPORTED.keys() & chosen.keys():
+                value = n_sequences * REPORTED[name].of_pass(chosen[name].detach())
+                sums[name] = sums[name] + value if name in sums else value
+
+    def by_layer(self, name: str) -> list[Tensor | None]:
+        """The mean of a choice in each layer; None in a layer that does not make it."""
+        return [sums[name] / self._n_sequences if name in sums else None for sums in self._sums]
+
+    def record(self) -> dict[str, list[float | None]]:
+        """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
+        found = {name: self.by_layer(name) for name in REPORTED if any(name in sums for sums in self._sums)}
+        return {
+            REPORTED[name].key: [None if mean is None else float(REPORTED[name].of_mean(mean)) for mean in means]
+            for name, means in found.items()
+        }
+
+
+def score_gradient_norms(model: Decoder) -> list[float | None]:
+    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none."""
+    return [_gradient_norm(model.get_submodule(f"layers.{index}.ffn")) for index in range(model.config.n_layers)]
+
+
+def _gradient_norm(ffn: nn.Module) -> float | None:
+    if not isinstance(ffn, DynamicWidth) or ffn.score is None or ffn.bias is None:
+        return None
+    parameters = (*ffn.score.parameters(), *ffn.bias.parameters())
+    return float(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+
+
+def choice_record(model: Decoder, choices: ChoiceMeans, budget: WidthBudget | None) -> dict[str, Any]:
+    """What a training record says about choices; empty where no layer chooses. Call between a step and the next."""
+    record: dict[str, Any] = dict(choices.record())
+    if "width_fraction" in record:
+        record["score_grad_norm"] = score_gradient_norms(model)
+    return record | ({} if budget is None else budget.record())
+
+
+def dead_scores(record: dict[str, Any]) -> list[str]:
+    """A warning for each layer whose width score has no gradient in a training record."""
+    norms = record.get("score_grad_norm", [])
+    return [
+        f"layer {number}: the gradient of its width score is 0, so training does not move its widths"
+        for number, norm in enumerate(norms, start=1)
+        if norm == 0
+    ]

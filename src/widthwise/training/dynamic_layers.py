@@ -1,0 +1,49 @@
+"""The layers of a model in which tokens can have different hidden widths, and what width costs there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.dynamic import DynamicConfig
+
+
+@dataclass(frozen=True)
+class DynamicLayer:
+    """One of them."""
+
+    index: int
+    """Position among all layers, from 0."""
+    config: DynamicConfig
+    flops_per_unit: float
+    """Forward FLOPs per token of one hidden unit."""
+
+    @property
+    def narrowest(self) -> float:
+        """The least fraction that a token can choose."""
+        return self.config.min_fraction if self.config.mask.has_width else 1.0
+
+    @property
+    def full_flops(self) -> float:
+        """Forward FLOPs per token at full width, without the score."""
+        return self.flops_per_unit * self.config.d_ff
+
+
+def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
+    """In their order."""
+    return tuple(
+        DynamicLayer(index, layer.ffn, layer.ffn.flops_of_units(1, layer.d_model, layer.d_out))
+        for index, layer in enumerate(model.layers)
+        if isinstance(layer.ffn, DynamicConfig)
+    )
+
+
+def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
+    """What each layer has of the FLOPs of them all at full width. The shares sum to 1."""
+    total = sum(layer.full_flops for layer in layers)
+    return [layer.full_flops / total for layer in layers]
+
+
+def forced_fractions(layers: Sequence[DynamicLayer], n_widths: int) -> list[float]:
+    """Fractions that can be forced on all layers: equal steps from the narrowest that a token can have in any to 1."""
+    narrowest = min(layer.config.min_fraction for layer in layers)
+    return [narrowest + (1 - narrowest) * step / (n_widths - 1) for step in range(n_widths)]

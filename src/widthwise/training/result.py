@@ -1,0 +1,45 @@
+"""What a finished run leaves behind for reports and comparisons."""
+
+import statistics
+from typing import Any
+
+from widthwise.model.config import cost_summary, pflops_days
+from widthwise.training.config import Recipe
+from widthwise.training.state import RunState
+from widthwise.training.validation import Validation
+
+
+def run_result(
+    name: str,
+    recipe: Recipe,
+    state: RunState,
+    validation: Validation,
+    widths: dict[str, Any] | None,
+    records: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """The content of result.json. records: of the whole run; widths: what `analyse_widths` found, if anything.
+
+    tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
+    """
+    cost = cost_summary(recipe.explicit_model, recipe.seq_len)
+    step_seconds = [record["step_seconds"] for record in records if record["event"] == "train"]
+    choices = {"widths": widths, "expert_loads": validation.expert_loads}
+    return {
+        "status": "finished",
+        "name": name,
+        "seed": recipe.train.seed,
+        "steps": recipe.train.steps,
+        "tokens": recipe.n_tokens,
+        "train_loss": statistics.fmean(state.recent_losses),
+        "loss_window_steps": len(state.recent_losses),
+        "val_loss": validation.loss,
+        "val_perplexity": validation.perplexity,
+        "val_bits_per_byte": validation.bits_per_byte,
+        "val_window_losses": validation.window_losses,
+        "tokens_per_second": recipe.tokens_per_step / statistics.median(step_seconds),
+        "wall_seconds": state.wall_seconds,
+        "cost": cost,
+        "pflops_days": pflops_days(cost["flops_per_token"]["training"], recipe.n_token_passes),
+        **{key: value for key, value in choices.items() if value is not None},
+        "notes": state.notes,
+    }

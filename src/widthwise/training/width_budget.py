@@ -1,0 +1,164 @@
+"""A price on width: what dynamic-width layers pay in the objective for the units their tokens use.
+
+The loss alone does not reward a narrow width. The fraction of a layer's width is differentiable even where its mask is
+not, so these terms always have a gradient. They join the objective only, never a reported loss.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from operator import mul
+from typing import Annotated, Any, Literal
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from widthwise.config_io import Config, UserError
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.interface import Choices
+from widthwise.training.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
+
+
+class _Budget(Config, ABC):
+    """A function of the mean fraction: hidden width over d_ff, averaged over the tokens of a forward pass."""
+
+    spread: pydantic.NonNegativeFloat = 0.0
+    """Reward of a layer whose tokens differ: so many times the variance of their fractions is subtracted."""
+
+    @abstractmethod
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        """What joins the objective, in nats, elementwise: one entry a term."""
+
+    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+        """The price of the next step from the mean of the whole batch. It starts at 0."""
+        return price
+
+
+class PenaltyBudget(_Budget):
+    """weight * mean: every unit costs the same."""
+
+    kind: Literal["penalty"] = "penalty"
+    weight: pydantic.PositiveFloat
+    """Nats for all the width there is."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self.weight * mean
+
+
+class _TargetedBudget(_Budget):
+    target: float = Field(gt=0, le=1)
+    """The mean fraction to come down to."""
+    scope: Literal["model", "layer"] = "model"
+    """model: one term for the mean over all layers, weighted by their FLOPs. layer: one term for the mean of each
+    layer; the terms are summed with the same weights, so that one weight or rate means the same in both."""
+
+    def check_reachable(self, layers: Sequence[DynamicLayer]) -> None:
+        """Raises UserError where not even the narrowest widths meet the target."""
+        narrowest = [layer.narrowest for layer in layers]
+        is_whole = self.scope == "model"
+        least = sum(map(mul, flops_shares(layers), narrowest)) if is_whole else max(narrowest)
+        if self.target <= least:
+            raise UserError(
+                f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the narrowest that the "
+                "model allows (ffn.min_fraction)"
+            )
+
+
+class QuadraticBudget(_TargetedBudget):
+    """weight * max(0, mean - target)^2: costs nothing below the target, and holds the mean near it, not at it.
+
+    With several micro-batches a step, the mean is that of each of them.
+    """
+
+    kind: Literal["quadratic"] = "quadratic"
+    weight: pydantic.PositiveFloat
+    """Nats per squared fraction."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self.weight * (mean - self.target).clamp(min=0).square()
+
+
+class LagrangianBudget(_TargetedBudget):
+    """price * (mean - target), where every step moves the price by rate * (mean - target), but not below 0.
+
+    The price settles where the mean meets the target; it is then what a unit more would be worth to the loss. Alone it
+    lags: it still rises while the widths come down, and they overshoot. So in each forward pass `damping` * (mean -
+    target) is added to it, again not below 0, which makes the term an augmented Lagrangian (Hestenes 1969); with
+    damping 0 the term is linear in the tokens, and micro-batches do not matter.
+    """
+
+    kind: Literal["lagrangian"] = "lagrangian"
+    rate: pydantic.PositiveFloat = 0.003
+    """Nats that the price rises in a step for all the width there is; damping / rate is how many steps it takes."""
+    damping: pydantic.NonNegativeFloat = 1.0
+    """Nats for all the width there is."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self._moved(price, mean.detach(), self.damping) * (mean - self.target)
+
+    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self._moved(price, mean, self.rate)
+
+    def _moved(self, price: Tensor, mean: Tensor, gain: float) -> Tensor:
+        return (price + gain * (mean - self.target)).clamp(min=0)
+
+
+WidthBudgetConfig = Annotated[QuadraticBudget | PenaltyBudget | LagrangianBudget, Field(discriminator="kind")]
+
+
+def check_width_budget(budget: WidthBudgetConfig, model: ModelConfig) -> None:
+    """Raises UserError where the model has no width to choose, or none as small as the target."""
+    layers = dynamic_layers(model)
+    if all(layer.narrowest == 1 for layer in layers):
+        raise UserError(
+            "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, with a mask "
+            "and min_fraction below 1"
+        )
+    if isinstance(budget, _TargetedBudget):
+        budget.check_reachable(layers)
+
+
+class WidthBudget:
+    """A budget at work on one model. Its tensors stay on the device: no step waits for them."""
+
+    def __init__(self, config: WidthBudgetConfig, model: ModelConfig, device: torch.device):
+        self.config = config
+        shares = torch.tensor(flops_shares(dynamic_layers(model)), dtype=torch.float64, device=device)
+        self._shares = shares
+        self._is_layerwise = isinstance(config, _TargetedBudget) and config.scope == "layer"
+        self._averages = torch.diag(torch.ones_like(shares)) if self._is_layerwise else shares[None]
+        """(n_terms, n_layers), from the means of the layers to the means of the terms."""
+        self._weights = shares if self._is_layerwise else shares.new_ones(1)
+        self.prices = torch.zeros_like(self._weights)
+        """(n_terms,)"""
+
+    def term(self, choices: Sequence[Choices]) -> Tensor:
+        """What joins the objective of a forward pass: a scalar with the gradient of the layers' fractions."""
+        fractions = [chosen["width_fraction"] for chosen in choices if "width_fraction" in chosen]
+        means = torch.stack([fraction.mean() for fraction in fractions]).double()
+        term = self._weights @ self.config.term(self._averages @ means, self.prices)
+        if self.config.spread:
+            variances = torch.stack([fraction.var(correction=0) for fraction in fractions]).double()
+            term = term - self.config.spread * (self._shares @ variances)
+        return term
+
+    def state(self) -> list[float]:
+        """The prices, as a checkpoint keeps them. Waits for the device."""
+        return self.prices.tolist()
+
+    def load_state(self, prices: Sequence[float]) -> None:
+        """Goes on with the prices of `state`."""
+        self.prices = self.prices.new_tensor(prices)
+
+    def record(self) -> dict[str, Any]:
+        """What a training record says. width_price: the price of the next step, or one a dynamic layer."""
+        if not isinstance(self.config, LagrangianBudget):
+            return {}
+        prices = self.state()
+        return {"width_price": prices if self._is_layerwise else prices[0]}
+
+    def end_step(self, means: Sequence[Tensor | None]) -> None:
+        """Moves the prices. means: of each layer, the mean fraction over the whole batch; None where there is none."""
+        dynamic = torch.stack([mean for mean in means if mean is not None]).double()
+        self.prices = self.config.next_price(self._averages @ dynamic, self.prices)

@@ -1,0 +1,134 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny_runs import outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.data.config import open_data
+from widthwise.data.loader import Loader
+from widthwise.model.config import pflops_days
+from widthwise.model.decoder import build
+from widthwise.run_dir import RunDir
+from widthwise.training.config import AdamWConfig, inspect_recipe
+from widthwise.training.nested_training import NestedConfig
+from widthwise.training.optimizer import build_optimizer
+from widthwise.training.step import optimizer_step
+from widthwise.training.trainer import resume, train
+
+DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
+PLAIN = "model.ffn={kind: dynamic, min_fraction: 0.25, mask: {kind: none}}"
+BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
+
+
+def test_every_step_sees_the_full_width_and_each_narrower_one_in_its_turn():
+    model = tiny_recipe(DYNAMIC).explicit_model
+    torch.manual_seed(0)
+    drawn = [NestedConfig().passes(model) for _ in range(60)]
+    assert {tuple(passes[:2]) for passes in drawn} == {(None, 1.0)}
+    assert {passes[2] for passes in drawn} == {0.25, 0.5, 0.75}
+    assert {len(passes) for passes in drawn} == {NestedConfig().n_passes}
+
+
+def test_a_sandwich_has_both_ends_and_one_width_between():
+    config, model = NestedConfig(sandwich=True, chosen=False, n_widths=5), tiny_recipe(DYNAMIC).explicit_model
+    drawn = [config.passes(model) for _ in range(60)]
+    assert {(passes[0], passes[-1]) for passes in drawn} == {(1.0, 0.25)}
+    assert {passes[1] for passes in drawn} == {0.4375, 0.625, 0.8125}
+    assert {len(passes) for passes in drawn} == {config.n_passes}
+
+
+def test_draws_follow_torchs_generator():
+    model = tiny_recipe(DYNAMIC).explicit_model
+    state = torch.get_rng_state()
+    first = [NestedConfig(n_widths=40).passes(model) for _ in range(5)]
+    torch.set_rng_state(state)
+    assert [NestedConfig(n_widths=40).passes(model) for _ in range(5)] == first
+
+
+def fresh():
+    model = build(tiny_recipe(DYNAMIC).explicit_model, seed=1, dtype=torch.float64)
+    return model, build_optimizer(model, AdamWConfig(lr=0.01))
+
+
+def step(model, optimizer, passes, micro_batch_size=6):
+    settings = {"micro_batch_size": micro_batch_size, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1e9}
+    return optimizer_step(model, optimizer, BATCH, passes=passes, **settings)
+
+
+@pytest.mark.parametrize("micro_batch_size", [6, 4])
+def test_the_gradient_is_the_sum_over_the_passes_and_the_loss_that_of_the_first(float64, micro_batch_size):
+    passes = [None, 1.0, 0.5]
+    model, optimizer = fresh()
+    twin, _ = fresh()
+    losses = [twin.loss(BATCH[:, :-1], BATCH[:, 1:], width_fraction=each) for each in passes]
+    sum(loss.objective for loss in losses).backward()
+    found = step(model, optimizer, passes, micro_batch_size)
+    torch.testing.assert_close(found.loss, losses[0].losses.mean(), rtol=1e-12, atol=0)
+    for (name, parameter), expected in zip(model.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-9, atol=1e-13, msg=name)
+
+
+def losses_at(fractions, nested, n_steps=120):
+    """Held-out loss at each forced width after a short training, of the whole model or of its narrow ones too."""
+    sizes = ("model.d_model=24", "model.n_layers=2", "model.shape={kind: uniform}", "seq_len=32")
+    recipe = tiny_recipe(PLAIN, *sizes)
+    model = build(recipe.explicit_model, seed=1)
+    optimizer = build_optimizer(model, AdamWConfig(lr=0.01))
+    data = open_data(recipe.data)
+    loader = Loader(data.train, seq_len=32, batch_size=8, seed=1)
+    settings = {"micro_batch_size": 8, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0}
+    torch.manual_seed(0)
+    for _ in range(n_steps):
+        passes = NestedConfig(chosen=False).passes(recipe.explicit_model) if nested else [None]
+        optimizer_step(model, optimizer, next(loader), passes=passes, **settings)
+    held_out = Loader(data.held_out, seq_len=32, batch_size=60, seed=0).batch(0)
+    with torch.no_grad():
+        model.eval()
+        return [model.loss(held_out[:, :-1], held_out[:, 1:], width_fraction=each).losses.mean() for each in fractions]
+
+
+def test_nested_training_makes_narrow_widths_work():
+    fractions = [0.25, 0.5, 0.75, 1.0]
+    nested, plain = losses_at(fractions, nested=True), losses_at(fractions, nested=False)
+    print("nested", [round(loss.item(), 3) for loss in nested], "plain", [round(loss.item(), 3) for loss in plain])
+    noise = 0.02
+    assert all(narrow > wide - noise for narrow, wide in pairwise(nested))
+    assert nested[0] < plain[0] - 0.2
+    assert plain[0] > plain[-1] + 0.2
+
+
+NESTED = "train.nested={sandwich: true}"
+
+
+def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path):
+    train(tiny_recipe(DYNAMIC, NESTED), tmp_path / "whole")
+    for at in (2, 7):
+        run = unfinished_copy(tmp_path / "whole", tmp_path / f"run{at}", at)
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole")
+
+
+def test_training_compute_counts_every_pass(tmp_path):
+    recipe = tiny_recipe(DYNAMIC, NESTED)
+    flops = recipe.explicit_model.cost().training_flops(17)
+    expected = pflops_days(4 * flops, 9 * 4 * 17)
+    assert inspect_recipe(recipe)["pflops_days"] == pytest.approx(expected)
+    train(recipe, tmp_path / "run")
+    result = RunDir(tmp_path / "run").result()
+    assert result["pflops_days"] == pytest.approx(expected)
+    assert result["tokens"] == 9 * 4 * 17
+
+
+@pytest.mark.parametrize("ffn", ["{kind: swiglu}", "{kind: dynamic, min_fraction: 1.0}"])
+def test_nested_training_of_a_model_with_one_width_is_refused(tmp_path, ffn):
+    with pytest.raises(UserError, match=r"train\.nested: no layer of the model has more than one width"):
+        train(tiny_recipe(f"model.ffn={ffn}", NESTED), tmp_path / "run")
+    assert not RunDir(tmp_path / "run").exists
+
+
+def test_options_that_contradict_each_other_are_refused():
+    with pytest.raises(UserError, match="n_widths: got 2; sandwich needs one between"):
+        tiny_recipe(DYNAMIC, "train.nested={sandwich: true, n_widths: 2}")
+    with pytest.raises(UserError, match=r"width_budget: has nothing to work on where nested\.chosen is false"):
+        tiny_recipe(DYNAMIC, "train.nested={chosen: false}", "train.width_budget={kind: lagrangian, target: 0.5}")
