@@ -48,7 +48,7 @@ def token_widths(n_layers: int) -> dict[str, Any]:
         )
         layers[-1]["correlations"] = {
             "loss": {"spearman": 0.21, "low": 0.18, "high": 0.24, "pearson": 0.2},
-            "position": {"spearman": None, "low": None, "high": None, "pearson": None},
+            "position": None,
         }
     return {
         "n_tokens": 8192,

@@ -117,12 +117,13 @@ class Comparison(Record):
 
 
 class Correlation(Record):
-    """Of a layer's width with a property of the token; all None where one of them does not vary."""
+    """Of a layer's width with a property of the token."""
 
-    spearman: float | None = None
+    spearman: float
     low: float | None = None
     high: float | None = None
-    pearson: float | None = None
+    """No interval (None) from one window of text."""
+    pearson: float
 
 
 class LayerWidths(Record):
@@ -144,7 +145,8 @@ class LayerWidths(Record):
     gain: float | None = None
     bias: float | None = None
     temperature: float | None = None
-    correlations: dict[str, Correlation] = {}
+    correlations: dict[str, Correlation | None] = {}
+    """Property of the token -> correlation; None where one of the two does not vary."""
 
 
 class ForcedLoss(Record):
@@ -165,7 +167,7 @@ class TokenWidths(Record):
     """Of these layers: full, asked, bucketed, executed."""
     layers: list[LayerWidths] = pydantic.Field(min_length=1)
     by_frequency_decile: list[float | None] = []
-    """Mean fraction of the tokens by how frequent they are, rare first."""
+    """Mean fraction of the tokens by how frequent they are, the most frequent tenth first."""
     by_token_class: dict[str, float] = {}
     forced: list[ForcedLoss] = []
 

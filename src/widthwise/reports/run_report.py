@@ -18,6 +18,8 @@ from widthwise.reports.token_widths import token_width_section
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
     ("train", "loss", "Training loss", True),
+    ("widths", "mean_fraction", "Mean width fraction of tokens", False),
+    ("train", "width_price", "Price of width", False),
     ("train", "lr", "Learning rate", False),
     ("train", "grad_norm", "Gradient norm", False),
     ("train", "tokens_per_second", "Tokens per second", False),

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widthwise.reports.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.html import Panel
-from widthwise.reports.records import Correlation, LayerWidths, TokenWidths
+from widthwise.reports.records import LayerWidths, TokenWidths
 from widthwise.reports.svg import CARD, INK, Style, draw
 from widthwise.reports.tables import Table
 
@@ -117,8 +117,8 @@ def _layer_table(name: str, widths: TokenWidths) -> Table:
 
 
 def _correlation(layer: LayerWidths, key: str) -> str:
-    found = layer.correlations.get(key, Correlation())
-    if found.spearman is None:
+    found = layer.correlations.get(key)
+    if found is None:
         return MISSING
     bounds = f" ({signed(found.low, 2)} to {signed(found.high, 2)})" if found.low is not None else ""
     return signed(found.spearman, 2) + bounds
@@ -137,7 +137,7 @@ def _token_tables(found: Mapping[str, TokenWidths]) -> list[Table]:
     }
     return [
         *_side_by_side("Held-out loss at forced widths", "every token uses", forced),
-        *_side_by_side("Mean fraction of d_ff by kind of token, rare tokens first", "tokens", groups),
+        *_side_by_side("Mean fraction of d_ff by kind of token; decile 1 are the most frequent", "tokens", groups),
     ]
 
 
