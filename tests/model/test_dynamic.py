@@ -9,7 +9,7 @@ from measured import counted_flops
 from model_cases import config, decoder, random_tokens, template
 from test_ffn_contract import build, context, norm_site, random_input
 
-from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.config_io import UserError, parse, parse_yaml, to_data, to_yaml
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
@@ -65,7 +65,16 @@ def forced(fraction):
 
 class TestWidths:
     @pytest.mark.parametrize("mask", ["hard", "ste"])
-    def test_each_token_gets_the_swiglu_of_its_own_width(self, mask):
+    def test_a_token_score_of_another_vocabulary_is_refused():
+    ffn = {"kind": "dynamic", "score": {"kind": "token", "vocab_size": 60}}
+    with pytest.raises(UserError, match="model.layers.0.ffn: its vocab_size is 60; must be the model's, 61"):
+        config("uniform", ffn=ffn)
+    resolved = to_data(config("uniform", ffn={"kind": "dynamic", "score": {"kind": "token", "vocab_size": 61}}))
+    with pytest.raises(UserError, match="its vocab_size is 61; must be the model's, 62"):
+        parse(ModelConfig, {**resolved, "vocab_size": 62})
+
+
+def test_each_token_gets_the_swiglu_of_its_own_width(self, mask):
         module, x = layer(mask=mask), random_input(D)
         update, choices = module(x, context(2, 5))
         widths = (D_FF * choices["width_fraction"]).round().long()

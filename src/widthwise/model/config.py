@@ -1,5 +1,6 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pydantic
@@ -12,6 +13,15 @@ from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 
 PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head")
+
+
+def check_vocabulary(layers: Sequence[LayerConfig], vocab_size: int) -> None:
+    """Raises ValueError where a layer tells tokens apart by the ids of another vocabulary."""
+    for index, layer in enumerate(layers):
+        if layer.ffn.vocab_size not in (None, vocab_size):
+            raise ValueError(
+                f"layers.{index}.ffn: its vocab_size is {layer.ffn.vocab_size}; must be the model's, {vocab_size}"
+            )
 
 
 class ModelConfig(Config):
@@ -28,6 +38,11 @@ class ModelConfig(Config):
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
     init: InitConfig = InitConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ModelConfig":
+        check_vocabulary(self.layers, self.vocab_size)
+        return self
 
     @property
     def n_layers(self) -> int:

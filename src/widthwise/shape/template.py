@@ -8,7 +8,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, merge, parse, to_data
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import ModelConfig, check_vocabulary
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
@@ -64,10 +64,15 @@ class ModelTemplate(Config):
         """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
         slim = self.shape.endpoints == "slim"
+        layers = tuple(self._layer(index, widths) for index in range(self.n_layers))
+        try:
+            check_vocabulary(layers, self.vocab_size)
+        except ValueError as error:
+            raise UserError(f"model.{error}") from None
         return ModelConfig(
             vocab_size=self.vocab_size,
             d_model=self.d_model,
-            layers=tuple(self._layer(index, widths) for index in range(self.n_layers)),
+            layers=layers,
             residual=self.residual,
             final_norm_eps=self.norm.eps,
             final_norm_width=self.d_model if slim else widths[-1],

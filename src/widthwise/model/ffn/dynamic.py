@@ -26,7 +26,7 @@ from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import swiglu_cost
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
-from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, wide
+from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
 
 
@@ -70,6 +70,10 @@ class DynamicConfig(WidthChoice, FFNConfig):
     @property
     def hidden_widths(self) -> tuple[int, ...]:
         return (self.d_ff,)
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Of the masked form, in which every token computes all units; see `flops_of_units` for the others."""

@@ -33,6 +33,11 @@ class FFNConfig(Config, ABC):
         """Hidden channels of every gated map a token passes, in order."""
 
     @property
+    def vocab_size(self) -> int | None:
+        """Of the tokens it tells apart by their ids; None where it looks at none."""
+        return None
+
+    @property
     def n_residual_additions(self) -> int:
         """How often the feed-forward adds to a residual stream, its own included."""
         return 1
