@@ -65,16 +65,7 @@ def forced(fraction):
 
 class TestWidths:
     @pytest.mark.parametrize("mask", ["hard", "ste"])
-    def test_a_token_score_of_another_vocabulary_is_refused():
-    ffn = {"kind": "dynamic", "score": {"kind": "token", "vocab_size": 60}}
-    with pytest.raises(UserError, match="model.layers.0.ffn: its vocab_size is 60; must be the model's, 61"):
-        config("uniform", ffn=ffn)
-    resolved = to_data(config("uniform", ffn={"kind": "dynamic", "score": {"kind": "token", "vocab_size": 61}}))
-    with pytest.raises(UserError, match="its vocab_size is 61; must be the model's, 62"):
-        parse(ModelConfig, {**resolved, "vocab_size": 62})
-
-
-def test_each_token_gets_the_swiglu_of_its_own_width(self, mask):
+    def test_each_token_gets_the_swiglu_of_its_own_width(self, mask):
         module, x = layer(mask=mask), random_input(D)
         update, choices = module(x, context(2, 5))
         widths = (D_FF * choices["width_fraction"]).round().long()
@@ -522,3 +513,12 @@ def test_adaptation_helps_where_it_must(seed):
         assert mean == pytest.approx(Toy.BUDGET, abs=0.02)
     assert found["linear"][0] > 0.95
     assert found["linear"][1] < 0.5 * min(found["const"][1], found["random"][1])
+
+
+def test_a_token_score_of_another_vocabulary_is_refused():
+    ffn = {"kind": "dynamic", "score": {"kind": "token", "vocab_size": 60}}
+    with pytest.raises(UserError, match=r"model.layers.0.ffn: its vocab_size is 60; must be the model's, 61"):
+        config("uniform", ffn=ffn)
+    resolved = to_data(config("uniform", ffn={"kind": "dynamic", "score": {"kind": "token", "vocab_size": 61}}))
+    with pytest.raises(UserError, match="its vocab_size is 61; must be the model's, 62"):
+        parse(ModelConfig, {**resolved, "vocab_size": 62})

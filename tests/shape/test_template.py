@@ -194,7 +194,8 @@ def test_mistakes_are_named(changes, message):
 
 
 def test_the_uniform_model_is_the_template_without_its_shape():
-    template = small(shape={"kind": "x", "endpoints": "full"}, layers={1: {"ffn": {"kind": "swiglu", "d_ff": 3}}}, ffn={"kind": "swiglu", "ratio": 3})
+    changed = {1: {"ffn": {"kind": "swiglu", "d_ff": 3}}}
+    template = small(shape={"kind": "x", "endpoints": "full"}, layers=changed, ffn={"kind": "swiglu", "ratio": 3})
     expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"kind": "swiglu", "ratio": 3})
     assert template.uniform() == expected
 
