@@ -170,12 +170,15 @@ class TestDynamicWidthPaper:
         change = {"model": {"ffn": {"d_ff": d_ff}}}
         assert merge(to_data(recipe("qwen_134m_guess")), change) == to_data(recipe(f"qwen_134m_guess_{name}"))
 
-    def test_every_ablation_differs_from_the_baseline_in_the_feed_forward_alone(self):
+    def test_every_ablation_differs_from_the_baseline_in_the_feed_forward_and_how_it_is_trained(self):
         assert len(ABLATIONS) == len(set(ABLATIONS)) > 10
         baseline = to_data(recipe("qwen_134m_guess"))
         found = []
         for command in ABLATIONS:
             ablation = to_data(recipe(command))
             found.append(ablation["model"]["ffn"])
-            assert {**ablation, "model": {**ablation["model"], "ffn": baseline["model"]["ffn"]}} == baseline, command
+            ablation["model"]["ffn"] = baseline["model"]["ffn"]
+            for key in ("width_budget", "compile"):
+                ablation["train"][key] = baseline["train"][key]
+            assert ablation == baseline, command
         assert all(found.count(ffn) == 1 for ffn in found)
