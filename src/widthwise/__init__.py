@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from widthwise.model.mup import coordinate_check, parameter_groups
     from widthwise.reports.writing import write_report
     from widthwise.run_dir import RunDir, RunFailed
+    from widthwise.shape.search import search
+    from widthwise.shape.search_space import SearchSpace
     from widthwise.shape.template import ModelTemplate
     from widthwise.training.config import Recipe, inspect_recipe, load_recipe
     from widthwise.training.trained import Trained, load_trained
@@ -38,6 +40,8 @@ _HOMES = {
     "model.mup": ("coordinate_check", "parameter_groups"),
     "reports.writing": ("write_report",),
     "run_dir": ("RunDir", "RunFailed"),
+    "shape.search": ("search",),
+    "shape.search_space": ("SearchSpace",),
     "shape.template": ("ModelTemplate",),
     "training.config": ("Recipe", "inspect_recipe", "load_recipe"),
     "training.trained": ("Trained", "load_trained"),
@@ -54,6 +58,7 @@ __all__ = [
     "RunDir",
     "RunFailed",
     "SamplingConfig",
+    "SearchSpace",
     "Trained",
     "UserError",
     "build",
@@ -69,6 +74,7 @@ __all__ = [
     "read_plan",
     "resume",
     "run_plan",
+    "search",
     "train",
     "write_report",
 ]

@@ -1,83 +1,47 @@
 """`widthwise search` from argument to output, on a tiny model."""
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
-from widthwise.cli.main import main
-
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 4, "attention": {"n_heads": 2}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
-}
 SPACE = ("--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02)
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "base.yaml"
-    path.write_text(yaml.safe_dump(RECIPE))
-    return path
-
-
-@pytest.fixture
-def search(recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        monkeypatch.setattr(sys, "argv", ["widthwise", "search", *map(str, (recipe, *arguments))])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
+def search(recipe: Path, widthwise):
+    return partial(widthwise, "search", recipe)
 
 
 def test_json_has_what_was_asked_for_and_found(search) -> None:
     code, out, _ = search(*SPACE, "--json", "--top", 3)
     summary = json.loads(out)
     assert code == 0
-    assert (summary["match"], summary["tolerance"], summary["seq_len"]) == ("params", 0.02, 24)
-    assert summary["budget"] == summary["baseline"]["params"] == 16 * 4 * 32**2
+    assert (summary["match"], summary["tolerance"], summary["seq_len"]) == ("layer_params", 0.02, 24)
+    assert summary["budget"] == summary["baseline"]["layer_params"] == 16 * 6 * 32**2
     assert len(summary["candidates"]) == 3 <= summary["n_found"]
     for row in summary["candidates"]:
         d_model, n_layers = row["d_model"], row["n_layers"]
-        assert row["params"] == n_layers * d_model * (4 * d_model + 3 * row["n_blocks"] * row["d_hidden"])
+        assert row["layer_params"] == n_layers * d_model * (4 * d_model + 3 * row["n_blocks"] * row["d_hidden"])
         assert row["n_layers"] in (2, 3, 4)
         assert row["n_blocks"] in (1, 3)
-        assert abs(row["drift"]) <= 0.02
+        assert abs(row["miss"]) <= 0.02
 
 
 def test_every_option_reaches_the_search(search) -> None:
     asked = (
-        *(
-            "--match",
-            "total_params",
-            "--budget",
-            "90k",
-            "--head-dim",
-            8,
-            "--aspect",
-            "4..30",
-            "--ratio-range",
-            "0.1..3",
-        ),
+        *("--match", "params", "--budget", "90k", "--n-heads", 2, "--aspect", "4..30", "--ratio-range", "0.1..3"),
         *("--max-flops", 3e5, "--max-kv-bytes", 600, "--max-residual-additions", 14, "--rank-by", "kv_bytes"),
     )
     code, out, error = search(*SPACE, *asked, "--json")
     assert code == 0, error
     summary = json.loads(out)
-    assert (summary["match"], summary["budget"]) == ("total_params", 90_000)
+    assert (summary["match"], summary["budget"]) == ("params", 90_000)
     for row in summary["candidates"]:
-        assert row["total_params"] == pytest.approx(90_000, rel=0.02)
-        assert row["head_dim"] == 8
+        assert row["params"] == pytest.approx(90_000, rel=0.02)
+        assert row["n_heads"] == 2
         assert 4 <= row["aspect"] <= 30
         assert 0.1 <= row["ratio"] <= 3
         assert (row["flops"] <= 3e5, row["kv_bytes"] <= 600, row["n_residual_additions"] <= 14) == (True,) * 3
@@ -86,9 +50,13 @@ def test_every_option_reaches_the_search(search) -> None:
 
 
 def test_the_hardware_grid_is_an_option(search) -> None:
-    code, out, _ = search("model.d_model=512", "--grid", "hardware", "--n-layers", 4, "--json", "--tolerance", 0.05)
+    code, out, _ = search(
+        "model.d_model=512", "--grid", "hardware", "--head-dim", 128, "--n-layers", 4, "--tolerance", 0.05, "--json"
+    )
     assert code == 0
-    assert all(row["d_model"] % 128 == row["d_hidden"] % 64 == 0 for row in json.loads(out)["candidates"])
+    for row in json.loads(out)["candidates"]:
+        assert row["d_model"] % 128 == row["d_hidden"] % 64 == 0
+        assert row["head_dim"] == 128
 
 
 def test_the_table_shows_the_base_and_marks_the_pareto_front(search) -> None:
@@ -97,7 +65,7 @@ def test_the_table_shows_the_base_and_marks_the_pareto_front(search) -> None:
     rows = [line for line in lines if line.rstrip().endswith("%") and "within" not in line]
     assert code == 0
     assert max(map(len, lines)) <= 100
-    assert "params 65.5k, within 2%" in lines[0]
+    assert "layer_params 98.3k, within 2%" in lines[0]
     assert sum(line.split()[0] == "base" for line in lines if line.strip()) == 1
     assert len(rows) == 4
     assert rows[0].split()[0] == "*"
@@ -113,11 +81,8 @@ def test_recipes_are_written_and_extend_the_base(search, tmp_path: Path) -> None
     for row in summary["candidates"]:
         data = yaml.safe_load((tmp_path / "found" / "recipes" / f"{row['name']}.yaml").read_text())
         assert data["extends"] == "base.yaml"
-        assert data["model"]["ffn"] == {
-            "kind": "hourglass",
-            "n_blocks": row["n_blocks"],
-            "d_hidden": row["d_hidden"],
-        }
+        assert (data["model"]["d_model"], data["model"]["n_layers"]) == (row["d_model"], row["n_layers"])
+        assert data["model"]["ffn"]["d_hidden"] == row["d_hidden"]
     assert yaml.safe_load((tmp_path / "found" / "recipes" / "base.yaml").read_text())["train"]["steps"] == 7
 
 
@@ -129,7 +94,7 @@ def test_the_first_found_are_compared_with_the_base(search, tmp_path: Path) -> N
     best = json.loads((tmp_path / "found" / "search.json").read_text())["candidates"][0]
     assert [variant["name"] for variant in comparison["variants"]] == ["base", best["name"]]
     assert (comparison["baseline"], comparison["seeds"], comparison["matched"]) == ("base", [3, 5], "none")
-    assert comparison["variants"][1]["cost"]["params"]["total"] == best["total_params"]
+    assert comparison["variants"][1]["cost"]["params"]["total"] == best["params"]
     assert (tmp_path / "found" / "report.html").is_file()
     code, out, error = search(*asked, "--json")
     assert code == 0

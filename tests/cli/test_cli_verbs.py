@@ -1,43 +1,12 @@
 """The verbs from argument to output, on tiny models."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from widthwise.cli.main import main
 from widthwise.training.config import load_recipe
-
-RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
-    "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
-}
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "base.yaml"
-    path.write_text(yaml.safe_dump(RECIPE))
-    return path
-
-
-@pytest.fixture
-def widthwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    def call(*arguments: object) -> tuple[int, str, str]:
-        """Exit code, standard output, standard error."""
-        monkeypatch.setattr(sys, "argv", ["widthwise", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwise) -> None:
@@ -65,6 +34,12 @@ def test_inspect_against_another_recipe(recipe: Path, tmp_path: Path, widthwise)
     code, table, _ = widthwise("inspect", tmp_path / "wide.yaml", "--against", recipe)
     assert code == 0
     assert "2.0000" in table
+
+
+def test_inspect_counts_the_layers_without_embedding_head_and_gains(recipe: Path, widthwise) -> None:
+    _, table, _ = widthwise("inspect", recipe)
+    (line,) = (line for line in table.splitlines() if "params, layers" in line)
+    assert f" {6 * 16 * 32**2:,} " in line
 
 
 @pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
@@ -120,7 +95,10 @@ def test_design_says_what_would_be_feasible(arguments: tuple, named: str, recipe
 
 def test_compare_trains_reports_and_continues(recipe: Path, tmp_path: Path, widthwise) -> None:
     shape = {"model": {"shape": {"kind": "x", "bottleneck_width": 0.5, "rounding": "balanced"}}}
-    data = {**RECIPE, "compare": {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": shape}}}
+    data = {
+        "extends": recipe.name,
+        "compare": {"seeds": [1, 2], "match": "none", "variants": {"uniform": {}, "x": shape}},
+    }
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
     folder = tmp_path / "out"
     code, out, error = widthwise("compare", tmp_path / "pair.yaml", "train.steps=2", "--out", folder)
@@ -203,8 +181,8 @@ def test_no_arguments_print_the_help_alone(widthwise) -> None:
 
 
 @pytest.mark.parametrize("verb", ["inspect", "train", "design"])
-def test_a_verb_for_one_run_refuses_a_comparison(verb: str, tmp_path: Path, widthwise) -> None:
-    data = {**RECIPE, "compare": {"variants": {"uniform": {}, "same": {}}}}
+def test_a_verb_for_one_run_refuses_a_comparison(verb: str, recipe: Path, tmp_path: Path, widthwise) -> None:
+    data = {"extends": recipe.name, "compare": {"variants": {"uniform": {}, "same": {}}}}
     (tmp_path / "pair.yaml").write_text(yaml.safe_dump(data))
     code, _, error = widthwise(verb, tmp_path / "pair.yaml")
     assert code == 2

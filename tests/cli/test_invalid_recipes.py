@@ -3,15 +3,12 @@
 import copy
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-
-from widthwise.cli.main import main
 
 VALID: dict[str, Any] = {
     "model": {
@@ -100,27 +97,20 @@ def impossible_size(recipe: dict[str, Any], random_: random.Random) -> None:
 MUTATIONS = (unknown_key, wrong_type, bad_number, missing_key, wrong_choice, impossible_size)
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["widthwise", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return stopped.value.code if isinstance(stopped.value.code, int) else 0
-
-
 def assert_one_line(error: str) -> None:
     assert error.startswith("error: ")
     assert error.count("\n") == 1, error
     assert "Traceback" not in error
 
 
-def test_the_recipe_that_is_spoiled_below_is_valid(tmp_path, monkeypatch, capsys) -> None:
+def test_the_recipe_that_is_spoiled_below_is_valid(tmp_path: Path, widthwise) -> None:
     (tmp_path / "valid.yaml").write_text(yaml.safe_dump(VALID))
-    assert run_main(monkeypatch, "inspect", str(tmp_path / "valid.yaml")) == 0
-    assert not capsys.readouterr().err
+    code, _, error = widthwise("inspect", tmp_path / "valid.yaml")
+    assert (code, error) == (0, "")
 
 
 @pytest.mark.parametrize("batch", range(10))
-def test_fifty_random_mistakes_each_give_one_line(batch: int, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_fifty_random_mistakes_each_give_one_line(batch: int, tmp_path: Path, widthwise) -> None:
     for seed in range(50 * batch, 50 * batch + 50):
         random_ = random.Random(seed)
         recipe = copy.deepcopy(VALID)
@@ -128,8 +118,7 @@ def test_fifty_random_mistakes_each_give_one_line(batch: int, tmp_path: Path, mo
         mutation(recipe, random_)
         path = tmp_path / f"{seed}.yaml"
         path.write_text(yaml.safe_dump(recipe, allow_unicode=True), encoding="utf-8")
-        code = run_main(monkeypatch, "inspect", str(path))
-        error = capsys.readouterr().err
+        code, _, error = widthwise("inspect", path)
         assert code == 2, f"seed {seed}, {mutation.__name__}: exit code {code}\n{path.read_text()}"
         assert_one_line(error)
         assert path.name in error or "model." in error, error
@@ -149,18 +138,19 @@ def test_fifty_random_mistakes_each_give_one_line(batch: int, tmp_path: Path, mo
         "&a [*a]",
     ],
 )
-def test_files_that_hold_no_recipe(text: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_files_that_hold_no_recipe(text: str, tmp_path: Path, widthwise) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text(text)
-    assert run_main(monkeypatch, "inspect", str(path)) == 2
-    assert_one_line(capsys.readouterr().err)
+    code, _, error = widthwise("inspect", path)
+    assert code == 2
+    assert_one_line(error)
 
 
-def test_missing_folders_and_binary_files(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_missing_folders_and_binary_files(tmp_path: Path, widthwise) -> None:
     (tmp_path / "binary.yaml").write_bytes(bytes(range(128, 256)))
     for path in (tmp_path, tmp_path / "absent.yaml", tmp_path / "binary.yaml"):
-        assert run_main(monkeypatch, "inspect", str(path)) == 2
-        error = capsys.readouterr().err
+        code, _, error = widthwise("inspect", path)
+        assert code == 2
         assert_one_line(error)
         assert str(path) in error
 
@@ -176,9 +166,9 @@ def test_missing_folders_and_binary_files(tmp_path: Path, monkeypatch, capsys) -
         ("train.steps=many", "train.steps: got 'many'"),
     ],
 )
-def test_overrides_are_checked_with_their_path(override: str, named: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_overrides_are_checked_with_their_path(override: str, named: str, tmp_path: Path, widthwise) -> None:
     (tmp_path / "valid.yaml").write_text(yaml.safe_dump(VALID))
-    assert run_main(monkeypatch, "inspect", str(tmp_path / "valid.yaml"), override) == 2
-    error = capsys.readouterr().err
+    code, _, error = widthwise("inspect", tmp_path / "valid.yaml", override)
+    assert code == 2
     assert_one_line(error)
     assert named in error

@@ -145,16 +145,3 @@ def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None
     assert "one seed cannot tell" in comparison["sentence"]
     assert "one seed gives no interval" in comparison["sentence"]
     assert "nan" not in comparison["sentence"]
-
-
-def test_variants_carry_what_their_layers_chose_in_the_first_seed(tmp_path: Path) -> None:
-    layers = {0: {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 1, "d_expert": 9}}}
-    variants = {"plain": {}, "dynamic": {"model": {"ffn": {"kind": "dynamic"}, "layers": layers}}}
-    recipe = {**RECIPE, "compare": {"seeds": [3, 5], "match": "none", "variants": variants}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    plan = read_plan([tmp_path / "recipe.yaml"])
-    comparison = run_plan(plan, tmp_path / "out", "widthwise compare recipe.yaml")
-    result = RunDir(tmp_path / "out" / plan.run_path("dynamic", 3)).result()
-    for key in ("widths", "expert_loads"):
-        assert variant(comparison, "dynamic")[key] == result[key]
-        assert key not in variant(comparison, "plain")

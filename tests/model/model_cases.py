@@ -4,7 +4,7 @@ import torch
 from hypothesis import strategies as st
 
 from widthwise.config_io import merge, parse
-from widthwise.model.axes import RMSNorm, Vector
+from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
@@ -82,7 +82,7 @@ def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.flo
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, (RMSNorm, Vector)) or getattr(module, "starts_at_zero", False):
+            if isinstance(module, Weight) and module.start is not None:
                 noise = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0, 0.3, generator=generator)
                 module.weight += noise.to(dtype)
     return model

@@ -98,7 +98,9 @@ def test_linear_ramp_is_the_clipped_line():
 def test_annealing_shrinks_the_temperature_in_equal_ratios_to_a_step_in_evaluation():
     mask = mask_of(kind="anneal", temperature=18.0, final_temperature=2.0)
     for progress, temperature in ((0.0, 18.0), (0.25, 18 / math.sqrt(3)), (0.5, 6.0), (1.0, 2.0)):
-        found = values(mask, 200.3, progress=torch.tensor(progress, dtype=torch.float64))
+        moment = torch.tensor(progress, dtype=torch.float64)
+        found = values(mask, 200.3, progress=moment)
+        assert mask.temperature(moment).item() == pytest.approx(temperature)
         torch.testing.assert_close(found, sigmoid((200.3 - CENTRES) / temperature))
     assert torch.equal(values(mask.eval(), 200.3), values(mask_of(kind="hard"), 200.3))
 
@@ -123,6 +125,10 @@ def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training,
 
 
 class TestTemperature:
+    @pytest.mark.parametrize("kind", ["hard", "nested", "none"])
+    def test_a_step_has_none(self, kind):
+        assert mask_of(kind=kind).temperature is None
+
     def test_default_is_a_thirty_second_of_d_ff_but_at_least_one(self):
         for kind in ("ste", "soft", "anneal", "linear_ramp"):
             for d_ff, expected in ((512, 16.0), (100, 3.125), (32, 1.0), (7, 1.0)):
@@ -135,8 +141,8 @@ class TestTemperature:
         with torch.no_grad():
             for theta, expected in ((0.0, 5.0), (0.3, 5 * math.exp(0.3)), (9.0, M / 16), (-9.0, 1.0)):
                 module.theta.weight.fill_(theta)
-                assert module().item() == pytest.approx(expected)
-                assert module() <= module.bound
+                assert module(HALFWAY).item() == pytest.approx(expected)
+                assert module(HALFWAY) <= module.highest
 
     @pytest.mark.parametrize("kind", ["soft", "linear_ramp"])
     def test_gradients_in_width_and_log_temperature(self, kind):

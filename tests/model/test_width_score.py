@@ -186,7 +186,7 @@ class TestRandom:
 
 def test_matrices_that_start_at_zero_are_linear_layers_of_the_stream():
     for kind in ("linear", "mlp"):
-        (zero,) = (m for m in initial(kind).modules() if isinstance(m, Linear) and m.starts_at_zero)
+        (zero,) = (m for m in initial(kind).modules() if isinstance(m, Linear) and m.start == 0)
         assert zero.out_axes == {"score": 1}
 
 

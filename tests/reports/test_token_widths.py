@@ -12,7 +12,7 @@ from widthwise.reports.run_report import write_run_report
 
 def give_widths(run: Path, widths: dict) -> None:
     result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"widths": widths}))
+    (run / "result.json").write_text(json.dumps(result | {"token_widths": widths}))
 
 
 def section(page: Path) -> str:
@@ -29,6 +29,16 @@ def test_a_run_shows_a_histogram_and_the_flops_asked_bucketed_and_executed(tmp_p
     for cell in ("1.80M (0.600)", "1.95M (0.650)", "3.00M (1.000)", "+0.21 (+0.18 to +0.24)", "0.125"):
         assert f"<td>{cell}</td>" in text
     assert "frequency decile 10" in text
+
+
+def test_a_run_shows_how_the_mean_width_moved(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "dynamic", 1, [64], 0.0)
+    records = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        if record["event"] == "validation":
+            record |= {"width_fraction": 0.6, "token_widths": token_widths(1)}
+    (tmp_path / "r/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert "<figcaption>Mean width fraction of tokens</figcaption>" in write_run_report(tmp_path / "r").read_text()
 
 
 def test_a_comparison_shows_only_the_variants_that_have_widths(tmp_path: Path) -> None:
@@ -48,5 +58,5 @@ def test_broken_widths_are_named(tmp_path: Path) -> None:
     broken = token_widths(1)
     del broken["layers"][0]["histogram"]
     give_widths(tmp_path / "r", broken)
-    with pytest.raises(UserError, match=r"result.json: widths.layers.0.histogram: is required but missing"):
+    with pytest.raises(UserError, match=r"result.json: token_widths.layers.0.histogram: is required but missing"):
         write_run_report(tmp_path / "r")

@@ -1,5 +1,6 @@
 """The models of the hourglass paper, arXiv:2602.06471, and the formulas of its budget, for the tests of the search."""
 
+import math
 from dataclasses import dataclass
 
 from widthwise.config_io import parse
@@ -18,7 +19,7 @@ class Baseline:
     seq_len: int
 
     @property
-    def params(self) -> int:
+    def layer_params(self) -> int:
         return 16 * self.n_layers * self.d_model**2
 
     def template(self, **changes) -> ModelTemplate:
@@ -56,17 +57,24 @@ SEARCHED = [
 """Tables 1 to 3."""
 
 
-def params(n_blocks, n_layers, d_model, d_hidden):
+def layer_params(n_blocks, n_layers, d_model, d_hidden):
     """Of the layers' matrices."""
     return n_layers * d_model * (4 * d_model + 3 * n_blocks * d_hidden)
 
 
-def total_params(n_blocks, n_layers, d_model, d_hidden):
+def params(n_blocks, n_layers, d_model, d_hidden):
     gains = (n_layers * (1 + n_blocks) + 1) * d_model
-    return params(n_blocks, n_layers, d_model, d_hidden) + gains + 2 * VOCAB * d_model
+    return layer_params(n_blocks, n_layers, d_model, d_hidden) + gains + 2 * VOCAB * d_model
 
 
 def flops(n_blocks, n_layers, d_model, d_hidden, context):
     """Forward, per token, with so many tokens attended to."""
     scores, head = 4 * n_layers * d_model * context, 2 * VOCAB * d_model
-    return 2 * params(n_blocks, n_layers, d_model, d_hidden) + scores + head
+    return 2 * layer_params(n_blocks, n_layers, d_model, d_hidden) + scores + head
+
+
+def paper_sizes(budget, n_blocks, n_layers, ratio, n_heads):
+    """(d_model, d_hidden) by the rule behind the paper's tables, see docs/search.md; budget: layer_params."""
+    quantum = 2 * n_heads
+    d_model = quantum * round(math.sqrt(budget / (n_layers * (4 + 3 * n_blocks * ratio))) / quantum)
+    return d_model, round((budget - 4 * n_layers * d_model**2) / (3 * n_blocks * n_layers * d_model))

@@ -3,10 +3,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from paper_hourglass import BASELINES, SEARCHED, flops, params, total_params
+from paper_hourglass import BASELINES, SEARCHED, flops, layer_params, paper_sizes, params
 
 from widthwise.config_io import UserError, parse
 from widthwise.shape.search import pareto_front, search
@@ -38,21 +38,37 @@ def test_every_shape_of_the_paper_is_found(scale) -> None:
         assert (k, n, d_model, d_hidden) in found
 
 
+@pytest.mark.parametrize(("scale", "n_blocks", "n_layers", "ratio", "d_model", "d_hidden"), SEARCHED)
+def test_the_rule_of_the_document_gives_the_sizes_of_the_paper(scale, n_blocks, n_layers, ratio, d_model, d_hidden):
+    baseline = BASELINES[scale]
+    sizes = paper_sizes(baseline.layer_params, n_blocks, n_layers, ratio, baseline.n_heads)
+    assert sizes == (d_model, d_hidden)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from([*BASELINES]), st.integers(1, 8), st.integers(4, 40), st.floats(0.1, 1))
+def test_what_the_rule_gives_is_always_found(scale, n_blocks, n_layers, ratio) -> None:
+    baseline = BASELINES[scale]
+    sizes = paper_sizes(baseline.layer_params, n_blocks, n_layers, ratio, baseline.n_heads)
+    result = found_at(scale, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio], tolerance=0.1)
+    assert (n_blocks, n_layers, *sizes) in sizes_of(result)
+
+
 @pytest.mark.parametrize(
     ("scale", "match", "d_model"),
     [
-        ("113M", "params", 1032),
+        ("113M", "layer_params", 1032),
         ("113M", "flops_causal", 936),
-        ("113M", "total_params", 912),
-        ("403M", "params", 1376),
+        ("113M", "params", 912),
+        ("403M", "layer_params", 1376),
         ("403M", "flops_causal", 1312),
-        ("403M", "total_params", 1280),
-        ("906M", "params", 2080),
+        ("403M", "params", 1280),
+        ("906M", "layer_params", 2080),
         ("906M", "flops_causal", 1984),
-        ("906M", "total_params", 1984),
-        ("1074M", "params", 2848),
+        ("906M", "params", 1984),
+        ("1074M", "layer_params", 2848),
         ("1074M", "flops_causal", 2656),
-        ("1074M", "total_params", 2688),
+        ("1074M", "params", 2688),
     ],
 )
 def test_what_is_matched_decides_the_width(scale, match, d_model) -> None:
@@ -65,8 +81,8 @@ def test_what_is_matched_decides_the_width(scale, match, d_model) -> None:
     assert (
         result.budget
         == {
+            "layer_params": layer_params(*conventional),
             "params": params(*conventional),
-            "total_params": total_params(*conventional),
             "flops_causal": flops(*conventional, context=baseline.seq_len / 2),
         }[match]
     )
@@ -87,13 +103,13 @@ def test_a_shape_asked_for_by_its_size_is_found_with_its_costs(scale, d_model, m
     """A budget in numbers; the counts are those of the paper's formulas at the headline ratio, in millions."""
     n_blocks, n_layers, ratio = HEADLINE[scale]
     d_hidden = round(ratio * d_model)
-    budget = params(n_blocks, n_layers, d_model, d_hidden)
+    budget = layer_params(n_blocks, n_layers, d_model, d_hidden)
     result = found_at(scale, budget=float(budget), n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
-    found = next(row for row in result.best(9) if row.sizes.d_model == d_model)
-    assert (found.sizes.d_hidden, found.drift) == (d_hidden, 0)
-    assert found.figures.params / 1e6 == pytest.approx(millions, rel=2e-3)
-    assert found.figures.total_params / 1e6 == pytest.approx(total_millions, abs=0.6)
-    assert found.figures.flops_causal / 1e6 == pytest.approx(mflops, abs=0.6)
+    found = next(row for row in result.best(9) if row["d_model"] == d_model)
+    assert (found["d_hidden"], found["miss"]) == (d_hidden, 0)
+    assert found["layer_params"] / 1e6 == pytest.approx(millions, rel=2e-3)
+    assert found["params"] / 1e6 == pytest.approx(total_millions, abs=0.6)
+    assert found["flops_causal"] / 1e6 == pytest.approx(mflops, abs=0.6)
 
 
 def test_the_cache_alone_leaves_the_hidden_width_to_the_ratio() -> None:
@@ -123,11 +139,11 @@ def test_candidates_are_distinct_ordered_and_the_same_every_time() -> None:
 @pytest.mark.parametrize("tolerance", [None, 1e-4, 2e-3])
 def test_no_candidate_misses_the_budget_by_more_than_the_tolerance(tolerance) -> None:
     result = found_at("113M", **WIDE, tolerance=tolerance)
-    misses = [abs(params(*sizes) / BASELINES["113M"].params - 1) for sizes in sizes_of(result)]
+    misses = [abs(layer_params(*sizes) / BASELINES["113M"].layer_params - 1) for sizes in sizes_of(result)]
     assert max(misses) <= (tolerance or 1e-3)
     assert result.n_examined == len(result) + sum(result.rejected.values())
-    for candidate in result.best(3):
-        assert candidate.drift == pytest.approx(params(*candidate.sizes) / BASELINES["113M"].params - 1)
+    for row, sizes in zip(result.best(3), sizes_of(result)):
+        assert row["miss"] == pytest.approx(layer_params(*sizes) / BASELINES["113M"].layer_params - 1)
 
 
 def test_a_search_without_a_depth_keeps_to_the_aspect() -> None:
@@ -142,21 +158,20 @@ def test_a_search_without_a_depth_keeps_to_the_aspect() -> None:
 @pytest.mark.parametrize("head_dim", [None, 128])
 def test_the_hardware_grid_has_whole_tiles(head_dim) -> None:
     result = found_at("1074M", grid="hardware", head_dim=head_dim)
-    for candidate in result.best(1000):
-        assert candidate.sizes.d_model % 128 == candidate.sizes.d_hidden % 64 == 0
-        assert candidate.head_dim == (head_dim or 64)
-        assert candidate.n_heads * candidate.head_dim == candidate.sizes.d_model
-        assert abs(candidate.drift) <= 0.01
+    for row in result.best(1000):
+        assert row["d_model"] % 128 == row["d_hidden"] % 64 == 0
+        assert row["head_dim"] == (head_dim or 64)
+        assert row["n_heads"] * row["head_dim"] == row["d_model"]
+        assert abs(row["miss"]) <= 0.01
 
 
 def test_grouped_queries_are_counted_and_whole() -> None:
     base = BASELINES["403M"].template(attention={"n_heads": 16, "kv_group_size": 4})
     result = search(base, 2048, parse(SearchSpace, {"n_layers": [24], "n_blocks": [3], "ratio": [0.5]}))
-    for candidate in result.best(3):
-        n_blocks, n_layers, d_model, d_hidden = candidate.sizes
-        assert (candidate.n_heads, candidate.n_kv_heads) == (16, 4)
-        assert candidate.figures.params == n_layers * d_model * (2.5 * d_model + 3 * n_blocks * d_hidden)
-        assert candidate.figures.kv_bytes == n_layers * d_model
+    for row, (n_blocks, n_layers, d_model, d_hidden) in zip(result.best(3), sizes_of(result), strict=True):
+        assert (row["n_heads"], row["n_kv_heads"]) == (16, 4)
+        assert row["layer_params"] == n_layers * d_model * (2.5 * d_model + 3 * n_blocks * d_hidden)
+        assert row["kv_bytes"] == n_layers * d_model
     assert result.budget == 24 * 1024 * (2.5 * 1024 + 3 * 4096)
 
 
@@ -221,19 +236,19 @@ def test_ten_thousand_candidates_are_counted() -> None:
         tolerance=0.5,
     )
     assert len(result) >= 10_000
-    counted = result.count("total_params", result.sizes)
-    assert (counted == total_params(*result.sizes)).all()
+    counted = result.count("params", result.sizes)
+    assert (counted == params(*result.sizes)).all()
 
 
 def test_a_summary_is_plain_data_with_the_same_numbers() -> None:
     result = found_at("113M", n_layers=[12], n_blocks=[4], ratio=[0.4])
     summary = json.loads(json.dumps(result.summary(2)))
     assert (summary["n_found"], len(summary["candidates"])) == (3, 2)
-    assert summary["baseline"]["params"] == BASELINES["113M"].params == summary["budget"]
+    assert summary["baseline"]["layer_params"] == BASELINES["113M"].layer_params == summary["budget"]
     row = summary["candidates"][1]
     assert (row["name"], row["d_model"], row["d_hidden"]) == ("d1032-h418-k4-l12", 1032, 418)
     assert (row["ratio"], row["aspect"], row["head_dim"]) == (418 / 1032, 86, 86)
-    assert row["attention_share"] == pytest.approx(4 / (4 + 3 * 4 * 418 / 1032))
+    assert row["attention_params"] / row["layer_params"] == pytest.approx(4 / (4 + 3 * 4 * 418 / 1032))
 
 
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.integers(1, 4)), elements=st.integers(0, 4)))

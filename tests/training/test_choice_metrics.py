@@ -41,7 +41,7 @@ def test_a_model_that_chooses_nothing_adds_no_keys(tmp_path):
     train(tiny_recipe(), tmp_path / "run")
     keys = {key for record in RunDir(tmp_path / "run").metrics() for key in record}
     assert not keys & {"width_fraction", "width_price", "score_grad_norm", "balance_loss", "expert_load_max"}
-    assert not RunDir(tmp_path / "run").result().keys() & {"widths", "expert_loads"}
+    assert not RunDir(tmp_path / "run").result().keys() & {"token_widths", "expert_loads"}
 
 
 def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():

@@ -11,9 +11,9 @@ from widthwise.model.config import pflops_days
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.training.config import AdamWConfig, inspect_recipe
-from widthwise.training.nested_training import NestedConfig
 from widthwise.training.optimizer import build_optimizer
 from widthwise.training.step import optimizer_step
+from widthwise.training.token_widths.nested import NestedConfig, NestedPasses
 from widthwise.training.trainer import resume, train
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
@@ -22,28 +22,29 @@ BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5
 
 
 def test_every_step_sees_the_full_width_and_each_narrower_one_in_its_turn():
-    model = tiny_recipe(DYNAMIC).explicit_model
+    passes = NestedPasses(NestedConfig(), tiny_recipe(DYNAMIC).explicit_model)
     torch.manual_seed(0)
-    drawn = [NestedConfig().passes(model) for _ in range(60)]
-    assert {tuple(passes[:2]) for passes in drawn} == {(None, 1.0)}
-    assert {passes[2] for passes in drawn} == {0.25, 0.5, 0.75}
-    assert {len(passes) for passes in drawn} == {NestedConfig().n_passes}
+    drawn = [passes.draw() for _ in range(60)]
+    assert {tuple(each[:2]) for each in drawn} == {(None, 1.0)}
+    assert {each[2] for each in drawn} == {0.25, 0.5, 0.75}
+    assert {len(each) for each in drawn} == {NestedConfig().n_passes}
 
 
 def test_a_sandwich_has_both_ends_and_one_width_between():
-    config, model = NestedConfig(sandwich=True, chosen=False, n_widths=5), tiny_recipe(DYNAMIC).explicit_model
-    drawn = [config.passes(model) for _ in range(60)]
-    assert {(passes[0], passes[-1]) for passes in drawn} == {(1.0, 0.25)}
-    assert {passes[1] for passes in drawn} == {0.4375, 0.625, 0.8125}
-    assert {len(passes) for passes in drawn} == {config.n_passes}
+    config = NestedConfig(sandwich=True, chosen=False, n_widths=5)
+    passes = NestedPasses(config, tiny_recipe(DYNAMIC).explicit_model)
+    drawn = [passes.draw() for _ in range(60)]
+    assert {(each[0], each[-1]) for each in drawn} == {(1.0, 0.25)}
+    assert {each[1] for each in drawn} == {0.4375, 0.625, 0.8125}
+    assert {len(each) for each in drawn} == {config.n_passes}
 
 
 def test_draws_follow_torchs_generator():
-    model = tiny_recipe(DYNAMIC).explicit_model
+    passes = NestedPasses(NestedConfig(n_widths=40), tiny_recipe(DYNAMIC).explicit_model)
     state = torch.get_rng_state()
-    first = [NestedConfig(n_widths=40).passes(model) for _ in range(5)]
+    first = [passes.draw() for _ in range(5)]
     torch.set_rng_state(state)
-    assert [NestedConfig(n_widths=40).passes(model) for _ in range(5)] == first
+    assert [passes.draw() for _ in range(5)] == first
 
 
 def fresh():
@@ -79,8 +80,9 @@ def losses_at(fractions, nested, n_steps=120):
     loader = Loader(data.train, seq_len=32, batch_size=8, seed=1)
     settings = {"micro_batch_size": 8, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0}
     torch.manual_seed(0)
+    narrower = NestedPasses(NestedConfig(chosen=False), recipe.explicit_model)
     for _ in range(n_steps):
-        passes = NestedConfig(chosen=False).passes(recipe.explicit_model) if nested else [None]
+        passes = narrower.draw() if nested else [None]
         optimizer_step(model, optimizer, next(loader), passes=passes, **settings)
     held_out = Loader(data.held_out, seq_len=32, batch_size=60, seed=0).batch(0)
     with torch.no_grad():

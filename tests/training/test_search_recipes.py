@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError, parse, to_yaml
-from widthwise.shape.figures import figures
 from widthwise.shape.search_space import SearchSpace
+from widthwise.shape.totals import Sizes, totals
 from widthwise.training.config import load_recipe
 from widthwise.training.search import search_recipe, write_search
 
@@ -27,7 +27,7 @@ def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...]
     base.write_text(yaml.safe_dump({**RECIPE, "model": {**RECIPE["model"], **model}}))
     result = search_recipe(base, overrides, parse(SearchSpace, {**SPACE, **space}))
     summary = result.summary(5)
-    return result, summary, write_search(base, overrides, result, summary, tmp_path / "out")
+    return result, summary, write_search(base, overrides, summary, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -37,22 +37,26 @@ def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...]
         ({"ffn": {"kind": "swiglu", "ratio": 3}}, {"n_heads": 2}),
         ({}, {"head_dim": 8}),
         ({"attention": {"head_dim": 8, "kv_group_size": 2}}, {"match": "flops"}),
-        ({"shape": {"kind": "x", "rounding": "balanced", "bottleneck_width": 0.5}}, {"match": "total_params"}),
+        ({"shape": {"kind": "x", "rounding": "balanced", "bottleneck_width": 0.5}}, {"match": "params"}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.7, "norm": "shared"}}, {}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 40, "share_weights": True}}, {}),
+        ({"ffn": {"kind": "hourglass", "ratio": 0.5, "multiple_of": 8}}, {}),
     ],
 )
 def test_a_written_recipe_is_the_shape_that_was_found(model, space, tmp_path) -> None:
     result, summary, paths = written(tmp_path, model, space)
     assert len(paths) == 1 + len(summary["candidates"]) > 1
     assert load_recipe(paths[0]) == load_recipe(tmp_path / "base.yaml")
-    for path, row, candidate in zip(paths[1:], summary["candidates"], result.best(5)):
+    for path, row in zip(paths[1:], summary["candidates"]):
         recipe = load_recipe(path)
-        assert path.stem == row["name"] == candidate.name
-        assert figures(recipe.explicit_model, recipe.seq_len) == candidate.figures
+        counted = totals(recipe.explicit_model, recipe.seq_len)._asdict()
+        assert path.stem == row["name"]
+        assert {name: row[name] for name in counted} == counted
+        sizes = Sizes(*(row[name] for name in Sizes._fields))
+        assert recipe.explicit_model == result.count.build(sizes)
         for layer in recipe.explicit_model.layers:
-            assert layer.ffn.hidden_widths == (candidate.sizes.d_hidden,) * candidate.sizes.n_blocks
-            assert (layer.attention.n_heads, layer.attention.head_dim) == (candidate.n_heads, candidate.head_dim)
+            assert layer.ffn.hidden_widths == (row["d_hidden"],) * row["n_blocks"]
+            assert (layer.attention.n_heads, layer.attention.head_dim) == (row["n_heads"], row["head_dim"])
         assert recipe.optimizer == load_recipe(paths[0]).optimizer
 
 
@@ -79,3 +83,13 @@ def test_a_recipe_with_explicit_layers_is_refused(tmp_path) -> None:
     base.write_text(to_yaml(load_recipe(base).resolved()))
     with pytest.raises(UserError, match=r"base\.yaml: a search needs a base recipe with d_model and n_layers"):
         search_recipe(base, (), SearchSpace())
+
+
+def test_a_width_budget_of_the_base_is_not_asked_of_an_hourglass(tmp_path) -> None:
+    dynamic = {"ffn": {"kind": "dynamic", "d_ff": 60}}
+    asked = ("train.width_budget={kind: penalty, weight: 1.0}", "train.nested={}")
+    _, _, paths = written(tmp_path, dynamic, {}, asked)
+    assert load_recipe(paths[0]).train.width_budget is not None
+    for path in paths[1:]:
+        train = load_recipe(path).train
+        assert (train.width_budget, train.nested) == (None, None)

@@ -7,7 +7,8 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.model.decoder import build
-from widthwise.training.validation import check_validation, validate
+from widthwise.training.held_out import HeldOut
+from widthwise.training.validation import validate
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits(data):
     for window in range(n_windows):
         part = tokens[window * seq_len : (window + 1) * seq_len + 1]
         losses.append(torch.nn.functional.cross_entropy(model(part[None, :-1])[0].double(), part[1:]).item())
-    found = validate(model, data, seq_len=seq_len, batch_size=2, max_tokens=seq_len * n_windows + 3, precision="fp32")
+    found = validate(model, HeldOut(data, seq_len, 2, max_tokens=seq_len * n_windows + 3, precision="fp32"))
     expected = sum(losses) / n_windows
     n_bytes = int((tokens[1:] != 256).sum())
     assert found.window_losses == pytest.approx(losses, rel=1e-5)
@@ -33,12 +34,12 @@ def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits(data):
 
 def test_all_held_out_windows_are_used_where_no_number_is_given(data):
     model = build(tiny_recipe().explicit_model, seed=1)
-    found = validate(model, data, seq_len=501, batch_size=3, max_tokens=None, precision="fp32")
+    found = validate(model, HeldOut(data, 501, batch_size=3, max_tokens=None, precision="fp32"))
     assert len(found.window_losses) == (data.held_out.n_tokens - 1) // 501
 
 
 def test_validation_that_could_not_work_is_refused_beforehand(data):
     with pytest.raises(UserError, match="validation_tokens: got 16; must be at least seq_len = 17"):
-        check_validation(data, 17, 16)
+        HeldOut(data, 17, 2, 16, "fp32").check()
     with pytest.raises(UserError, match="seq_len"):
-        check_validation(data, data.held_out.n_tokens, None)
+        HeldOut(data, data.held_out.n_tokens, 2, None, "fp32").check()

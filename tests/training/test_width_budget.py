@@ -13,8 +13,8 @@ from widthwise.run_dir import RunDir
 from widthwise.training.config import AdamWConfig, TrainConfig
 from widthwise.training.optimizer import build_optimizer
 from widthwise.training.step import optimizer_step
+from widthwise.training.token_widths.budget import WidthBudget
 from widthwise.training.trainer import resume, train
-from widthwise.training.width_budget import WidthBudget
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 CPU = torch.device("cpu")

@@ -1,14 +1,15 @@
 """`widthwise compare`: matched recipes x seeds -> one report."""
 
 import json
-import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-TABLE_WIDTH = 100
-"""Columns the main table needs, where no terminal says how many there are."""
+from widthwise.config_io import UserError
+
+if TYPE_CHECKING:
+    from widthwise.experiments.plan import Plan
 
 
 def compare(
@@ -31,29 +32,34 @@ def compare(
 
     Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
     """
-    from rich.console import Console
-
-    from widthwise.cli.progress import shown_progress
-    from widthwise.config_io import UserError
-    from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
-    from widthwise.reports.terminal import comparison_table
-    from widthwise.reports.writing import write_report
-    from widthwise.training.environment import command_line
 
     overrides = [argument for argument in recipes if "=" in argument]
     paths = [Path(argument) for argument in recipes if "=" not in argument]
     if not paths:
         raise UserError("compare: got no recipe; name one with a compare section, or several")
     plan = read_plan(paths, overrides, seed or (), match)
-    folder = out or Path("runs") / plan.title
+    run_and_report(plan, out or Path("runs") / plan.title, as_json)
+
+
+def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
+    """Trains what the plan says, with its progress, and prints the result."""
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+    from widthwise.cli.tables import table_console
+    from widthwise.experiments.compare import run_plan
+    from widthwise.reports.terminal import comparison_table
+    from widthwise.reports.writing import write_report
+    from widthwise.training.environment import command_line
+
     with shown_progress(Console(stderr=True)) as observer:
         comparison = run_plan(plan, folder, command_line(), observer)
     files = write_report([folder])
     if as_json:
         print(json.dumps(comparison, indent=2))
         return
-    console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+    console = table_console()
     console.print(comparison_table(comparison))
     console.print(comparison["sentence"], highlight=False)
     for file in files:

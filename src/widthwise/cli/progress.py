@@ -95,8 +95,8 @@ class LineObserver:
     def step_done(self, step: int) -> None: ...
 
     def record(self, record: dict[str, Any]) -> None:
-        if record["event"] not in ("train", "validation"):
-            return  # widths are for reports, and a stop is said by the error that ends the run
+        if record["event"] == "stopped":
+            return  # said by the error that ends the run
         line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} loss {record['loss']:.4f}"
         if record["event"] == "train":
             remaining = (self._n_steps - record["step"]) * record["step_seconds"]

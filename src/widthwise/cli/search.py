@@ -1,13 +1,13 @@
 """`widthwise search`: every shape of one budget, and what each costs elsewhere."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from widthwise.cli.compare import TABLE_WIDTH, compare
+from widthwise.cli.compare import run_and_report
+from widthwise.config_io import UserError, parse
 
 WHERE, LIMITS, RESULT = "Where to look", "What to leave out", "What to do with it"
 LONGEST_SPAN = 10_000
@@ -20,7 +20,7 @@ def search(
     ] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="params (in the layers, as the paper), total_params, flops, flops_causal, kv_bytes."),
+        typer.Option(help="layer_params (what the paper counts), params, flops, flops_causal, kv_bytes."),
     ] = None,
     budget: Annotated[str | None, typer.Option(help="As 113M or 2.5G; the base's own where not given.")] = None,
     tolerance: Annotated[
@@ -64,9 +64,7 @@ def search(
     ] = None,
     rank_by: Annotated[
         str | None,
-        typer.Option(
-            rich_help_panel=RESULT, help="flops, kv_bytes, total_params, activation_bytes or n_residual_additions."
-        ),
+        typer.Option(rich_help_panel=RESULT, help="flops, kv_bytes, params, activation_bytes or n_residual_additions."),
     ] = None,
     top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many to show, and to write.")] = 20,
     out: Annotated[
@@ -90,10 +88,9 @@ def search(
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from rich.console import Console
-
     from widthwise.cli.search_table import search_table
-    from widthwise.config_io import parse
+    from widthwise.cli.tables import table_console
+    from widthwise.experiments.plan import read_plan
     from widthwise.shape.search_space import SearchSpace
     from widthwise.training.design import parse_quantity
     from widthwise.training.search import search_recipe, write_search
@@ -118,10 +115,10 @@ def search(
     given = {name: value for name, value in asked.items() if value is not None}
     result = search_recipe(base, overrides or [], parse(SearchSpace, given, "search"))
     summary = result.summary(max(top, train or 0))
-    folder = out if out is not None or train is None else Path("runs") / f"{base.stem}-search"
-    recipes = [] if folder is None else write_search(base, overrides or [], result, summary, folder)
+    folder = out or Path("runs") / f"{base.stem}-search"
+    recipes = write_search(base, overrides or [], summary, folder) if out or train else []
     if not as_json:
-        console = Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
+        console = table_console()
         console.print(search_table(summary, base.stem))
         if recipes:
             console.print(f"wrote {len(recipes)} recipes to {recipes[0].parent}", highlight=False, soft_wrap=True)
@@ -129,13 +126,11 @@ def search(
         print(json.dumps(summary, indent=2))
     if train is not None:
         # The search has matched them, in what and how closely it was asked to.
-        compare([str(path) for path in recipes[: 1 + train]], folder, seed, "none", as_json)
+        run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json)
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:
     """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends."""
-    from widthwise.config_io import UserError
-
     numbers: list[int] = []
     try:
         for part in text.split(","):
@@ -150,8 +145,6 @@ def _whole_numbers(option: str, text: str) -> list[int]:
 
 
 def _numbers(option: str, text: str, separator: str) -> list[float]:
-    from widthwise.config_io import UserError
-
     try:
         return [float(part) for part in text.split(separator)]
     except ValueError:

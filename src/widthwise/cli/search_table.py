@@ -15,10 +15,10 @@ SIZES = {
     "d/L": lambda row: fixed(row["aspect"], 0),
     "ratio": lambda row: fixed(row["ratio"], 3),
 }
-FIGURES = {
-    "att.\nshare": lambda row: fixed(row["attention_params"] / row["params"], 2),
+TOTALS = {
+    "att.\nshare": lambda row: fixed(row["attention_params"] / row["layer_params"], 2),
+    "layer\nparams": lambda row: si(row["layer_params"]),
     "params": lambda row: si(row["params"]),
-    "total\nparams": lambda row: si(row["total_params"]),
     "FLOPs": lambda row: si(row["flops"]),
     "KV\nbytes": lambda row: si(row["kv_bytes"]),
     "act.\nbytes": lambda row: si(row["activation_bytes"]),
@@ -40,11 +40,11 @@ def search_table(summary: dict[str, Any], base: str) -> Table:
         pad_edge=False,
     )
     table.add_column("", min_width=4)
-    for name in (*SIZES, *FIGURES, "drift"):
+    for name in (*SIZES, *TOTALS, "miss"):
         table.add_column(name, justify="right", no_wrap=True, min_width=5)
-    figures = [read(summary["baseline"]) for read in FIGURES.values()]
-    table.add_row("base", *[""] * len(SIZES), *figures, "")
+    totals = [read(summary["baseline"]) for read in TOTALS.values()]
+    table.add_row("base", *[""] * len(SIZES), *totals, "")
     for row in summary["candidates"]:
-        cells = [read(row) for read in (*SIZES.values(), *FIGURES.values())]
-        table.add_row("*" if row["is_pareto"] else "", *cells, f"{signed(100 * row['drift'], 2)}%")
+        cells = [read(row) for read in (*SIZES.values(), *TOTALS.values())]
+        table.add_row("*" if row["is_pareto"] else "", *cells, f"{signed(100 * row['miss'], 2)}%")
     return table

@@ -1,9 +1,11 @@
 """Cost tables for the terminal."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 from widthwise.reports.formats import hidden_widths, si
@@ -20,6 +22,14 @@ LAYER_HEADERS = (
     "KV\nbytes",
     "act.\nbytes",
 )
+
+TABLE_WIDTH = 100
+"""Columns the widest tables need, where no terminal says how many there are."""
+
+
+def table_console() -> Console:
+    """Standard output, wide enough for every table."""
+    return Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
 
 
 def layer_table(summary: dict[str, Any]) -> Table:
@@ -61,7 +71,7 @@ def _part(part: str) -> Callable[[dict[str, Any]], float]:
 COST_LINES = {
     "params": _part("total"),
     **{f"  {part}": _part(part) for part in ("embedding", "attention", "ffn", "norm", "residual", "head")},
-    "params, attention + ffn": lambda summary: summary["params"]["attention"] + summary["params"]["ffn"],
+    "params, layers": lambda summary: sum(summary["params"][part] for part in ("attention", "ffn", "residual")),
     "params, active": _part("active"),
     "average width": lambda summary: summary["average_width"],
     "FLOPs, forward": lambda summary: summary["flops_per_token"]["forward"],

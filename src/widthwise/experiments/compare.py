@@ -22,8 +22,6 @@ from widthwise.training.trainer import train_or_resume
 CONFIDENCE = 0.95
 METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
 """Numbers of a result that are averaged over seeds."""
-CHOICES = ("widths", "expert_loads")
-"""What the layers of a variant chose, where they do: taken from its first seed."""
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:
@@ -83,6 +81,7 @@ def _variant(plan: Plan, name: str, results: list[dict[str, Any]], baseline: lis
     is_baseline = name == plan.baseline
     difference = None if is_baseline else paired_difference(_windows(results), _windows(baseline), CONFIDENCE)
     ratio = ratios(results[0]["cost"], baseline[0]["cost"])
+    ratio["training_flops"] = results[0]["pflops_days"] / baseline[0]["pflops_days"]
     base_rate = float(np.mean([result["tokens_per_second"] for result in baseline]))
     return {
         "name": name,
@@ -91,7 +90,6 @@ def _variant(plan: Plan, name: str, results: list[dict[str, Any]], baseline: lis
         "difference": difference and vars(difference),
         "verdict": verdict(difference) if difference else "baseline",
         "cost": results[0]["cost"],
-        **{key: results[0][key] for key in CHOICES if key in results[0]},
         "ratio": {**ratio, "tokens_per_second": estimates["tokens_per_second"].mean / base_rate},
     }
 
@@ -120,7 +118,7 @@ def _sentence(variant: dict[str, Any], plan: Plan) -> str:
     ratio = variant["ratio"]
     return (
         f"{variant['name']} {phrase} ({interval}), at {ratio['params']:.3f} of the parameters, "
-        f"{ratio['flops']:.3f} of the FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
+        f"{ratio['training_flops']:.3f} of the training FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
     )
 
 

@@ -21,53 +21,48 @@ def size(axes: Axes) -> int:
     return math.prod(axes.values())
 
 
-class Linear(nn.Module):
-    """y = x W^T without bias; W has shape (size(out_axes), size(in_axes)).
+class Weight(nn.Module):
+    """One parameter, `weight`. All its entries start at `start`; where that is None they are drawn."""
 
-    starts_at_zero: the initial weight is 0 whatever the recipe's standard deviation, so that the map starts unheard.
-    """
-
-    def __init__(self, in_axes: Axes, out_axes: Axes, starts_at_zero: bool = False):
+    def __init__(self, in_axes: Axes, out_axes: Axes, shape: tuple[int, ...], start: float | None):
         super().__init__()
-        self.in_axes, self.out_axes, self.starts_at_zero = in_axes, out_axes, starts_at_zero
-        self.weight = nn.Parameter(torch.empty(size(out_axes), size(in_axes)))
+        self.in_axes, self.out_axes, self.start = in_axes, out_axes, start
+        self.weight = nn.Parameter(torch.empty(shape))
+
+    def extra_repr(self) -> str:
+        return f"{self.in_axes} -> {self.out_axes}"
+
+
+class Linear(Weight):
+    """y = x W^T without bias; W has shape (size(out_axes), size(in_axes)). With start = 0 the map starts unheard."""
+
+    def __init__(self, in_axes: Axes, out_axes: Axes, start: float | None = None):
+        super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""
         return nn.functional.linear(x, self.weight)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_axes} -> {self.out_axes}"
 
-
-class Embedding(nn.Module):
+class Embedding(Weight):
     """One row per token of the vocabulary."""
 
     def __init__(self, vocab_size: int, out_axes: Axes):
-        super().__init__()
-        self.in_axes, self.out_axes = {"vocab_size": vocab_size}, out_axes
-        self.weight = nn.Parameter(torch.empty(vocab_size, size(out_axes)))
+        super().__init__({"vocab_size": vocab_size}, out_axes, (vocab_size, size(out_axes)), start=None)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens: integers (...) -> (..., size(out_axes))."""
         return nn.functional.embedding(tokens, self.weight)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_axes} -> {self.out_axes}"
 
-
-class Vector(nn.Module):
-    """A parameter that multiplies no matrix: a bias, a gain, or with axes {} one number. All entries start at `start`.
+class Vector(Weight):
+    """A parameter that multiplies no matrix: a bias, a gain, or with axes {} one number.
 
     It does not decay, and learns at the rate of the gains.
     """
 
     def __init__(self, axes: Axes, start: float):
-        super().__init__()
-        self.in_axes: Axes = axes
-        self.out_axes: Axes = axes
-        self.start = start
-        self.weight = nn.Parameter(torch.empty(size(axes)))
+        super().__init__(axes, axes, (size(axes),), start)
 
     def forward(self) -> Tensor:
         """(size(axes),), the entries."""
@@ -77,7 +72,7 @@ class Vector(nn.Module):
         return f"{self.in_axes}, start={self.start}"
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(Weight):
     """y = gain * x / sqrt(sum(x^2) / norm_dim + eps), over the last axis.
 
     `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the
@@ -86,11 +81,8 @@ class RMSNorm(nn.Module):
     """
 
     def __init__(self, axes: Axes, eps: float, norm_dim: int):
-        super().__init__()
-        self.in_axes: Axes = axes
-        self.out_axes: Axes = axes
+        super().__init__(axes, axes, (size(axes),), start=1.0)
         self.eps, self.norm_dim = eps, norm_dim
-        self.weight = nn.Parameter(torch.empty(size(axes)))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""

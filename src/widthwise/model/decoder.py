@@ -32,6 +32,9 @@ class Loss(NamedTuple):
 class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
+    progress: Tensor
+    """How far training is, from 0 to 1, for what changes on the way; set by who trains."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -44,9 +47,6 @@ class Decoder(nn.Module):
         self.register_buffer("progress", torch.ones(()), persistent=False)
         self.tie()
 
-    progress: Tensor
-    """How far training is, from 0 to 1, for what changes on the way; set by who trains."""
-
     def tie(self) -> None:
         """Makes head and embedding one parameter where the config says so; needed again after `to_empty`."""
         if self.config.tie_embeddings:
@@ -56,7 +56,7 @@ class Decoder(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Fills every weight from the seed, the same on any device and for any dtype."""
         generator = torch.Generator().manual_seed(seed)
-        self.progress.fill_(1.0)
+        self.progress.fill_(1.0)  # `to_empty` left it without a value
         init, n_additions = self.config.init, self.config.n_residual_additions
         for module in (self.embedding, self.norm):
             fill(module, init.std, generator, init.truncate_at)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
+from widthwise.model.axes import Linear, Weight
 
 
 class InitConfig(Config):
@@ -43,21 +43,19 @@ def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_additio
 
 @torch.no_grad()
 def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> None:
-    """Fills the own weight of one module: normal(std), or what it starts at: 1 for a gain.
+    """Fills the own weight of one module, where it has one: with what it starts at, or normal(std).
 
     truncate_at: cut of the normal distribution, in standard deviations.
     """
-    if isinstance(module, RMSNorm):
-        module.weight.fill_(1.0)
-    elif isinstance(module, Vector):
+    if not isinstance(module, Weight):
+        return
+    if module.start is not None:
         module.weight.fill_(module.start)
-    elif isinstance(module, Linear) and module.starts_at_zero:
-        module.weight.zero_()
-    elif isinstance(module, (Linear, Embedding)):
-        # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
-        drawn = torch.empty(module.weight.shape, dtype=torch.float32)
-        if truncate_at is None:
-            drawn.normal_(0.0, std, generator=generator)
-        else:
-            nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
-        module.weight.copy_(drawn)
+        return
+    # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
+    drawn = torch.empty(module.weight.shape, dtype=torch.float32)
+    if truncate_at is None:
+        drawn.normal_(0.0, std, generator=generator)
+    else:
+        nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
+    module.weight.copy_(drawn)

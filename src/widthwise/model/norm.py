@@ -105,6 +105,16 @@ class NormSite:
         """Of the norm around a sublayer that reads d_read coordinates and writes d_write."""
         return PLACEMENTS[self.placement].cost(d_read, d_write)
 
+    def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
+        """Where a part of that sublayer which writes d_part coordinates has its norm at `placement`.
+
+        The divisor moves with the width that is normalised.
+        """
+        width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
+        moved_width = PLACEMENTS[placement].normalised_width(d_read, d_part) or width  # 0 where there is no norm
+        norm_dim = self.config.norm_dim + moved_width - width
+        return NormSite(placement, NormConfig(eps=self.config.eps, norm_dim=norm_dim))
+
     def build(self, d_read: int, d_write: int) -> SublayerNorm:
         """The arguments are those of `cost`."""
         placed = PLACEMENTS[self.placement]

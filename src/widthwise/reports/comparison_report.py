@@ -99,7 +99,7 @@ def _row(variant: Variant, comparison: Comparison, style: Style) -> dict[str, An
 def _token_widths(runs: Mapping[str, Sequence[Run]]) -> dict[str, TokenWidths]:
     """Of the first seed of each variant that has dynamic-width layers."""
     first = {name: own[0].result for name, own in runs.items()}
-    return {name: result.widths for name, result in first.items() if result and result.widths}
+    return {name: result.token_widths for name, result in first.items() if result and result.token_widths}
 
 
 def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:
@@ -127,7 +127,15 @@ def _bundle(
     seeds = [by_step(run, event, "loss") for run in runs]
     mean = mean_over_seeds(seeds)
     if over_flops:
-        flops = variant.cost.flops_per_token.training
+        flops = _training_flops(variant, runs[0])
         mean = against_flops(mean, runs[0], flops)
         seeds = [against_flops(curve, run, flops) for curve, run in zip(seeds, runs)]
     return plots.Bundle(variant.name, chosen[variant.name], seeds, mean)
+
+
+def _training_flops(variant: Variant, run: Run) -> float:
+    """Per token, all passes over it counted where the run says its compute."""
+    result = run.result
+    if result is None or result.pflops_days is None or not result.tokens:
+        return variant.cost.flops_per_token.training
+    return result.pflops_days * 1e15 * 86400 / result.tokens

@@ -10,7 +10,16 @@ from widthwise.reports.records import Comparison, Estimate, Variant
 from widthwise.reports.tables import MAIN_COLUMNS, cells
 
 _ESTIMATES = ("val_loss", "difference", "val_bits_per_byte", "train_loss", "tokens_per_second")
-_RATIOS = ("params", "active_params", "flops", "average_width", "kv_bytes", "activation_bytes", "tokens_per_second")
+_RATIOS = (
+    "params",
+    "active_params",
+    "flops",
+    "training_flops",
+    "average_width",
+    "kv_bytes",
+    "activation_bytes",
+    "tokens_per_second",
+)
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",

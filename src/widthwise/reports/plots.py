@@ -19,6 +19,7 @@ RATIO_NAMES = {
     "params": "parameters",
     "active_params": "active parameters",
     "flops": "forward FLOPs",
+    "training_flops": "training FLOPs",
     "average_width": "average width",
     "kv_bytes": "KV bytes",
     "activation_bytes": "activation bytes",

@@ -186,8 +186,10 @@ class Result(Record):
     val_bits_per_byte: float | None = None
     tokens_per_second: float | None = None
     wall_seconds: float | None = None
+    pflops_days: float | None = None
+    """Training compute in PFLOP/s-days, all passes over a token counted."""
     cost: Cost | None = None
-    widths: TokenWidths | None = None
+    token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
 
 

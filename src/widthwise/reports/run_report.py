@@ -18,7 +18,7 @@ from widthwise.reports.token_widths import token_width_section
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
     ("train", "loss", "Training loss", True),
-    ("widths", "mean_fraction", "Mean width fraction of tokens", False),
+    ("validation", "width_fraction", "Mean width fraction of tokens", False),
     ("train", "width_price", "Price of width", False),
     ("train", "lr", "Learning rate", False),
     ("train", "grad_norm", "Gradient norm", False),
@@ -46,7 +46,8 @@ def _page(runs: Sequence[Run]) -> str:
     named = _distinct_names(runs)
     chosen = styles(list(named))
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
-    token_widths = {name: run.result.widths for name, run in named.items() if run.result and run.result.widths}
+    results = {name: run.result for name, run in named.items() if run.result}
+    token_widths = {name: each.token_widths for name, each in results.items() if each.token_widths}
     n_unfinished = sum(run.result is None for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return render(

@@ -11,11 +11,12 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.hourglass import HourglassTemplate
-from widthwise.shape.figures import Figures, Sizes, UniformFigures, figures
+from widthwise.model.ffn.hourglass import Blocks, HourglassTemplate
+from widthwise.model.ffn.interface import options_of
 from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search_space import GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
+from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 
 DEEPEST = 256
 """Layers, where n_layers is left open."""
@@ -23,94 +24,67 @@ MOST_EXAMINED = 1_000_000
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A shape that meets the budget."""
-
-    sizes: Sizes
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    figures: Figures
-    drift: float
-    """Miss of the budget, as a fraction of it."""
-    is_pareto: bool
-    """Whether no other candidate is as cheap in every cost and cheaper in one."""
-
-    @property
-    def name(self) -> str:
-        """Says the sizes; fit for a file."""
-        n_blocks, n_layers, d_model, d_hidden = self.sizes
-        return f"d{d_model}-h{d_hidden}-k{n_blocks}-l{n_layers}"
-
-    def row(self) -> dict[str, Any]:
-        """As plain data."""
-        return {
-            "name": self.name,
-            "is_pareto": self.is_pareto,
-            **self.sizes._asdict(),
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "head_dim": self.head_dim,
-            "ratio": self.sizes.d_hidden / self.sizes.d_model,
-            "aspect": self.sizes.d_model / self.sizes.n_layers,
-            "attention_share": self.figures.attention_params / self.figures.params,
-            "drift": self.drift,
-            **self.figures._asdict(),
-        }
-
-
-@dataclass(frozen=True)
 class SearchResult:
     """What was found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size."""
 
-    base: ModelTemplate
-    heads: AttentionTemplate
-    seq_len: int
     space: SearchSpace
     budget: float
-    baseline: Figures
+    baseline: Totals
     """Of the base."""
-    count: UniformFigures
+    count: UniformTotals
+    """Of the models that were examined."""
     n_examined: int
     rejected: dict[str, int]
     """What a shape did wrong -> how many were examined and rejected for it."""
     sizes: Sizes
     """(n,) of each candidate."""
     is_pareto: np.ndarray
-    """(n,) of each candidate."""
+    """(n,) whether no other candidate is as cheap in every cost and cheaper in one."""
 
     def __len__(self) -> int:
         return len(self.is_pareto)
 
-    def best(self, n: int) -> list[Candidate]:
-        """The first n candidates, each counted once more layer by layer."""
-        return [self._candidate(index) for index in range(min(n, len(self)))]
+    def best(self, n: int) -> list[dict[str, Any]]:
+        """The first n candidates: name, sizes and totals as plain data, each counted once more layer by layer.
 
-    def _candidate(self, index: int) -> Candidate:
+        `miss` is that of the budget, as a fraction of it.
+        """
+        return [self._row(index) for index in range(min(n, len(self)))]
+
+    def _row(self, index: int) -> dict[str, Any]:
         sizes = Sizes(*(int(size[index]) for size in self.sizes))
-        config = candidate_template(self.base, self.heads, sizes).resolve(self.seq_len)
-        counted = figures(config, self.seq_len)
+        config = self.count.build(sizes)
+        counted = totals(config, self.count.seq_len)
         for name, value in counted._asdict().items():
             assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
         attention = config.layers[0].attention
-        drift = getattr(counted, self.space.match) / self.budget - 1
-        heads = (attention.n_heads, attention.n_kv_heads, attention.head_dim)
-        return Candidate(sizes, *heads, counted, drift, bool(self.is_pareto[index]))
+        return {
+            "name": f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}",
+            "is_pareto": bool(self.is_pareto[index]),
+            **sizes._asdict(),
+            "n_heads": attention.n_heads,
+            "n_kv_heads": attention.n_kv_heads,
+            "head_dim": attention.head_dim,
+            "ratio": sizes.d_hidden / sizes.d_model,
+            "aspect": sizes.d_model / sizes.n_layers,
+            "miss": getattr(counted, self.space.match) / self.budget - 1,
+            **counted._asdict(),
+        }
 
     def summary(self, n: int) -> dict[str, Any]:
         """As plain data, with the first n candidates."""
         return {
             "match": self.space.match,
             "budget": self.budget,
-            "tolerance": self.space.largest_miss,
+            "tolerance": self.space.tolerance_or_default,
             "costs": list(self.space.costs),
-            "seq_len": self.seq_len,
+            "seq_len": self.count.seq_len,
             "n_examined": self.n_examined,
             "rejected": self.rejected,
             "n_found": len(self),
             "n_pareto": int(self.is_pareto.sum()),
             "baseline": self.baseline._asdict(),
-            "candidates": [candidate.row() for candidate in self.best(n)],
+            "candidates": self.best(n),
         }
 
 
@@ -122,21 +96,16 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
     heads = space.heads(base.attention)
-    baseline = figures(base.resolve(seq_len), seq_len)
+    baseline = totals(base.resolve(seq_len), seq_len)
     budget = getattr(baseline, space.match) if space.budget is None else space.budget
-    count = UniformFigures(
-        lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), heads.quantum, seq_len
-    )
-    examined = _examined(count, budget, space, heads.quantum)
+    count = UniformTotals(lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), heads.quantum, seq_len)
+    examined = _examined(count, budget, space)
     is_left, rejected = _sifted(_faults(count, budget, space, examined))
     found = Sizes(*(size[is_left] for size in examined))
     is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
     by_size = (found.d_hidden, found.d_model, found.n_blocks, found.n_layers)  # to lexsort, the last key comes first
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
     return SearchResult(
-        base=base,
-        heads=heads,
-        seq_len=seq_len,
         space=space,
         budget=budget,
         baseline=baseline,
@@ -150,7 +119,7 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
     """The base with these sizes; the feed-forward of an hourglass base keeps its norm and its sharing of weights."""
-    kept = base.ffn.model_dump(include=KEPT_OF_HOURGLASS) if isinstance(base.ffn, HourglassTemplate) else {}
+    kept = options_of(Blocks, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
         "n_layers": sizes.n_layers,
@@ -161,16 +130,13 @@ def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Siz
     return base.model_copy(update=change)
 
 
-KEPT_OF_HOURGLASS = {"share_weights", "norm", "block_multiplier"}
-
-
-def _examined(count: UniformFigures, budget: float, space: SearchSpace, head_quantum: int) -> Sizes:
+def _examined(count: UniformTotals, budget: float, space: SearchSpace) -> Sizes:
     """For each n_blocks, n_layers and ratio the width that fits, as the grid allows it, with both neighbours.
 
-    The hidden width is what the budget leaves, or follows the ratio where the matched figure does not depend on it.
+    The hidden width is what the budget leaves, or follows the ratio where the matched total does not depend on it.
     """
     grid, match = GRIDS[space.grid], space.match
-    quantum = math.lcm(grid.d_model, head_quantum)
+    quantum = math.lcm(grid.d_model, count.quantum)
     depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
     n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio)
     if n_examined > MOST_EXAMINED:
@@ -193,15 +159,15 @@ def _examined(count: UniformFigures, budget: float, space: SearchSpace, head_qua
     return Sizes(*np.unique(np.stack([n_blocks, n_layers, d_model, d_hidden]), axis=1))
 
 
-def _faults(count: UniformFigures, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
+def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:
     """What can be wrong with a shape -> (n,) whether it is, the gravest first."""
     misses = np.abs(count(space.match, examined) / budget - 1)
     has_room = examined.d_hidden > 0
     nearest = f"{100 * misses[has_room].min():.2g}%" if has_room.any() else "more"
-    allowed = f"{100 * space.largest_miss:g}%"
+    tolerance = space.tolerance_or_default
     faults = {
         "leave the feed-forward nothing": ~has_room,
-        f"miss the budget by more than {allowed} (the nearest by {nearest})": misses > space.largest_miss,
+        f"miss the budget by more than {100 * tolerance:g}% (the nearest by {nearest})": misses > tolerance,
     }
     ratios = {
         "d_model / n_layers": (examined.d_model / examined.n_layers, space.aspect_limits),

@@ -10,8 +10,8 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.model.attention import AttentionTemplate
 
-CostName = Literal["flops", "kv_bytes", "total_params", "activation_bytes", "n_residual_additions"]
-"""Figures of which less is better whatever the loss; see `shape.figures`."""
+CostName = Literal["flops", "kv_bytes", "params", "activation_bytes", "n_residual_additions"]
+"""Totals of which less is better whatever the loss; see `shape.totals`."""
 Range = tuple[pydantic.PositiveFloat, pydantic.PositiveFloat]
 
 
@@ -26,7 +26,7 @@ class Grid:
     head_dims: tuple[int, ...] | None
     """Head sizes allowed, the first the default; None: any even one."""
     tolerance: float
-    """Default miss of the budget, as a fraction. A coarse grid seldom meets a budget closely."""
+    """The default of `SearchSpace.tolerance`. A coarse grid seldom meets a budget closely."""
 
 
 GRIDS = {"paper": Grid(1, 1, None, 0.001), "hardware": Grid(128, 64, (64, 128), 0.01)}
@@ -44,8 +44,8 @@ class SearchSpace(Config):
     seed a shape. They are a start and no law: three of its four headline models are deeper than that aspect allows.
     """
 
-    match: Literal["params", "total_params", "flops", "flops_causal", "kv_bytes"] = "params"
-    """The figure that equals the budget, see `shape.figures`."""
+    match: Literal["layer_params", "params", "flops", "flops_causal", "kv_bytes"] = "layer_params"
+    """The total that equals the budget, see `shape.totals`."""
     budget: float | None = Field(default=None, gt=0, le=1e15)
     """null: what the base model has."""
     tolerance: float | None = Field(default=None, gt=0, lt=1)
@@ -99,8 +99,8 @@ class SearchSpace(Config):
         return heads
 
     @property
-    def largest_miss(self) -> float:
-        """Of the budget, as a fraction."""
+    def tolerance_or_default(self) -> float:
+        """Largest miss of the budget, as a fraction."""
         return GRIDS[self.grid].tolerance if self.tolerance is None else self.tolerance
 
     @property

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic import DynamicWidth
 from widthwise.model.ffn.interface import Choices
-from widthwise.training.width_budget import WidthBudget
+from widthwise.training.token_widths.budget import WidthBudget
+from widthwise.training.token_widths.layers import dynamic_modules
 
 
 class _Reported(NamedTuple):
@@ -65,14 +65,12 @@ class ChoiceMeans:
 
 def score_gradient_norms(model: Decoder) -> list[float | None]:
     """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none."""
-    return [_gradient_norm(model.get_submodule(f"layers.{index}.ffn")) for index in range(model.config.n_layers)]
-
-
-def _gradient_norm(ffn: nn.Module) -> float | None:
-    if not isinstance(ffn, DynamicWidth) or ffn.score is None or ffn.bias is None:
-        return None
-    parameters = (*ffn.score.parameters(), *ffn.bias.parameters())
-    return float(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
+    norms: list[float | None] = [None] * model.config.n_layers
+    for index, ffn in dynamic_modules(model).items():
+        if parameters := ffn.choice_parameters():
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            norms[index] = float(torch.nn.utils.get_total_norm(gradients))
+    return norms
 
 
 def choice_record(model: Decoder, choices: ChoiceMeans, budget: WidthBudget | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 import torch._dynamo
+from torch import nn
 
 from widthwise.model.decoder import Decoder
 
@@ -24,3 +25,8 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     for layer in model.layers:
         # Widths are constants of a layer; as symbols they would cost kernels tuned to their sizes.
         layer.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
+def is_compiled(layer: nn.Module) -> bool:
+    """Whether `compile_layers` compiled it."""
+    return layer._compiled_call_impl is not None

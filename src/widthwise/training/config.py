@@ -9,15 +9,17 @@ from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, UserError, parse, parse_yaml, read_recipe
 from widthwise.data.config import DataConfig
+from widthwise.data.prepared import PreparedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.nested_training import NestedConfig, check_nested
+from widthwise.training.held_out import HeldOut
+from widthwise.training.precision import Precision
 from widthwise.training.schedule import Schedule
-from widthwise.training.width_budget import WidthBudgetConfig, check_width_budget
+from widthwise.training.token_widths.budget import WidthBudgetConfig
+from widthwise.training.token_widths.nested import NestedConfig
 
-Precision = Literal["fp32", "bf16"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -88,6 +90,10 @@ class TrainConfig(Config):
         return self
 
     @property
+    def sequences_per_pass(self) -> int:
+        return self.micro_batch_size or self.batch_size
+
+    @property
     def n_passes(self) -> int:
         """Forward and backward passes over the batch in an optimizer step."""
         return 1 if self.nested is None else self.nested.n_passes
@@ -127,9 +133,14 @@ class Recipe(Config):
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
         self.schedule.check(self.train.steps)
         if self.train.width_budget is not None:
-            check_width_budget(self.train.width_budget, self.explicit_model)
+            self.train.width_budget.check(self.explicit_model)
         if self.train.nested is not None:
-            check_nested(self.explicit_model)
+            self.train.nested.check(self.explicit_model)
+
+    def held_out(self, data: PreparedData) -> HeldOut:
+        """What validations look at."""
+        train = self.train
+        return HeldOut(data, self.seq_len, train.sequences_per_pass, train.validation_tokens, train.precision)
 
     @property
     def tokens_per_step(self) -> int:
@@ -165,17 +176,22 @@ def saved_recipe(run: RunDir) -> Recipe:
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model beside that of `against`, by default the uniform model it is matched to."""
+    """The inspection of a recipe's model beside that of `against`, by default the uniform model it is matched to.
+
+    Raises UserError for what `train` would refuse of the recipe.
+    """
+    recipe.check()
     config = recipe.explicit_model
     if against is not None:
-        baseline = against.explicit_model
+        baseline, n_baseline_tokens = against.explicit_model, against.n_token_passes
     else:
         baseline = recipe.model.uniform().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
+        n_baseline_tokens = recipe.n_token_passes
     summary = inspection(config, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
     summary["pflops_days"] = pflops_days(summary["flops_per_token"]["training"], recipe.n_token_passes)
     if baseline is not None:
         summary["baseline"]["pflops_days"] = pflops_days(
-            summary["baseline"]["flops_per_token"]["training"], recipe.n_token_passes
+            summary["baseline"]["flops_per_token"]["training"], n_baseline_tokens
         )
     return summary

@@ -17,7 +17,6 @@ from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compiling import compile_layers
 from widthwise.training.config import Recipe
-from widthwise.training.dynamic_layers import dynamic_layers
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
 from widthwise.training.observer import Observer
 from widthwise.training.optimizer import build_optimizer, set_lr
@@ -25,9 +24,10 @@ from widthwise.training.result import run_result
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome, optimizer_step
 from widthwise.training.stopping import Interrupted, SignalWatch
+from widthwise.training.token_widths.analysis import analyse_widths
+from widthwise.training.token_widths.budget import WidthBudget
+from widthwise.training.token_widths.nested import NestedPasses
 from widthwise.training.validation import Validation, validate
-from widthwise.training.width_analysis import analyse_widths
-from widthwise.training.width_budget import WidthBudget
 
 
 class TrainingLoop:
@@ -35,7 +35,7 @@ class TrainingLoop:
 
     def __init__(self, recipe: Recipe, data: PreparedData, run: RunDir, observer: Observer):
         """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
-        self.recipe, self.data, self.run, self.observer = recipe, data, run, observer
+        self.recipe, self.run, self.observer = recipe, run, observer
         self.config = recipe.train
         self._name = run.path.resolve().name
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -46,13 +46,14 @@ class TrainingLoop:
         self.optimizer = build_optimizer(self.model, recipe.optimizer)
         if self.config.compile:
             compile_layers(self.model)
-        budget = self.config.width_budget
+        budget, nested = self.config.width_budget, self.config.nested
         self.width_budget = None if budget is None else WidthBudget(budget, model, self.device)
-        self.micro_batch_size = self.config.micro_batch_size or self.config.batch_size
+        self.nested_passes = None if nested is None else NestedPasses(nested, model)
+        self.held_out = recipe.held_out(data)
         self.loader = Loader(
             data.train, seq_len=recipe.seq_len, batch_size=self.config.batch_size, seed=self.config.seed
         )
-        self.cost = cost_summary(recipe.explicit_model, recipe.seq_len)
+        self.cost = cost_summary(model, recipe.seq_len)
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
@@ -72,15 +73,14 @@ class TrainingLoop:
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.run.rewind_metrics(self.state.step)
-        last_event = "widths" if dynamic_layers(self.model.config) else "validation"
-        validated = [record["step"] for record in self.run.metrics() if record["event"] == last_event]
+        validated = [record["step"] for record in self.run.metrics() if record["event"] == "validation"]
         self._saved_step, self._validated_step = self.state.step, max(validated, default=0)
         self._started -= self.state.wall_seconds
 
     def note(self, text: str) -> None:
-        """Tells the user, and keeps the text for the result."""
-        self.observer.message(text)
+        """Tells the user, and keeps the text for the result; a text is said once in a run."""
         if text not in self.state.notes:
+            self.observer.message(text)
             self.state.notes.append(text)
 
     def go(self, watch: SignalWatch) -> dict[str, Any]:
@@ -120,20 +120,20 @@ class TrainingLoop:
         self.model.progress.fill_(self.state.step / self.config.steps)
 
     def _optimizer_step(self, batch: torch.Tensor) -> StepOutcome:
-        nested = self.config.nested
+        micro_batch_size = self.config.sequences_per_pass
         with allocating(
-            f"train.micro_batch_size: {self.micro_batch_size} sequences do not fit into the memory of the device; "
+            f"train.micro_batch_size: {micro_batch_size} sequences do not fit into the memory of the device; "
             f"use a smaller divisor of train.batch_size = {self.config.batch_size}"
         ):
             return optimizer_step(
                 self.model,
                 self.optimizer,
                 batch,
-                micro_batch_size=self.micro_batch_size,
+                micro_batch_size=micro_batch_size,
                 precision=self.config.precision,
                 z_loss=self.config.z_loss,
                 max_grad_norm=self.config.max_grad_norm,
-                passes=(None,) if nested is None else nested.passes(self.model.config),
+                passes=(None,) if self.nested_passes is None else self.nested_passes.draw(),
                 width_budget=self.width_budget,
             )
 
@@ -166,8 +166,7 @@ class TrainingLoop:
         flops_per_token = self.cost["flops_per_token"]["training"] * self.config.n_passes
         choices = choice_record(self.model, self._choices, self.width_budget)
         for warning in dead_scores(choices):
-            if warning not in self.state.notes:
-                self.note(warning)
+            self.note(warning)
         self._record(
             "train",
             loss=loss,
@@ -236,30 +235,15 @@ class TrainingLoop:
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it unless that was done before a kill."""
-        found = validate(self.model, self.data, **self._validation_settings())
-        records: dict[str, Any] = {
-            "validation": {"loss": found.loss, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte}
-        }
-        if found.widths is not None:
-            records["widths"] = found.widths
-        written = {record["event"] for record in self.run.metrics() if record["step"] == self.state.step}
-        for event, values in records.items():
-            if event not in written:
-                self._record(event, **values)
-        self._validated_step = self.state.step
+        found = validate(self.model, self.held_out)
+        if self._validated_step < self.state.step:
+            self._record("validation", **found.record())
+            self._validated_step = self.state.step
         return found
 
-    def _validation_settings(self) -> dict[str, Any]:
-        return {
-            "seq_len": self.recipe.seq_len,
-            "batch_size": self.micro_batch_size,
-            "max_tokens": self.config.validation_tokens,
-            "precision": self.config.precision,
-        }
-
     def _result(self) -> dict[str, Any]:
-        validation, widths = self._validate(), None
-        if validation.widths is not None:
-            widths = analyse_widths(self.model, self.data, validation.widths, **self._validation_settings())
+        validation, token_widths = self._validate(), None
+        if validation.token_widths is not None:
+            token_widths = analyse_widths(self.model, self.held_out, validation.token_widths)
         self.state.wall_seconds = time.perf_counter() - self._started
-        return run_result(self._name, self.recipe, self.state, validation, widths, self.run.metrics())
+        return run_result(self._name, self.recipe, self.state, validation, token_widths, self.run.metrics())

@@ -14,16 +14,17 @@ def run_result(
     recipe: Recipe,
     state: RunState,
     validation: Validation,
-    widths: dict[str, Any] | None,
+    token_widths: dict[str, Any] | None,
     records: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of result.json. records: of the whole run; widths: what `analyse_widths` found, if anything.
+    """The content of result.json. records: of the whole run; token_widths: what `analyse_widths` found, if
+    anything.
 
     tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
     """
     cost = cost_summary(recipe.explicit_model, recipe.seq_len)
     step_seconds = [record["step_seconds"] for record in records if record["event"] == "train"]
-    choices = {"widths": widths, "expert_loads": validation.expert_loads}
+    choices = {"token_widths": token_widths, "expert_loads": validation.expert_loads}
     return {
         "status": "finished",
         "name": name,

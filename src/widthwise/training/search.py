@@ -7,8 +7,6 @@ from typing import Any
 
 from widthwise.config_io import UserError, dump_yaml, read_recipe, read_text
 from widthwise.files import write_atomic
-from widthwise.model.ffn.hourglass import HourglassTemplate
-from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import ModelTemplate
@@ -23,18 +21,19 @@ def search_recipe(base: Path, overrides: Sequence[str], space: SearchSpace) -> S
     return search(recipe.model, recipe.seq_len, space)
 
 
-def write_search(
-    base: Path, overrides: Sequence[str], result: SearchResult, summary: dict[str, Any], folder: Path
-) -> list[Path]:
+def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], folder: Path) -> list[Path]:
     """Writes the summary as search.json and, in recipes/, the base with its overrides and recipes that extend it.
 
     There is one for each candidate of the summary. Returns the paths of the recipes, the base first. Raises UserError
     where a file exists with other content; the same again is no harm.
     """
     recipes = folder / "recipes"
-    contents = {recipes / f"{base.stem}.yaml": dump_yaml(read_recipe(base, overrides))}
+    base_data = read_recipe(base, overrides)
+    contents = {recipes / f"{base.stem}.yaml": dump_yaml(base_data)}
+    # An hourglass has no width that tokens choose.
+    off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}
     for row in summary["candidates"]:
-        data = {"extends": f"{base.stem}.yaml", "model": _changes(result, row)}
+        data = {"extends": f"{base.stem}.yaml", "model": _changes(row), **({"train": off} if off else {})}
         contents[recipes / f"{row['name']}.yaml"] = dump_yaml(data)
     files = {folder / "search.json": json.dumps(summary, indent=2) + "\n", **contents}
     for path, text in files.items():
@@ -45,15 +44,13 @@ def write_search(
     return list(contents)
 
 
-def _changes(result: SearchResult, row: dict[str, Any]) -> dict[str, Any]:
-    """What the model section of a candidate's recipe changes."""
-    base, heads = result.base, result.heads
-    # d_hidden may not stand beside a ratio that the base gives; another ratio takes its place.
-    has_ratio = isinstance(base.ffn, HourglassTemplate) and base.ffn.model_fields_set & {"ratio", "multiple_of"}
-    width = {"ratio": row["ratio"], "multiple_of": 1} if has_ratio else {"d_hidden": row["d_hidden"]}
-    changes: dict[str, Any] = {"d_model": row["d_model"], "n_layers": row["n_layers"]}
-    if heads != base.attention:
-        changes["attention"] = {"n_heads": heads.n_heads, "head_dim": heads.head_dim}
-    if not isinstance(base.shape, UniformShape):
-        changes["shape"] = {"kind": "uniform"}
-    return {**changes, "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **width}}
+def _changes(row: dict[str, Any]) -> dict[str, Any]:
+    """The model section of a candidate's recipe; null where the base may have a rule for a size that is given here."""
+    width = {"d_hidden": row["d_hidden"], "ratio": None, "multiple_of": 1}
+    return {
+        "d_model": row["d_model"],
+        "n_layers": row["n_layers"],
+        "shape": {"kind": "uniform"},
+        "attention": {"n_heads": row["n_heads"], "head_dim": None},
+        "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **width},
+    }

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from widthwise.model.decoder import Decoder
 from widthwise.training.choice_metrics import ChoiceMeans
-from widthwise.training.config import Precision
-from widthwise.training.width_budget import WidthBudget
+from widthwise.training.precision import Precision, autocast
+from widthwise.training.token_widths.budget import WidthBudget
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,6 @@ class StepOutcome:
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
     """What the layers chose, over the batch; of the first pass too."""
-
-
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """The context of a forward pass: matrix products in bf16 and everything else in fp32, or all in fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16")
 
 
 def optimizer_step(

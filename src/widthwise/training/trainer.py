@@ -15,7 +15,6 @@ from widthwise.training.environment import REPRODUCED_WITH, environment
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import watch_signals
-from widthwise.training.validation import check_validation
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
@@ -99,7 +98,7 @@ class _Launch:
                 f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
                 f"the number of tokens of tokenizer {tokenizer.spec}"
             )
-        check_validation(data, recipe.seq_len, recipe.train.validation_tokens)
+        recipe.held_out(data).check()
         data.verify(self.observer.preparing)  # the run vouches for the checksums, and a stray token would stop it later
         return data
 

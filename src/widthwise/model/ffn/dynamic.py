@@ -17,16 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from widthwise.config_io import Config
 from widthwise.kernels import sliced_swiglu, swiglu
-from widthwise.kernels.dispatch import use_fused
-from widthwise.kernels.sliced_swiglu import fused
-from widthwise.kernels.sliced_swiglu.reference import Mask
+from widthwise.kernels.dispatch import compute_dtype, use_fused
+from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all
+from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
-from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
 from widthwise.model.ffn.swiglu import swiglu_cost
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
-from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig, wide
+from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
 
 
@@ -101,22 +101,15 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
         return swiglu_cost(d_model, self.real_hidden(d_model), d_out) + self.choice_cost(d_model)
 
     def at_width(self, d_model: int) -> DynamicConfig:
-        d_ff = self.whole_hidden(d_model)
+        d_ff, options = self.whole_hidden(d_model), options_of(WidthChoice, self)
         try:
-            mask = self.mask.at_width(d_ff)
+            options["mask"] = self.mask.at_width(d_ff)
         except ValueError as error:
             raise ValueError(f"ffn.{error}") from None
-        return DynamicConfig(
-            d_ff=d_ff,
-            score=self.score,
-            mask=mask,
-            min_fraction=self.min_fraction,
-            start=self.start,
-            execution=self.execution,
-        )
+        return DynamicConfig(d_ff=d_ff, **options)
 
 
-class DynamicWidth(nn.Module):
+class DynamicWidth(FeedForward):
     """A width depends on its own token only, so it is the same in decoding as in training (save a random score)."""
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
@@ -130,11 +123,9 @@ class DynamicWidth(nn.Module):
         self.score = config.score.build(d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
-    def forward(self, stream: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """stream: (B, T, d_model) -> the update (B, T, d_out), and the width fraction that each token's score asks for,
-        with its gradient; of a layer without mask it is 1, and where one is forced it is that.
-        """
-        x = self.norm.before(stream)
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """The width fraction that a token asks for is 1 in a layer without mask, and where one is forced it is that."""
+        stream, x = x, self.norm.before(x)
         if context.width_fraction is not None:
             asked = used = wide(context.width_fraction).expand(x.shape[:2])
             edge = HARD
@@ -178,12 +169,45 @@ class DynamicWidth(nn.Module):
 
     def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
         """All units, then the mask; arguments as for `_update`."""
-        centres = torch.arange(self.config.d_ff, dtype=width.dtype, device=x.device) + 0.5
+        centres = unit_centres(0, self.config.d_ff, width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
             return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
 
         return self.w_down(_recomputed(gated, self.w_gate(x), self.w_up(x), width))
+
+    def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
+        """Units of tokens of these widths, (n_tokens,) in units, rounded up to where slices end; of all together."""
+        return int(bucketed_units(width, self.mask.edge(progress).margin, self.config.d_ff).sum())
+
+    def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
+        """Units that a forward pass over tokens of these widths, (n_tokens,) in units, computes; of all together.
+
+        Call as the pass was: in the same mode, with the same autocast. Rows that stripes add in bf16 are not counted.
+        """
+        edge = self.mask.edge(progress)
+        sliced = None if is_compiled else self._sliced_form(width, edge)
+        if sliced is None:
+            return len(width) * self.config.d_ff
+        if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
+            return len(width) * units_for_all(width, edge.margin, self.config.d_ff)
+        return self.bucketed_units(width, progress)
+
+    @torch.no_grad()
+    def numbers(self, progress: Tensor) -> dict[str, float | None]:
+        """gain of the score, bias of the level and temperature of the mask, in units; None where it has none."""
+        log_gain = self.score.log_gain if isinstance(self.score, GainedScore) else None
+        temperature = self.mask.temperature
+        return {
+            "gain": None if log_gain is None else float(log_gain().exp()),
+            "bias": None if self.bias is None else float(self.bias()),
+            "temperature": None if temperature is None else float(temperature(progress)),
+        }
+
+    def choice_parameters(self) -> list[nn.Parameter]:
+        """Of the score and its bias."""
+        modules = (self.score, self.bias)
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
 
 def _without_autocast(device: str) -> AbstractContextManager:

@@ -9,17 +9,30 @@ import pydantic
 from pydantic import Field
 from torch import Tensor, nn
 
+from widthwise.config_io import Config
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
-from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite
+from widthwise.model.norm import NormSite
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Of each block before it (the paper) or after it, one norm before the whole stack, or none."""
 
 
-class HourglassConfig(FFNConfig):
+class Blocks(Config):
+    """What blocks have in common: what does not depend on the width of the layer."""
+
+    share_weights: bool = False
+    """Whether all blocks use the same matrices; each keeps a norm of its own."""
+    norm: BlockNorm | None = None
+    """null: every block where the layer has its norms, as model.norm.placement says."""
+    block_multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of a block's update as the later blocks see it; equal to the residual's multiplier, the blocks are layers
+    without attention."""
+
+
+class HourglassConfig(Blocks, FFNConfig):
     """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
 
     kind: Literal["hourglass"] = "hourglass"
@@ -27,13 +40,6 @@ class HourglassConfig(FFNConfig):
     """K, gated maps in a row."""
     d_hidden: pydantic.PositiveInt | tuple[pydantic.PositiveInt, ...]
     """d_h, hidden width of every block, or of each."""
-    share_weights: bool = False
-    """Whether all blocks use the same matrices; each keeps a norm of its own."""
-    norm: BlockNorm | None = None
-    """null: every block as the layer's norm_placement says."""
-    block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as the later blocks see it; equal to the residual's multiplier, the blocks are layers
-    without attention."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HourglassConfig":
@@ -56,17 +62,24 @@ class HourglassConfig(FFNConfig):
         """What each block writes: the last only what the layer writes, unless its matrix serves the others too."""
         return [d_model] * (self.n_blocks - 1) + [d_model if self.share_weights else d_out]
 
+    def norm_sites(self, d_model: int, d_out: int, norm: NormSite) -> tuple[NormSite | None, list[NormSite]]:
+        """Of the norm before the whole stack, None where there is none, and of each block's own."""
+        is_shared = self.norm == "shared"
+        placement = "none" if is_shared else self.norm or norm.placement
+        own = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
+        return norm.moved("pre", d_model, d_out, d_out) if is_shared else None, own
+
     def cost(self, d_model: int, d_out: int) -> Cost:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
         costs = [swiglu_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
         return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        placement = self.norm or norm.placement
-        if placement == "shared":
-            inner = [PLACEMENTS["none"].cost(d_model, d_model)] * (self.n_blocks - 1)
-            return PLACEMENTS["pre"].cost(d_model, d_out) + sum(inner, Cost())
-        return sum((PLACEMENTS[placement].cost(d_model, n) for n in self.block_outputs(d_model, d_out)), Cost())
+        shared, own = self.norm_sites(d_model, d_out, norm)
+        costs = [site.cost(d_model, d_write) for site, d_write in zip(own, self.block_outputs(d_model, d_out))]
+        if shared is not None:
+            costs[0] = shared.cost(d_model, d_out)  # what the first block keeps of its input is this norm's output
+        return sum(costs, Cost())
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
         return Hourglass(self, d_model, d_out, norm)
@@ -78,7 +91,7 @@ def _with_shared_weights(costs: list[Cost]) -> Cost:
     return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
 
 
-class HourglassTemplate(HiddenWidthTemplate):
+class HourglassTemplate(Blocks, HiddenWidthTemplate):
     """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
     hidden_key = "d_hidden"
@@ -88,12 +101,6 @@ class HourglassTemplate(HiddenWidthTemplate):
     """K, gated maps in a row."""
     d_hidden: pydantic.PositiveInt | None = None
     """Hidden width of every block of every layer."""
-    share_weights: bool = False
-    """Whether all blocks use the same matrices; each keeps a norm of its own."""
-    norm: BlockNorm | None = None
-    """null: every block as model.norm.placement says."""
-    block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as the later blocks see it."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:
         d_hidden = self.real_hidden(d_model)
@@ -103,30 +110,20 @@ class HourglassTemplate(HiddenWidthTemplate):
         return sum([inner] * (self.n_blocks - 1), last)
 
     def at_width(self, d_model: int) -> HourglassConfig:
-        return HourglassConfig(
-            n_blocks=self.n_blocks,
-            d_hidden=self.whole_hidden(d_model),
-            share_weights=self.share_weights,
-            norm=self.norm,
-            block_multiplier=self.block_multiplier,
-        )
+        d_hidden = self.whole_hidden(d_model)
+        return HourglassConfig(n_blocks=self.n_blocks, d_hidden=d_hidden, **options_of(Blocks, self))
 
 
-class Hourglass(nn.Module):
+class Hourglass(FeedForward):
     """Holds its residuals itself: the layer adds the returned update to the stream once."""
 
     def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
-        placement = config.norm or norm.placement
-        is_shared = placement == "shared"
-        self.norm = _moved(norm, "pre", d_model, d_out, d_out).build(d_model, d_out) if is_shared else nn.Identity()
-        self.blocks = nn.ModuleList(
-            SwiGLU(
-                d_model, d_hidden, d_write, _moved(norm, "none" if is_shared else placement, d_model, d_out, d_write)
-            )
-            for d_hidden, d_write in zip(config.hidden_widths, config.block_outputs(d_model, d_out))
-        )
+        shared, own = config.norm_sites(d_model, d_out, norm)
+        self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
+        blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
+        self.blocks = nn.ModuleList(SwiGLU(d_model, d_hidden, d_write, site) for d_hidden, d_write, site in blocks)
         if config.share_weights:
             first = self.blocks[0]
             for block in self.blocks:
@@ -134,7 +131,6 @@ class Hourglass(nn.Module):
         self.d_out = d_out
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), all blocks together."""
         entered = self.norm(x)
         total, _ = self.blocks[0](entered, context)
         for block in self.blocks[1:]:
@@ -142,14 +138,3 @@ class Hourglass(nn.Module):
             update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out], {}
-
-
-def _moved(norm: NormSite, placement: str, d_model: int, d_out: int, d_write: int) -> NormSite:
-    """The norm of a layer that writes d_out coordinates, for a block that writes d_write and has it at `placement`.
-
-    The divisor moves with the width that is normalised.
-    """
-    width_before = PLACEMENTS[norm.placement].normalised_width(d_model, d_out)
-    width = PLACEMENTS[placement].normalised_width(d_model, d_write)
-    norm_dim = norm.config.norm_dim + width - width_before if width else norm.config.norm_dim
-    return NormSite(placement, NormConfig(eps=norm.config.eps, norm_dim=norm_dim))

@@ -1,13 +1,14 @@
 """What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
+from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormSite
 
@@ -15,17 +16,22 @@ Choices = dict[str, Tensor]
 """What a feed-forward decided for its tokens, beside the update; empty where there is nothing to decide.
 
 auxiliary_loss: scalar that joins the objective, coefficients included; never part of a reported loss.
-width_fraction: (B, T) fp32, hidden width of each token over d_ff, with its gradient.
+width_fraction: (B, T) fp32, the hidden width each token asks for, over d_ff, with its gradient.
 expert_load: (n_experts,) share of the routed choices, without gradient.
 balance_loss, router_z_loss: scalars without gradient, to report.
 """
 
 
-class FFNConfig(Config, ABC):
-    """One layer's feed-forward with explicit sizes. Its module owns the norm, and maps the stream to an update:
+class FeedForward(nn.Module, ABC):
+    """A feed-forward with its norm."""
 
-    forward(x (B, T, d_model), context) -> (update (B, T, d_out), choices).
-    """
+    @abstractmethod
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """x: (B, T, d_model), the stream before the norm -> the update (B, T, d_out), and what was decided."""
+
+
+class FFNConfig(Config, ABC):
+    """One layer's feed-forward with explicit sizes."""
 
     @property
     @abstractmethod
@@ -51,7 +57,7 @@ class FFNConfig(Config, ABC):
         return norm.cost(d_model, d_out)
 
     @abstractmethod
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> nn.Module:
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> FeedForward:
         """The module. norm: where the layer's feed-forward norm stands."""
 
 
@@ -67,10 +73,15 @@ class FFNTemplate(Config, ABC):
         """The config of a layer. Raises ValueError where the width does not allow one."""
 
 
+def options_of(mixin: type[Config], template: Config) -> dict[str, Any]:
+    """The template's values of the fields that the mixin declares for template and layer alike."""
+    return {name: getattr(template, name) for name in mixin.model_fields}
+
+
 class HiddenWidthTemplate(FFNTemplate):
     """A template whose hidden width follows the layer's, or is the same in all layers.
 
-    A subclass has a field `hidden_key` names, the hidden width itself or None; given, it takes the place of `ratio`.
+    A subclass has a field whose name is `hidden_key`: the hidden width of every layer, in place of `ratio`, or None.
     """
 
     hidden_key: ClassVar[str]

@@ -7,14 +7,14 @@ from typing import Literal
 
 import pydantic
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from widthwise.config_io import Config
 from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 
@@ -97,17 +97,11 @@ class MoETemplate(Routing, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> MoEConfig:
         d_expert = self.whole_hidden(d_model)
-        return MoEConfig(
-            n_experts=self.n_experts,
-            top_k=self.top_k,
-            d_expert=d_expert,
-            d_shared=self.n_shared_experts * d_expert,
-            balance_coefficient=self.balance_coefficient,
-            z_coefficient=self.z_coefficient,
-        )
+        options = options_of(Routing, self)
+        return MoEConfig(d_expert=d_expert, d_shared=self.n_shared_experts * d_expert, **options)
 
 
-class MoE(nn.Module):
+class MoE(FeedForward):
     """The experts' matrices stand one below the other: w_gate has n_experts times d_expert rows."""
 
     def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
@@ -119,7 +113,7 @@ class MoE(nn.Module):
         self.w_gate = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_up = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
         self.w_down = Linear({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
-        inside = NormSite("none", norm.config)
+        inside = norm.moved("none", d_model, d_out, d_out)
         self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:

@@ -3,13 +3,13 @@
 from typing import Literal
 
 import pydantic
-from torch import Tensor, nn
+from torch import Tensor
 
 from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
 
 
@@ -52,7 +52,7 @@ class SwiGLUTemplate(HiddenWidthTemplate):
         return SwiGLUConfig(d_ff=self.whole_hidden(d_model))
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(FeedForward):
     def __init__(self, d_model: int, d_ff: int, d_out: int, norm: NormSite):
         super().__init__()
         self.norm = norm.build(d_model, d_out)
@@ -61,6 +61,5 @@ class SwiGLU(nn.Module):
         self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out)."""
         x = self.norm.before(x)
         return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}

@@ -5,7 +5,7 @@ lie below w. A step has no derivative in w, so the masks differ in how they step
 derivative.
 """
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import pydantic
@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.kernels.sliced_swiglu.reference import Mask
+from widthwise.kernels.sliced_swiglu import Mask
 from widthwise.model.axes import Vector
 from widthwise.model.cost import Cost, vector
 
@@ -35,20 +35,8 @@ def step(width: Tensor, centres: Tensor) -> Tensor:
 HARD = Edge(step, 0.0)
 
 
-class WidthMask(nn.Module, ABC):
-    """The mask of a layer. It may differ between training and evaluation."""
-
-    def drawn(self, level: Tensor) -> Tensor:
-        """The level (B, T), 0 the narrowest and 1 the widest, that takes the place of the one the score chose."""
-        return level
-
-    @abstractmethod
-    def edge(self, progress: Tensor) -> Edge:
-        """progress: how far training is, a scalar from 0 to 1."""
-
-
-class WidthMaskConfig(Config, ABC):
-    """A kind of mask and its options."""
+class WidthMaskConfig(Config):
+    """A kind of mask and its options. Unless the kind says otherwise it is a step."""
 
     has_width: ClassVar[bool] = True
     """Whether a token has a width at all."""
@@ -61,8 +49,28 @@ class WidthMaskConfig(Config, ABC):
         """The parameters."""
         return Cost()
 
-    @abstractmethod
-    def build(self, d_ff: int) -> WidthMask: ...
+    def drawn(self, level: Tensor) -> Tensor:
+        """As `WidthMask.drawn`, in training."""
+        return level
+
+    def build(self, d_ff: int) -> "WidthMask":
+        return WidthMask(self)
+
+
+class WidthMask(nn.Module):
+    """The mask of a layer. It may differ between training and evaluation."""
+
+    def __init__(self, config: WidthMaskConfig, temperature: "Temperature | None" = None):
+        super().__init__()
+        self.config, self.temperature = config, temperature
+
+    def drawn(self, level: Tensor) -> Tensor:
+        """The level (B, T), 0 the narrowest and 1 the widest, that takes the place of the one the score chose."""
+        return self.config.drawn(level) if self.training else level
+
+    def edge(self, progress: Tensor) -> Edge:
+        """progress: how far training is, a scalar from 0 to 1."""
+        return HARD if self.temperature is None else self.temperature.edge(progress)
 
 
 class HardMaskConfig(WidthMaskConfig):
@@ -70,13 +78,43 @@ class HardMaskConfig(WidthMaskConfig):
 
     kind: Literal["hard"] = "hard"
 
-    def build(self, d_ff: int) -> "HardMask":
-        return HardMask()
 
+class TemperedMaskConfig(WidthMaskConfig, ABC):
+    """A mask that falls over some units: sigmoid((w - c) / T), unless the kind says otherwise."""
 
-class HardMask(WidthMask):
-    def edge(self, progress: Tensor) -> Edge:
-        return HARD
+    temperature: pydantic.PositiveFloat | None = None
+    """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether T is a parameter."""
+        return False
+
+    @property
+    def evaluates_as_step(self) -> bool:
+        """Whether evaluation takes the step instead."""
+        return True
+
+    def at_width(self, d_ff: int) -> Self:
+        return self.model_copy(update={"temperature": self.first_temperature(d_ff)})
+
+    def cost(self) -> Cost:
+        return vector(1) if self.is_learned else Cost()
+
+    def first_temperature(self, d_ff: int) -> float:
+        """T at the start of training, in units."""
+        return self.temperature or max(1.0, d_ff / 32)
+
+    def scheduled(self, first: float, progress: Tensor) -> Tensor | float:
+        """T, in units, where it is not learned: what becomes of the first on the way."""
+        return first
+
+    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
+        """temperature: T, in units, which never exceeds `highest`."""
+        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
+
+    def build(self, d_ff: int) -> WidthMask:
+        return WidthMask(self, Temperature(self, d_ff))
 
 
 def highest_temperature(d_ff: int) -> float:
@@ -84,14 +122,26 @@ def highest_temperature(d_ff: int) -> float:
     return max(1.0, d_ff / 16)
 
 
-class TemperedMaskConfig(WidthMaskConfig, ABC):
-    """A mask that falls over some units."""
+class Temperature(nn.Module):
+    """T in units: as the config schedules it, or first * exp(theta) held between 1 and `highest_temperature`."""
 
-    temperature: pydantic.PositiveFloat | None = None
-    """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
+    def __init__(self, config: TemperedMaskConfig, d_ff: int):
+        super().__init__()
+        self.config, self.first = config, config.first_temperature(d_ff)
+        self.theta = Vector({}, 0.0) if config.is_learned else None
+        self.highest = highest_temperature(d_ff) if config.is_learned else self.first
 
-    def at_width(self, d_ff: int) -> Self:
-        return self.model_copy(update={"temperature": max(1.0, d_ff / 32)}) if self.temperature is None else self
+    def forward(self, progress: Tensor) -> Tensor | float:
+        """progress: how far training is, a scalar from 0 to 1."""
+        if self.theta is None:
+            return self.config.scheduled(self.first, progress)
+        return (self.first * self.theta().exp()).clamp(1.0, self.highest)
+
+    def edge(self, progress: Tensor) -> Edge:
+        """As `WidthMask.edge`."""
+        if self.config.evaluates_as_step and not self.training:
+            return HARD
+        return self.config.edge(self(progress), self.highest)
 
 
 class LearnableMaskConfig(TemperedMaskConfig, ABC):
@@ -100,34 +150,16 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
     learn_temperature: bool = False
     """Whether T is a parameter; it stays between 1 and d_ff / 16."""
 
-    def at_width(self, d_ff: int) -> Self:
-        explicit, highest = super().at_width(d_ff), highest_temperature(d_ff)
-        assert explicit.temperature is not None
-        if self.learn_temperature and not 1 <= explicit.temperature <= highest:
-            got = f"mask.temperature: got {explicit.temperature:g}"
-            raise ValueError(f"{got}; where d_ff = {d_ff} a learned one lies between 1 and {highest:g}")
-        return explicit
-
-    def cost(self) -> Cost:
-        return vector(1) if self.learn_temperature else Cost()
-
-
-class Temperature(nn.Module):
-    """T in units: a constant, or start * exp(theta) held between 1 and `highest_temperature`."""
-
-    def __init__(self, config: LearnableMaskConfig, d_ff: int):
-        super().__init__()
-        assert config.temperature is not None
-        self.start, self.highest = config.temperature, highest_temperature(d_ff)
-        self.theta = Vector({}, 0.0) if config.learn_temperature else None
-
-    def forward(self) -> Tensor | float:
-        return self.start if self.theta is None else (self.start * self.theta().exp()).clamp(1.0, self.highest)
-
     @property
-    def bound(self) -> float:
-        """What it never exceeds."""
-        return self.start if self.theta is None else self.highest
+    def is_learned(self) -> bool:
+        return self.learn_temperature
+
+    def at_width(self, d_ff: int) -> Self:
+        first, highest = self.first_temperature(d_ff), highest_temperature(d_ff)
+        if self.learn_temperature and not 1 <= first <= highest:
+            got = f"mask.temperature: got {first:g}"
+            raise ValueError(f"{got}; where d_ff = {d_ff} a learned one lies between 1 and {highest:g}")
+        return super().at_width(d_ff)
 
 
 class StraightThroughMaskConfig(LearnableMaskConfig):
@@ -135,20 +167,7 @@ class StraightThroughMaskConfig(LearnableMaskConfig):
 
     kind: Literal["ste"] = "ste"
 
-    def build(self, d_ff: int) -> "StraightThroughMask":
-        return StraightThroughMask(self, d_ff)
-
-
-class StraightThroughMask(WidthMask):
-    def __init__(self, config: StraightThroughMaskConfig, d_ff: int):
-        super().__init__()
-        self.temperature = Temperature(config, d_ff)
-
-    def edge(self, progress: Tensor) -> Edge:
-        if not self.training:
-            return HARD
-        temperature = self.temperature()
-
+    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
         def mask(width: Tensor, centres: Tensor) -> Tensor:
             soft = torch.sigmoid((width - centres) / temperature)
             return step(width, centres) + (soft - soft.detach())  # the difference is exactly 0
@@ -163,24 +182,9 @@ class SoftMaskConfig(LearnableMaskConfig):
     hard_eval: bool = False
     """Whether evaluation uses the step; the difference it makes should be measured."""
 
-    def build(self, d_ff: int) -> "SoftMask":
-        return SoftMask(self, d_ff)
-
-
-class SoftMask(WidthMask):
-    def __init__(self, config: SoftMaskConfig, d_ff: int):
-        super().__init__()
-        self.temperature, self.hard_eval = Temperature(config, d_ff), config.hard_eval
-
-    def edge(self, progress: Tensor) -> Edge:
-        if self.hard_eval and not self.training:
-            return HARD
-        return sigmoid_edge(self.temperature())
-
-
-def sigmoid_edge(temperature: Tensor | float) -> Edge:
-    """sigmoid((w - c) / temperature), nowhere exactly 0."""
-    return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
+    @property
+    def evaluates_as_step(self) -> bool:
+        return self.hard_eval
 
 
 class AnnealedMaskConfig(TemperedMaskConfig):
@@ -190,18 +194,8 @@ class AnnealedMaskConfig(TemperedMaskConfig):
     final_temperature: pydantic.PositiveFloat = 1.0
     """T at the end of training, in units."""
 
-    def build(self, d_ff: int) -> "AnnealedMask":
-        assert self.temperature is not None
-        return AnnealedMask(self.temperature, self.final_temperature)
-
-
-class AnnealedMask(WidthMask):
-    def __init__(self, first: float, last: float):
-        super().__init__()
-        self.first, self.last = first, last
-
-    def edge(self, progress: Tensor) -> Edge:
-        return sigmoid_edge(self.first * (self.last / self.first) ** progress) if self.training else HARD
+    def scheduled(self, first: float, progress: Tensor) -> Tensor | float:
+        return first * (self.final_temperature / first) ** progress
 
 
 class LinearRampMaskConfig(LearnableMaskConfig):
@@ -209,20 +203,12 @@ class LinearRampMaskConfig(LearnableMaskConfig):
 
     kind: Literal["linear_ramp"] = "linear_ramp"
 
-    def build(self, d_ff: int) -> "LinearRampMask":
-        return LinearRampMask(self, d_ff)
+    @property
+    def evaluates_as_step(self) -> bool:
+        return False
 
-
-class LinearRampMask(WidthMask):
-    def __init__(self, config: LinearRampMaskConfig, d_ff: int):
-        super().__init__()
-        self.temperature = Temperature(config, d_ff)
-
-    def edge(self, progress: Tensor) -> Edge:
-        temperature = self.temperature()
-        return Edge(
-            lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), self.temperature.bound / 2
-        )
+    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
+        return Edge(lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2)
 
 
 class NestedMaskConfig(WidthMaskConfig):
@@ -238,24 +224,10 @@ class NestedMaskConfig(WidthMaskConfig):
     per: Literal["token", "batch"] = "token"
     """Whether each token draws, or all tokens of a forward pass share one draw; layers draw apart."""
 
-    def build(self, d_ff: int) -> "NestedMask":
-        return NestedMask(self)
-
-
-class NestedMask(WidthMask):
-    def __init__(self, config: NestedMaskConfig):
-        super().__init__()
-        self.config = config
-
     def drawn(self, level: Tensor) -> Tensor:
-        if not self.training:
-            return level
-        shape = level.shape if self.config.per == "token" else (1, 1)
-        bucket = torch.randint(self.config.n_buckets, shape, device=level.device)
-        return (bucket.to(level.dtype) / (self.config.n_buckets - 1)).expand_as(level)
-
-    def edge(self, progress: Tensor) -> Edge:
-        return HARD
+        shape = level.shape if self.per == "token" else (1, 1)
+        bucket = torch.randint(self.n_buckets, shape, device=level.device)
+        return (bucket.to(level.dtype) / (self.n_buckets - 1)).expand_as(level)
 
 
 class NoMaskConfig(WidthMaskConfig):
@@ -263,9 +235,6 @@ class NoMaskConfig(WidthMaskConfig):
 
     kind: Literal["none"] = "none"
     has_width: ClassVar[bool] = False
-
-    def build(self, d_ff: int) -> "HardMask":
-        return HardMask()
 
 
 AnyWidthMask = Annotated[

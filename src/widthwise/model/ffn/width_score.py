@@ -241,7 +241,7 @@ class LinearScoreConfig(FeatureScoreConfig):
 class LinearScore(FeatureScore):
     def __init__(self, config: LinearScoreConfig, d_model: int):
         super().__init__(config)
-        self.v = Linear({"d_model": d_model}, {"score": 1}, starts_at_zero=True)
+        self.v = Linear({"d_model": d_model}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
         return functional.linear(wide(source), wide(self.v.weight))[..., 0]
@@ -265,7 +265,7 @@ class MLPScore(FeatureScore):
     def __init__(self, config: MLPScoreConfig, d_model: int):
         super().__init__(config)
         self.w_in = Linear({"d_model": d_model}, {"d_hidden": config.d_hidden})
-        self.v = Linear({"d_hidden": config.d_hidden}, {"score": 1}, starts_at_zero=True)
+        self.v = Linear({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
         hidden = functional.silu(functional.linear(wide(source), wide(self.w_in.weight)))

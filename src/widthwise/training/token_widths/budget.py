@@ -7,7 +7,7 @@ not, so these terms always have a gradient. They join the objective only, never 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from operator import mul
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 import torch
@@ -17,14 +17,29 @@ from torch import Tensor
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.interface import Choices
-from widthwise.training.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
+from widthwise.training.token_widths.layers import dynamic_layers, flops_shares, width_fractions
 
 
 class _Budget(Config, ABC):
     """A function of the mean fraction: hidden width over d_ff, averaged over the tokens of a forward pass."""
 
+    has_price: ClassVar[bool] = False
+    """Whether its price moves, and is worth a record."""
     spread: pydantic.NonNegativeFloat = 0.0
     """Reward of a layer whose tokens differ: so many times the variance of their fractions is subtracted."""
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether every layer has a term and a price of its own."""
+        return False
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError where the model has no width to choose, or none that this could ask for."""
+        if all(layer.narrowest == 1 for layer in dynamic_layers(model)):
+            raise UserError(
+                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, with a "
+                "mask and min_fraction below 1"
+            )
 
     @abstractmethod
     def term(self, mean: Tensor, price: Tensor) -> Tensor:
@@ -53,11 +68,19 @@ class _TargetedBudget(_Budget):
     """model: one term for the mean over all layers, weighted by their FLOPs. layer: one term for the mean of each
     layer; the terms are summed with the same weights, so that one weight or rate means the same in both."""
 
-    def check_reachable(self, layers: Sequence[DynamicLayer]) -> None:
-        """Raises UserError where not even the narrowest widths meet the target."""
+    @property
+    def is_layerwise(self) -> bool:
+        return self.scope == "layer"
+
+    def check(self, model: ModelConfig) -> None:
+        """Also where not even the narrowest widths meet the target."""
+        super().check(model)
+        layers = dynamic_layers(model)
         narrowest = [layer.narrowest for layer in layers]
-        is_whole = self.scope == "model"
-        least = sum(map(mul, flops_shares(layers), narrowest)) if is_whole else max(narrowest)
+        if self.is_layerwise:
+            least = max(each for each in narrowest if each < 1)  # a layer without a choice has nothing to bring down
+        else:
+            least = sum(map(mul, flops_shares(layers), narrowest))
         if self.target <= least:
             raise UserError(
                 f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the narrowest that the "
@@ -88,6 +111,7 @@ class LagrangianBudget(_TargetedBudget):
     damping 0 the term is linear in the tokens, and micro-batches do not matter.
     """
 
+    has_price: ClassVar[bool] = True
     kind: Literal["lagrangian"] = "lagrangian"
     rate: pydantic.PositiveFloat = 0.003
     """Nats that the price rises in a step for all the width there is; damping / rate is how many steps it takes."""
@@ -107,18 +131,6 @@ class LagrangianBudget(_TargetedBudget):
 WidthBudgetConfig = Annotated[QuadraticBudget | PenaltyBudget | LagrangianBudget, Field(discriminator="kind")]
 
 
-def check_width_budget(budget: WidthBudgetConfig, model: ModelConfig) -> None:
-    """Raises UserError where the model has no width to choose, or none as small as the target."""
-    layers = dynamic_layers(model)
-    if all(layer.narrowest == 1 for layer in layers):
-        raise UserError(
-            "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, with a mask "
-            "and min_fraction below 1"
-        )
-    if isinstance(budget, _TargetedBudget):
-        budget.check_reachable(layers)
-
-
 class WidthBudget:
     """A budget at work on one model. Its tensors stay on the device: no step waits for them."""
 
@@ -126,16 +138,15 @@ class WidthBudget:
         self.config = config
         shares = torch.tensor(flops_shares(dynamic_layers(model)), dtype=torch.float64, device=device)
         self._shares = shares
-        self._is_layerwise = isinstance(config, _TargetedBudget) and config.scope == "layer"
-        self._averages = torch.diag(torch.ones_like(shares)) if self._is_layerwise else shares[None]
+        self._averages = torch.diag(torch.ones_like(shares)) if config.is_layerwise else shares[None]
         """(n_terms, n_layers), from the means of the layers to the means of the terms."""
-        self._weights = shares if self._is_layerwise else shares.new_ones(1)
+        self._weights = shares if config.is_layerwise else shares.new_ones(1)
         self.prices = torch.zeros_like(self._weights)
         """(n_terms,)"""
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
         """What joins the objective of a forward pass: a scalar with the gradient of the layers' fractions."""
-        fractions = [chosen["width_fraction"] for chosen in choices if "width_fraction" in chosen]
+        fractions = width_fractions(choices)
         means = torch.stack([fraction.mean() for fraction in fractions]).double()
         term = self._weights @ self.config.term(self._averages @ means, self.prices)
         if self.config.spread:
@@ -153,10 +164,10 @@ class WidthBudget:
 
     def record(self) -> dict[str, Any]:
         """What a training record says. width_price: the price of the next step, or one a dynamic layer."""
-        if not isinstance(self.config, LagrangianBudget):
+        if not self.config.has_price:
             return {}
         prices = self.state()
-        return {"width_price": prices if self._is_layerwise else prices[0]}
+        return {"width_price": prices if self.config.is_layerwise else prices[0]}
 
     def end_step(self, means: Sequence[Tensor | None]) -> None:
         """Moves the prices. means: of each layer, the mean fraction over the whole batch; None where there is none."""

@@ -8,25 +8,17 @@ import numpy as np
 from widthwise.model.config import ModelConfig
 
 
-class Figures(NamedTuple):
-    """Costs of a model; FLOPs and bytes per token where nothing else is said, bytes of bf16."""
+class Totals(NamedTuple):
+    """Costs of a model; FLOPs and bytes per token, bytes of bf16."""
 
     params: float
-    """In the layers, without norm gains: what the hourglass paper calls the size of a model."""
+    layer_params: float
+    """Without embedding, head and norm gains: what the hourglass paper calls the size of a model."""
     attention_params: float
-    ffn_params: float
-    norm_params: float
-    embedding_params: float
-    """Embedding and head."""
-    total_params: float
     flops: float
     """Forward, attending to all seq_len tokens."""
     flops_causal: float
     """Forward, attending to half of them: the mean of a causal model."""
-    prefill_flops: float
-    """To read a prompt of seq_len tokens and predict the next one."""
-    decode_flops: float
-    """To predict one token more at the end of a context of seq_len tokens."""
     kv_bytes: float
     activation_bytes: float
     """Kept for the backward pass, nothing recomputed."""
@@ -34,23 +26,15 @@ class Figures(NamedTuple):
     """Updates of the stream, one after another."""
 
 
-def figures(config: ModelConfig, seq_len: int) -> Figures:
+def totals(config: ModelConfig, seq_len: int) -> Totals:
     """Counted by the model's own components."""
     parts, total = config.costs(), config.cost()
-    embedding_params = parts["embedding"].params + parts["head"].params
-    head_flops = parts["head"].flops
-    causal = total.forward_flops(seq_len, causal=True)
-    return Figures(
-        params=total.params - embedding_params - parts["norm"].params,
+    return Totals(
+        params=total.params,
+        layer_params=total.params - sum(parts[part].params for part in ("embedding", "head", "norm")),
         attention_params=parts["attention"].params,
-        ffn_params=parts["ffn"].params,
-        norm_params=parts["norm"].params,
-        embedding_params=embedding_params,
-        total_params=total.params,
         flops=total.forward_flops(seq_len),
-        flops_causal=causal,
-        prefill_flops=seq_len * (causal - head_flops) + head_flops,
-        decode_flops=total.forward_flops(seq_len),
+        flops_causal=total.forward_flops(seq_len, causal=True),
         kv_bytes=total.kv_bytes(),
         activation_bytes=total.activation_bytes(),
         n_residual_additions=config.n_residual_additions,
@@ -66,40 +50,40 @@ class Sizes(NamedTuple):
     d_hidden: Any
 
 
-class UniformFigures:
-    """The figures of all models that differ in their `Sizes` alone, from those of 24 small ones.
+class UniformTotals:
+    """The totals of all models that differ in their `Sizes` alone, from those of 24 small ones.
 
-    Every figure is a polynomial: affine in n_blocks, n_layers and d_hidden, and quadratic in d_model. The models with
+    Every total is a polynomial: affine in n_blocks, n_layers and d_hidden, and quadratic in d_model. The models with
     one and two blocks, layers and hidden channels and with one, two and three quanta of d_model settle it. In Newton's
     form all steps are whole numbers, so that counts come out exact.
     """
 
     def __init__(self, build: Callable[[Sizes], ModelConfig], quantum: int, seq_len: int):
         """build: the model of given sizes. quantum: a d_model it can have, and so can have twice and three times."""
-        self.quantum = quantum
-        counted = np.empty((2, 2, 3, 2, len(Figures._fields)))
+        self.build, self.quantum, self.seq_len = build, quantum, seq_len
+        counted = np.empty((2, 2, 3, 2, len(Totals._fields)))
         for node in np.ndindex(counted.shape[:-1]):
             n_blocks, n_layers, n_quanta, d_hidden = (index + 1 for index in node)
-            counted[node] = figures(build(Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden)), seq_len)
+            counted[node] = totals(build(Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden)), seq_len)
         steps = (DIFFERENCES[:n, :n] for n in counted.shape[:-1])
         self._coefficients = np.einsum("ai,bj,ck,dl,ijklf->fabcd", *steps, counted)
 
     def __call__(self, name: str, sizes: Sizes) -> np.ndarray:
-        """(n,) one figure of n models; their sizes need not be whole."""
+        """(n,) one total of n models; their sizes need not be whole."""
         n_quanta = np.divide(sizes.d_model, self.quantum)
         at = (sizes.n_blocks, sizes.n_layers, n_quanta, sizes.d_hidden)
         steps = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) - 1 for size in at))
         # 1, t, t(t-1)/2: Newton's basis; the axes with two nodes use the first two.
         k, n, d, h = (np.stack([np.ones_like(step), step, step * (step - 1) / 2]) for step in steps)
-        coefficients = self._coefficients[Figures._fields.index(name)]
+        coefficients = self._coefficients[Totals._fields.index(name)]
         return np.einsum("abcd,a...,b...,c...,d...->...", coefficients, k[:2], n[:2], d, h[:2])
 
     def d_model(
         self, name: str, target: float, n_blocks: np.ndarray, n_layers: np.ndarray, ratio: np.ndarray
     ) -> np.ndarray:
-        """(n,) widths, not rounded, at which a figure reaches the target with d_hidden = ratio * d_model.
+        """(n,) widths, not rounded, at which a total reaches the target with d_hidden = ratio * d_model.
 
-        The root of a quadratic; of a line where the figure has no matrices in it, as the KV cache.
+        The root of a quadratic; of a line where the total has no matrices in it, as the KV cache.
         """
         unit = 64.0 * self.quantum  # about the size of a solution, so that no digits are lost
         at_0, at_1, at_2 = (self(name, Sizes(n_blocks, n_layers, d, ratio * d)) for d in (0.0, unit, 2 * unit))
@@ -109,7 +93,7 @@ class UniformFigures:
         return unit * 2 * rest / (slope + np.sqrt(slope**2 + 4 * square * rest))
 
     def d_hidden(self, name: str, target: float, sizes: Sizes) -> np.ndarray:
-        """(n,) hidden widths, not rounded, at which a figure reaches the target; infinite where it has none in it.
+        """(n,) hidden widths, not rounded, at which a total reaches the target; infinite where it has none in it.
 
         The d_hidden of `sizes` is not looked at.
         """

@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from widthwise.kernels.dispatch import use_fused
-from widthwise.kernels.sliced_swiglu import bucketed_units
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic import DynamicWidth
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.ffn.width_score import GainedScore
-from widthwise.training.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
+from widthwise.training.compiling import is_compiled
+from widthwise.training.token_widths.layers import (
+    DynamicLayer,
+    dynamic_layers,
+    dynamic_modules,
+    flops_shares,
+    width_fractions,
+)
 
 N_BINS = 32
 NEAR = 0.01
@@ -27,16 +30,19 @@ class WidthMeter:
     """Width statistics over all tokens of a text."""
 
     def __init__(self, model: Decoder):
-        self._progress = model.progress
-        self._meters = [_LayerMeter(layer, model) for layer in dynamic_layers(model.config)]
+        modules = dynamic_modules(model)
+        self._meters = [
+            _LayerMeter(layer, modules[layer.index], model.progress, is_compiled(model.layers[layer.index]))
+            for layer in dynamic_layers(model.config)
+        ]
 
     def add(self, choices: Sequence[Choices]) -> None:
-        """Takes in the tokens of a forward pass. Call in evaluation mode, without gradients."""
-        for meter in self._meters:
-            meter.add(choices[meter.layer.index]["width_fraction"].flatten(), self._progress)
+        """Takes in the tokens of a forward pass. Call as the model was: in the same mode, with the same autocast."""
+        for meter, fraction in zip(self._meters, width_fractions(choices)):
+            meter.add(fraction.detach().flatten())
 
     def summary(self) -> dict[str, Any] | None:
-        """What a "widths" record holds; None for a model without dynamic-width layers.
+        """The `token_widths` of a validation record; None for a model without dynamic-width layers.
 
         mean_fraction weighs the layers by their FLOPs. token_variance_share: of the variance of all fractions of all
         layers, the part that lies between the tokens of a layer; null where they do not vary. flops_per_token: forward,
@@ -61,10 +67,9 @@ class WidthMeter:
 class _LayerMeter:
     """Sums over the tokens of one layer."""
 
-    def __init__(self, layer: DynamicLayer, model: Decoder):
-        ffn = model.get_submodule(f"layers.{layer.index}.ffn")
-        assert isinstance(ffn, DynamicWidth)
+    def __init__(self, layer: DynamicLayer, ffn: DynamicWidth, progress: Tensor, is_compiled: bool):
         self.layer, self._ffn, self._d_ff = layer, ffn, layer.config.d_ff
+        self._progress, self._is_compiled = progress, is_compiled
         self.n_tokens, self.mean, self._squares = 0, 0.0, 0.0
         self._low, self._high = math.inf, -math.inf
         self._histogram = np.zeros(N_BINS, dtype=np.int64)
@@ -77,7 +82,7 @@ class _LayerMeter:
         """Of the fractions of its tokens."""
         return self._squares / self.n_tokens
 
-    def add(self, fraction: Tensor, progress: Tensor) -> None:
+    def add(self, fraction: Tensor) -> None:
         """fraction: (n,)."""
         values = fraction.double().cpu().numpy()
         n, mean = len(values), float(values.mean())
@@ -88,21 +93,15 @@ class _LayerMeter:
         self.n_tokens = n_all
         self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
         self._histogram += np.histogram(values, bins=N_BINS, range=(0.0, 1.0))[0]
-        self._n_floor += int((values <= self.layer.config.min_fraction + NEAR).sum())
+        self._n_floor += int((values <= self.layer.narrowest + NEAR).sum())
         self._n_ceiling += int((values >= 1 - NEAR).sum())
         width = self._d_ff * fraction
-        self.units += [n * self._d_ff, float(width.double().sum()), *self._computed(width, progress)]
-
-    def _computed(self, width: Tensor, progress: Tensor) -> tuple[int, int]:
-        """Units of all tokens together: rounded up to buckets, and as the layer computes them."""
-        full = len(width) * self._d_ff
-        if not self.layer.config.mask.has_width:
-            return full, full
-        margin = self._ffn.mask.edge(progress).margin
-        bucketed = int(bucketed_units(width, margin, self._d_ff).sum())
-        execution = self.layer.config.execution
-        is_sliced = margin < math.inf and (execution == "sliced" or (execution == "auto" and use_fused(width)))
-        return bucketed, bucketed if is_sliced else full
+        self.units += [
+            n * self._d_ff,
+            float(width.double().sum()),
+            self._ffn.bucketed_units(width, self._progress),
+            self._ffn.computed_units(width, self._progress, self._is_compiled),
+        ]
 
     def summary(self) -> dict[str, Any]:
         """The entry of a layer.
@@ -123,17 +122,5 @@ class _LayerMeter:
             "ceiling_share": self._n_ceiling / self.n_tokens,
             "dead_share": 1 - max_units / self._d_ff,
             "max_units": max_units,
-            **_parameters(self._ffn),
+            **self._ffn.numbers(self._progress),
         }
-
-
-@torch.no_grad()
-def _parameters(ffn: DynamicWidth) -> dict[str, float | None]:
-    """gain of the score, bias of the level, and temperature in units of a mask that is not a step."""
-    log_gain = ffn.score.log_gain if isinstance(ffn.score, GainedScore) else None
-    temperature = getattr(ffn.mask, "temperature", None)
-    return {
-        "gain": None if log_gain is None else float(log_gain().exp()),
-        "bias": None if ffn.bias is None else float(ffn.bias()),
-        "temperature": None if temperature is None else float(temperature()),
-    }

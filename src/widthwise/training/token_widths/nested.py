@@ -10,7 +10,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.training.dynamic_layers import dynamic_layers, forced_fractions
+from widthwise.training.token_widths.layers import dynamic_layers, forced_fractions
 
 
 class NestedConfig(Config):
@@ -39,19 +39,26 @@ class NestedConfig(Config):
         """Forward and backward passes over the batch in a step."""
         return 2 + self.chosen + self.sandwich
 
-    def passes(self, model: ModelConfig) -> list[float | None]:
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError where no layer of the model has narrower widths."""
+        layers = dynamic_layers(model)
+        if not layers or forced_fractions(layers, self.n_widths)[0] == 1:
+            raise UserError(
+                "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' with "
+                "min_fraction below 1 does"
+            )
+
+
+class NestedPasses:
+    """Nested training at work on one model."""
+
+    def __init__(self, config: NestedConfig, model: ModelConfig):
+        self._config = config
+        self._fractions = forced_fractions(dynamic_layers(model), config.n_widths)
+
+    def draw(self) -> list[float | None]:
         """The widths of one step, None for what tokens choose; draws from torch's generator."""
-        fractions = forced_fractions(dynamic_layers(model), self.n_widths)
-        between = fractions[self.sandwich : -1]
+        config, fractions = self._config, self._fractions
+        between = fractions[config.sandwich : -1]
         drawn = between[int(torch.randint(len(between), ()))]
-        return [None] * self.chosen + [1.0, drawn] + fractions[:1] * self.sandwich
-
-
-def check_nested(model: ModelConfig) -> None:
-    """Raises UserError where no layer of the model has narrower widths."""
-    layers = dynamic_layers(model)
-    if not layers or forced_fractions(layers, 2)[0] == 1:
-        raise UserError(
-            "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' with min_fraction "
-            "below 1 does"
-        )
+        return [None] * config.chosen + [1.0, drawn] + fractions[:1] * config.sandwich

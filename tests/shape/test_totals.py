@@ -5,36 +5,35 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paper_hourglass import BASELINES, VOCAB, flops, params, total_params
+from paper_hourglass import BASELINES, flops, layer_params, params
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.config_io import parse
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.shape.figures import Figures, Sizes, UniformFigures, figures
 from widthwise.shape.search import candidate_template
 from widthwise.shape.template import ModelTemplate
+from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 
 T = 13
 
 
 def measured(config: ModelConfig) -> dict[str, int]:
-    """What torch says about the built model, as the figures name it."""
+    """What torch says about the built model, as the totals name it."""
     with torch.device("meta"):
         model, tokens = Decoder(config), torch.zeros(1, T, dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    counted = {
-        "norm_params": sum(n for name, n in sizes.items() if name.endswith("norm.weight")),
-        "embedding_params": sum(n for name, n in sizes.items() if name.startswith(("embedding.", "head."))),
-        "attention_params": sum(n for name, n in sizes.items() if ".attention.w_" in name),
-        "ffn_params": sum(n for name, n in sizes.items() if ".ffn." in name and not name.endswith("norm.weight")),
+    in_attention = sum(n for name, n in sizes.items() if ".attention.w_" in name)
+    in_ffn = sum(n for name, n in sizes.items() if ".ffn." in name and not name.endswith("norm.weight"))
+    return {
+        "params": sum(sizes.values()),
+        "layer_params": in_attention + in_ffn,
+        "attention_params": in_attention,
+        "flops": counter.get_total_flops() // T,
     }
-    counted["params"] = counted["attention_params"] + counted["ffn_params"]
-    assert sum(sizes.values()) == counted["params"] + counted["norm_params"] + counted["embedding_params"]
-    return {**counted, "total_params": sum(sizes.values()), "flops": counter.get_total_flops() // T}
 
 
 @st.composite
@@ -70,43 +69,38 @@ sizes_of_a_model = st.tuples(*(st.integers(1, most) for most in (4, 4, 9, 90)))
 
 @settings(deadline=None, max_examples=50)
 @given(bases(), sizes_of_a_model)
-def test_figures_of_many_are_those_of_the_built_model(base, drawn) -> None:
+def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
     n_blocks, n_layers, n_quanta, d_hidden = drawn
     sizes = Sizes(n_blocks, n_layers, n_quanta * base.attention.quantum, d_hidden)
 
     def build(sizes: Sizes) -> ModelConfig:
         return candidate_template(base, base.attention, sizes).resolve(T)
 
-    count = UniformFigures(build, base.attention.quantum, T)
+    count = UniformTotals(build, base.attention.quantum, T)
     config = build(sizes)
     from_torch = measured(config)
     assert {name: count(name, sizes) for name in from_torch} == from_torch
-    for name, value in figures(config, T)._asdict().items():
+    for name, value in totals(config, T)._asdict().items():
         assert count(name, sizes) == pytest.approx(value, rel=1e-12), name
 
 
-def test_figures_of_an_hourglass_follow_the_paper() -> None:
+def test_totals_of_an_hourglass_follow_the_paper() -> None:
     """The formulas of section 3.2, with attention, head, norms and cache added."""
-    counted = figures(candidate_of_113m(Sizes(4, 12, 1032, 418)), 2048)
+    counted = totals(candidate_of_113m(Sizes(4, 12, 1032, 418)), 2048)
     assert counted.params == params(4, 12, 1032, 418)
+    assert counted.layer_params == layer_params(4, 12, 1032, 418)
     assert counted.attention_params == 4 * 12 * 1032**2
-    assert counted.ffn_params == 3 * 12 * 4 * 1032 * 418
-    assert counted.norm_params == (12 * 5 + 1) * 1032
-    assert counted.embedding_params == 2 * VOCAB * 1032
-    assert counted.total_params == total_params(4, 12, 1032, 418)
-    assert counted.flops == counted.decode_flops == flops(4, 12, 1032, 418, 2048)
+    assert counted.flops == flops(4, 12, 1032, 418, 2048)
     assert counted.flops_causal == flops(4, 12, 1032, 418, 1024)
-    head = 2 * VOCAB * 1032
-    assert counted.prefill_flops == 2048 * (counted.flops_causal - head) + head
     assert counted.kv_bytes == 2 * 2 * 12 * 1032
     assert counted.n_residual_additions == 12 * (1 + 4)
 
 
-@pytest.mark.parametrize("name", Figures._fields)
+@pytest.mark.parametrize("name", Totals._fields)
 def test_arrays_are_counted_as_single_models_are(name) -> None:
     count = count_of_113m()
     arrays = Sizes(np.array([1, 4, 10]), np.array([20, 12, 3]), np.array([24, 1032, 768]), np.array([7, 418, 307]))
-    singles = [figures(candidate_of_113m(Sizes(*map(int, sizes))), 2048) for sizes in zip(*arrays)]
+    singles = [totals(candidate_of_113m(Sizes(*map(int, sizes))), 2048) for sizes in zip(*arrays)]
     assert list(count(name, arrays)) == [getattr(single, name) for single in singles]
 
 
@@ -120,8 +114,8 @@ def test_widths_invert_every_budget(shape) -> None:
     n_blocks, n_layers, ratio, d_model = shape
     sizes = (n_blocks, n_layers, d_model, ratio * d_model)
     budgets = {
+        "layer_params": layer_params(*sizes),
         "params": params(*sizes),
-        "total_params": total_params(*sizes),
         "flops": flops(*sizes, context=2048),
         "flops_causal": flops(*sizes, context=1024),
         "kv_bytes": 4 * n_layers * d_model,
@@ -142,7 +136,7 @@ WIDTHS = np.arange(30_000.0)
 @given(st.integers(1, 12), st.integers(1, 96), st.floats(0.05, 4), st.integers(10**9, 10**12))
 def test_widths_agree_with_brute_force(n_blocks, n_layers, ratio, budget) -> None:
     counted = {
-        "total_params": total_params(n_blocks, n_layers, WIDTHS, ratio * WIDTHS),
+        "params": params(n_blocks, n_layers, WIDTHS, ratio * WIDTHS),
         "flops": flops(n_blocks, n_layers, WIDTHS, ratio * WIDTHS, context=2048),
     }
     for name, values in counted.items():
@@ -158,5 +152,5 @@ def candidate_of_113m(sizes: Sizes) -> ModelConfig:
 
 
 @cache
-def count_of_113m() -> UniformFigures:
-    return UniformFigures(candidate_of_113m, 24, 2048)
+def count_of_113m() -> UniformTotals:
+    return UniformTotals(candidate_of_113m, 24, 2048)
