@@ -137,7 +137,8 @@ class Decoder(nn.Module):
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         kinds = {(layer.attention.head_dim, layer.attention.rope_base) for layer in self.config.layers}
         rope = {kind: rope_table(positions, *kind) for kind in kinds}
-        forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction)
+        wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
+        forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
         mask = _mask(real, start, n_new, tokens.device)
         return PassContext(tokens, rope, mask, self.progress, width_fraction=forced, start=start)
 
