@@ -40,7 +40,7 @@ compare-small: install
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
-	$(BIN)/python benchmarks/dynamic_width.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dynamic_width.py
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
