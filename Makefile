@@ -4,7 +4,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check compare-small bench bench-gpu clean
+.PHONY: install quickstart test check compare-small compare-ffn bench bench-gpu clean
 
 install: .venv/installed
 
@@ -37,6 +37,9 @@ check: .venv/installed-dev
 
 compare-small: install
 	$(BIN)/widthwise compare configs/compare_small.yaml
+
+compare-ffn: install
+	$(BIN)/widthwise compare configs/compare_ffn.yaml
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
