@@ -70,7 +70,7 @@ def summarise(
         "seeds": list(plan.seeds),
         "baseline": plan.baseline,
         "matched": plan.match,
-        "sentence": " ".join(_sentence(variant, plan) for variant in variants if variant["difference"]),
+        "sentence": "\n".join(_sentence(variant, plan) for variant in variants if variant["difference"]),
         "environment": environment,
         "variants": variants,
     }

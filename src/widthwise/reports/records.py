@@ -99,6 +99,7 @@ class Comparison(Record):
     baseline: str
     matched: str | None = None
     sentence: str
+    """The answer in words, a line for each variant."""
     environment: dict[str, Any]
     variants: list[Variant] = pydantic.Field(min_length=1)
 
