@@ -123,3 +123,11 @@ def test_equal_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(UserError, match="same name"):
         read_plan([write(tmp_path / "a.yaml", BASE), write(tmp_path / "other" / "a.yaml", BASE)])
+
+
+def test_the_workload_counts_all_runs(tmp_path: Path) -> None:
+    plan = read_plan([comparison(tmp_path, seeds=[7, 9])])
+    compute = 2 * sum(recipe.pflops_days for recipe in plan.recipes.values())
+    assert plan.workload == f"4 runs of 3 steps and {3 * 4 * 24} tokens, together {compute:.3g} PFLOP/s-days"
+    one = plan.recipes["uniform"]
+    assert one.pflops_days == pytest.approx(one.explicit_model.cost().training_flops(24) * 3 * 4 * 24 / (1e15 * 86400))

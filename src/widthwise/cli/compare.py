@@ -54,6 +54,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
     from widthwise.training.environment import command_line
 
     with shown_progress(Console(stderr=True)) as observer:
+        observer.message(plan.workload)
         comparison = run_plan(plan, folder, command_line(), observer)
     files = write_report([folder])
     if as_json:

@@ -52,6 +52,16 @@ class Plan:
     def baseline(self) -> str:
         return next(iter(self.recipes))
 
+    @property
+    def workload(self) -> str:
+        """How much there is to train, in words."""
+        first, n_seeds = self.recipes[self.baseline], len(self.seeds)
+        compute = n_seeds * sum(recipe.pflops_days for recipe in self.recipes.values())
+        return (
+            f"{len(self.recipes) * n_seeds} runs of {first.train.steps:,} steps and {first.n_tokens:,} tokens, "
+            f"together {compute:.3g} PFLOP/s-days"
+        )
+
     def run_recipe(self, name: str, seed: int) -> Recipe:
         """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
         recipe = self.recipes[name]

@@ -156,6 +156,11 @@ class Recipe(Config):
         """Tokens of the whole run times the passes over each: what training compute is counted by."""
         return self.n_tokens * self.train.n_passes
 
+    @property
+    def pflops_days(self) -> float:
+        """Training compute of the whole run, in PFLOP/s-days."""
+        return pflops_days(self.explicit_model.cost().training_flops(self.seq_len), self.n_token_passes)
+
 
 def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
     """A recipe file with overrides, checked. Raises UserError."""
@@ -189,7 +194,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
         n_baseline_tokens = recipe.n_token_passes
     summary = inspection(config, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
-    summary["pflops_days"] = pflops_days(summary["flops_per_token"]["training"], recipe.n_token_passes)
+    summary["pflops_days"] = recipe.pflops_days
     if baseline is not None:
         summary["baseline"]["pflops_days"] = pflops_days(
             summary["baseline"]["flops_per_token"]["training"], n_baseline_tokens

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from widthwise.model.config import cost_summary, pflops_days
+from widthwise.model.config import cost_summary
 from widthwise.training.config import Recipe
 from widthwise.training.state import RunState
 from widthwise.training.validation import Validation
@@ -40,7 +40,7 @@ def run_result(
         "tokens_per_second": recipe.tokens_per_step / statistics.median(step_seconds),
         "wall_seconds": state.wall_seconds,
         "cost": cost,
-        "pflops_days": pflops_days(cost["flops_per_token"]["training"], recipe.n_token_passes),
+        "pflops_days": recipe.pflops_days,
         **{key: value for key, value in choices.items() if value is not None},
         "notes": state.notes,
     }
