@@ -20,7 +20,7 @@ install: .venv/installed
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[hf]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[hf,bench]'
 	touch $@
 
 quickstart: install
@@ -44,6 +44,7 @@ compare-ffn: install
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dynamic_width.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/virtual_width.py
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py

@@ -1,6 +1,6 @@
-"""One CUDA GPU: results equal to the CPU's, training steps of the recipes, and decoding with the KV cache.
+"""One CUDA GPU: results equal to the CPU's, training steps of the recipes, decoding with the KV cache, Triton kernels.
 
-python benchmarks/gpu.py [--out benchmarks/results/gpu.json]
+python benchmarks/gpu.py [--out benchmarks/results/gpu.json] [--only boundary]
 
 Needs PyTorch >= 2.11 and, for the 500M recipes, about 80 GB of GPU memory. Downloads nothing and takes less than nine
 minutes.
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from boundary import equality_parts, speed_parts
 from harness import RESULTS, ROOT, Accelerator, Part, attempt, interleave, quantiles, run_parts, summarise
 from torch import Tensor
-from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, template
+from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, relative_error, template
 
 from widthwise.config_io import UserError
 from widthwise.model.config import ModelConfig
@@ -51,11 +52,6 @@ def logits_and_gradients(
             logits = model(tokens)
     gradients = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     return logits.detach().float().flatten().cpu(), gradients.float().cpu()
-
-
-def relative_error(value: Tensor, reference: Tensor) -> float:
-    """||value - reference|| / ||reference||."""
-    return float((value - reference).norm() / reference.norm())
 
 
 def equality(on: Accelerator, shape: str, modes: tuple[str, ...]) -> dict[str, Any]:
@@ -267,23 +263,27 @@ def parts(on: Accelerator) -> list[Part]:
     return [
         Part("matrix_product", lambda _: measured_flops(on), 20),
         *(equal(shape) for shape in SHAPES),
+        *equality_parts(on),
         trained("200m", compiled=False, n_rounds=8, seconds=60),
         trained("200m", compiled=True, n_rounds=15, seconds=200),
         *(decoded(size, batch_size) for size in ("200m", "500m") for batch_size in (1, 32)),
         trained("500m", compiled=False, n_rounds=8, seconds=60),
         trained("500m", compiled=True, n_rounds=15, seconds=300),
+        *speed_parts(on),
     ]
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="JSON file")
+    parser.add_argument("--only", default="", metavar="PREFIX", help="run the parts whose names begin so")
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks/gpu.py: needs a CUDA GPU, and PyTorch sees none here", file=sys.stderr)
         return 2
     try:
-        return 0 if run_parts(parts(Accelerator("cuda")), arguments.out, "cuda", total_seconds=525) else 1
+        wanted = [part for part in parts(Accelerator("cuda")) if part.name.startswith(arguments.only)]
+        return 0 if run_parts(wanted, arguments.out, "cuda", total_seconds=525) else 1
     except UserError as error:
         print(f"benchmarks/gpu.py: {error}", file=sys.stderr)
         return 2

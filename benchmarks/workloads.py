@@ -45,6 +45,11 @@ def random_batch(vocab_size: int, batch_size: int, seq_len: int, device: str = "
     return batch[:, :-1], batch[:, 1:]
 
 
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """||value - reference|| / ||reference||."""
+    return float((value - reference).norm() / reference.norm())
+
+
 def template(d_model: int, n_layers: int, head_dim: int, vocab_size: int, shape: str = "uniform") -> ModelTemplate:
     """A model with constant head_dim; shapes other than uniform are solved for the uniform one's parameters."""
     solved = {} if shape == "uniform" else {"quantum": head_dim, "rounding": "balanced"}

@@ -1,6 +1,7 @@
 """The verbs from argument to output, on tiny models."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwis
     assert code == 0
     assert len(summary["widths"]) == len(summary["n_heads"]) == len(summary["head_dim"]) == len(summary["layers"]) == 6
     assert summary["average_width"] == sum(summary["widths"]) / 6
-    parts = {"embedding", "attention", "ffn", "norm", "residual", "head"}
+    parts = {"embedding", "attention", "ffn", "norm", "residual", "head", "mtp"}
     assert set(summary["params"]) == parts | {"total", "active"}
     assert summary["params"]["total"] == sum(summary["params"][part] for part in parts)
     flops = summary["flops_per_token"]
     assert flops["training"] == 3 * flops["forward"]
+    assert flops["training_mtp"] == 0
+    assert set(summary["flops_by_part"]) == parts
+    assert sum(summary["flops_by_part"].values()) == flops["forward"]
     score_flops = 4 * 24 * sum(h * d for h, d in zip(summary["n_heads"], summary["head_dim"]))
     assert flops["forward"] - flops["forward_causal"] == score_flops / 2
     assert summary["kv_bytes_per_token"] == 2 * 2 * sum(summary["widths"])
@@ -34,6 +38,35 @@ def test_inspect_against_another_recipe(recipe: Path, tmp_path: Path, widthwise)
     code, table, _ = widthwise("inspect", tmp_path / "wide.yaml", "--against", recipe)
     assert code == 0
     assert "2.0000" in table
+
+
+SLOTS = "model.residual={kind: hyper_connections, n_fractions: 4, n_slots: 12, embedding: expand}"
+
+
+def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widthwise) -> None:
+    code, table, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
+    assert code == 0
+    header, lines = table.split("costs (")[1].split("params", 1)[0], table.splitlines()
+    for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
+        assert word in header
+    shown = {line.split("│")[1].strip(): line.split("│")[2:5] for line in lines if line.startswith("│")}
+    values = {name: [cell.strip() for cell in cells] for name, cells in shown.items()}
+    assert values["stream width"] == ["96", "32", "3.0000"]
+    assert values["virtual width"] == ["3", "1", "3.0000"]
+    sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
+    assert values["residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
+    assert values["embedding FLOPs"] == [f"{2 * 32 * 96:,}", "0", "-"]
+    _, out, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")
+    summary = json.loads(out)
+    assert values["mtp (training)"] == [f"{summary['params']['mtp']:,}", "0", "-"]
+    assert values["mtp FLOPs"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
+    assert summary["flops_per_token"]["training"] > 3 * summary["flops_per_token"]["forward"]
+
+
+def test_a_part_that_no_model_has_is_not_shown(recipe: Path, widthwise) -> None:
+    _, table, _ = widthwise("inspect", recipe)
+    assert "mtp" not in table
+    assert "residual" not in table
 
 
 def test_inspect_counts_the_layers_without_embedding_head_and_gains(recipe: Path, widthwise) -> None:
@@ -55,6 +88,25 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, 
     again, _, error = widthwise("design", recipe, "--out", out)
     assert again == 2
     assert "exists already" in error
+
+
+def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, widthwise) -> None:
+    """d_model is a multiple of head and slot, 24; within a step of it, the uniform model meets the budget."""
+    stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
+    out = tmp_path / "slots.yaml"
+    asked = ("--turn-width", 0.5, "--turn-layer", 0.5, "--budget", "700k", "--out", out)
+    code, _, error = widthwise("design", recipe, stream, *asked)
+    assert code == 0, error
+    _, text, _ = widthwise("inspect", out, "--json")
+    summary = json.loads(text)
+    assert summary["d_model"] % 24 == 0
+    assert all(width % 24 == 0 for width in summary["widths"])
+    budgets = []
+    for d_model in (summary["d_model"], summary["d_model"] + 24):
+        _, text, _ = widthwise("inspect", recipe, stream, f"model.d_model={d_model}", "--json")
+        budgets.append(json.loads(text)["params"]["total"])
+    assert budgets[0] <= 700_000 < budgets[1]
+    assert summary["baseline"]["params"]["total"] == budgets[0]
 
 
 def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, widthwise) -> None:
@@ -128,6 +180,32 @@ def test_generate_continues_every_prompt(recipe: Path, tmp_path: Path, widthwise
     assert code == 0
     code, _, error = widthwise("generate", run, "--prompt", "\udcff")
     assert (code, error) == (2, "error: --prompt: '\\udcff' is not UTF-8 text\n")
+
+
+def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, widthwise) -> None:
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    code, _, error = widthwise("train", recipe, "model.mtp={n_depths: 2}", "--out", run)
+    assert code == 0
+    assert re.search(r"step 3/3  validation loss \d\.\d{4}  mtp \d\.\d{4} \d\.\d{4}$", error, re.MULTILINE)
+    greedy = ("--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 7, "--temperature", 0)
+    expected = json.loads(widthwise("generate", run, *greedy, "--json")[1])
+    found = json.loads(widthwise("generate", run, *greedy, "--speculative", "--json")[1])
+    drafting = found.pop("speculative")
+    assert found == expected
+    assert set(drafting) == {"accept_rate", "tokens_per_pass", "tokens_per_second"}
+    code, out, error = widthwise("generate", run, *greedy, "--speculative")
+    assert code == 0
+    assert out == widthwise("generate", run, *greedy)[1]
+    assert error.startswith(f"{drafting['accept_rate']:.1%} of the drafts accepted, ")
+    assert re.search(r", [\d.]+ tokens a pass, [\d,.]+ tokens/s\n$", error)
+
+    code, _, error = widthwise("generate", run, "--speculative")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "--temperature 0.8" in error
+    assert widthwise("train", recipe, "--out", plain)[0] == 0
+    code, _, error = widthwise("generate", plain, "--temperature", 0, "--speculative")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "model.mtp" in error
 
 
 def test_a_run_that_diverges_exits_with_1(recipe: Path, tmp_path: Path, widthwise) -> None:

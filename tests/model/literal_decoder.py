@@ -1,5 +1,5 @@
-"""The decoder as the variable-width paper writes it, for comparison: a list of all past layer outputs and Eq. (1)
-coordinate by coordinate.
+"""The decoder as the papers write it, for comparison: with the plain residual, a list of all past layer outputs and
+Eq. (1) of the variable-width paper coordinate by coordinate; with hyper-connections, see literal_hyper_connections.py.
 
 Everything is plain loops over the model's weights; nothing of the library's forward pass is used.
 """
@@ -7,6 +7,7 @@ Everything is plain loops over the model's weights; nothing of the library's for
 import math
 
 import torch
+from literal_hyper_connections import entered, left, through
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
@@ -134,29 +135,54 @@ def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
     return sublayer(module, {"swiglu": swiglu, "moe": mixture, "dynamic": dynamic}[kind], x, placement)
 
 
+def sublayers(layer, sizes):
+    """The attention and the feed-forward of a layer, (B, T, d_read) -> (B, T, d_write)."""
+    placement = sizes.norm_placement
+    return (
+        lambda x: sublayer(layer.attention, attention, x, placement),
+        lambda x: feed_forward(layer.ffn, sizes.ffn.kind, x, placement),
+    )
+
+
 def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """x^0, ..., x^L."""
+    """x^0, ..., x^L of the plain residual."""
     config = model.config
     multiplier = config.residual.multiplier
     past = [model.embedding.weight[tokens] * config.embedding_multiplier]
     for layer, sizes in zip(model.layers, config.layers, strict=True):
         h = resized(past, sizes.d_model, config.residual.resize if sizes.d_in == sizes.d_model else "carry", layer)
-        h = h + multiplier * sublayer(layer.attention, attention, h[..., : sizes.d_in], sizes.norm_placement)
-        h = h[..., : sizes.d_out] + multiplier * feed_forward(layer.ffn, sizes.ffn.kind, h, sizes.norm_placement)
+        attend, feed = sublayers(layer, sizes)
+        h = h + multiplier * attend(h[..., : sizes.d_in])
+        h = h[..., : sizes.d_out] + multiplier * feed(h)
         past.append(h)
     return past
 
 
-def literal_logits(model: Decoder, tokens: Tensor) -> Tensor:
-    """tokens: (B, T) -> logits (B, T, vocab_size)."""
+def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
+    """What the head multiplies, with hyper-connections."""
+    config = model.config
+    state = entered(model, model.embedding.weight[tokens] * config.embedding_multiplier)
+    for layer, sizes in zip(model.layers, config.layers, strict=True):
+        attend, feed = sublayers(layer, sizes)
+        state = through(layer.attention_residual, state, attend)
+        state = through(layer.ffn_residual, state, feed)
+    return left(model, state)
+
+
+def hidden_of_prefix(model: Decoder, tokens: Tensor) -> Tensor:
+    """What the head multiplies, with the plain residual."""
     config = model.config
     past = literal_states(model, tokens)
     d, n = config.d_model, config.final_norm_width
-    gain, eps = model.norm.weight, config.final_norm_eps
+    gain, eps = model.exit.norm.weight, config.final_norm_eps
     if n == d:
-        z = norm(carried(past, d), gain, eps, d)
-    elif n > d:
-        z = norm(past[-1], gain, eps, n)[..., :d]
-    else:
-        z = torch.cat((norm(past[-1], gain, eps, n), carried(past, d)[..., n:]), dim=-1)
-    return z @ model.head.weight.T * config.logit_multiplier
+        return norm(carried(past, d), gain, eps, d)
+    if n > d:
+        return norm(past[-1], gain, eps, n)[..., :d]
+    return torch.cat((norm(past[-1], gain, eps, n), carried(past, d)[..., n:]), dim=-1)
+
+
+def literal_logits(model: Decoder, tokens: Tensor) -> Tensor:
+    """tokens: (B, T) -> logits (B, T, vocab_size)."""
+    hidden = {"plain": hidden_of_prefix, "hyper_connections": hidden_of_slots}[model.config.residual.kind]
+    return hidden(model, tokens) @ model.head.weight.T * model.config.logit_multiplier

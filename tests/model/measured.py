@@ -17,16 +17,19 @@ def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
 
 def part_of(name: str) -> str:
     """The part of the cost table to which a parameter of a decoder belongs."""
-    if name.startswith(("embedding.", "head.")):
-        return name.split(".")[0]
-    if name.endswith("norm.weight"):
-        return "norm"
+    first = name.split(".")[0]
+    if first in ("embedding", "head", "mtp"):
+        return first
+    if first in ("entry", "exit"):
+        return {"entry": "embedding", "exit": "norm" if name == "exit.norm.weight" else "residual"}[first]
     sublayer = name.split(".")[2]
-    return "residual" if sublayer.endswith("residual") else sublayer
+    if sublayer.endswith("residual"):
+        return "residual"
+    return "norm" if name.endswith("norm.weight") else sublayer
 
 
 def parameters_by_part(model: Decoder) -> dict[str, int]:
-    parts = dict.fromkeys(("embedding", "attention", "ffn", "norm", "residual", "head"), 0)
+    parts = dict.fromkeys(("embedding", "attention", "ffn", "norm", "residual", "head", "mtp"), 0)
     for name, parameter in model.named_parameters():
         parts[part_of(name)] += parameter.numel()
     return parts

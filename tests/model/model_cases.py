@@ -21,6 +21,9 @@ WIDTHS = {
 }
 SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in WIDTHS for endpoints in ("slim", "full")]
 
+SLOTS = {"kind": "hyper_connections", "slot_width": 4}
+"""As many slots as the widest layer has blocks, a table as wide, a matrix behind."""
+
 VARIANTS = {
     "plain": {},
     "gqa": {"attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
@@ -32,7 +35,7 @@ VARIANTS = {
     "tied": {"tie_embeddings": True},
     "released_recipe": {
         "attention": {"scale": "1/head_dim"},
-        "residual": {"multiplier": 0.22},
+        "residual": {"kind": "plain", "multiplier": 0.22},
         "logit_multiplier": 0.125,
     },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
@@ -54,7 +57,47 @@ VARIANTS = {
         "norm": {"placement": "reordered"},
     },
     "one_layer_changed": {"layers": {2: {"ffn": {"d_ff": 11}, "attention": {"rope_base": 100.0}}}},
+    "further_heads": {"mtp": {"n_depths": 2}},
+    "slots": {"residual": SLOTS},
+    "slots_tied": {"residual": {**SLOTS, "n_slots": 10, "embedding": "expand"}, "tie_embeddings": True},
+    "slots_static_padded": {
+        "residual": {**SLOTS, "dynamic": False, "embedding": "pad", "write_init": "slice", "multiplier": 0.22}
+    },
+    "slots_mixed_at_both_ends": {
+        "residual": {**SLOTS, "n_slots": 15, "embedding": "slot", "reduce": "slot", "group_norm": "layer"}
+    },
+    "slots_gqa": {
+        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "all_heads"}},
+        "residual": {**SLOTS, "n_slots": 11},
+    },
+    "slots_reordered": {"residual": SLOTS, "norm": {"placement": "reordered"}},
+    "slots_hourglass": {"residual": SLOTS, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
+    "slots_moe": {"residual": SLOTS, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5}},
+    "slots_dynamic": {"residual": SLOTS, "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5}},
+    "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1, "share_reduce": False}},
 }
+"""For layers of any widths."""
+
+OVER_WIDTH = {
+    f"{m}_of_{n}{name}": {
+        "residual": {"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options},
+        **changes,
+    }
+    for m, n, name, options, changes in [
+        (2, 3, "", {}, {}),
+        (2, 4, "_expanded", {"embedding": "expand"}, {"tie_embeddings": True}),
+        (2, 4, "_layer_norm", {"embedding": "expand", "group_norm": "layer", "write_init": "cyclic"}, {}),
+        (1, 4, "_mixed_at_both_ends", {"embedding": "slot", "reduce": "slot"}, {}),
+        (4, 4, "", {}, {}),
+        (1, 1, "", {}, {}),
+        (2, 3, "_static", {"dynamic": False, "multiplier": 0.22}, {}),
+        (2, 4, "_padded", {"embedding": "pad"}, {"norm": {"placement": "reordered"}}),
+    ]
+}
+"""(m, n) of the virtual-width paper, for layers of one width."""
+
+CASES = [(shape, name) for shape in ("x", "zigzag") for name in VARIANTS] + [("uniform", name) for name in OVER_WIDTH]
+"""Shapes and names for `variant`."""
 
 
 def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTemplate:
@@ -76,6 +119,10 @@ def config(shape: str = "x", endpoints: str = "slim", **changes) -> ModelConfig:
     return template(shape, endpoints, **changes).resolve(SEQ_LEN)
 
 
+def variant(shape: str, name: str, endpoints: str = "slim") -> ModelConfig:
+    return config(shape, endpoints, **{**VARIANTS, **OVER_WIDTH}[name])
+
+
 def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.float64) -> Decoder:
     """A model with weights of that seed; gains and what else starts alike are made to differ."""
     model = build(resolved, seed, dtype=dtype)
@@ -85,6 +132,16 @@ def decoder(resolved: ModelConfig, seed: int = 5, dtype: torch.dtype = torch.flo
             if isinstance(module, Weight) and module.start is not None:
                 noise = torch.empty(module.weight.shape, dtype=torch.float32).normal_(0, 0.3, generator=generator)
                 module.weight += noise.to(dtype)
+    return model
+
+
+def started_from(other: Decoder, resolved: ModelConfig) -> Decoder:
+    """An untrained model but for the weights of another; a wide table gets the columns of a narrow one."""
+    model = build(resolved, seed=9, dtype=other.embedding.weight.dtype)
+    weights = {name: weight for name, weight in other.state_dict().items() if name != "embedding.weight"}
+    assert not model.load_state_dict(weights, strict=False).unexpected_keys
+    with torch.no_grad():
+        model.embedding.weight[:, : resolved.d_model] = other.embedding.weight
     return model
 
 
@@ -104,9 +161,32 @@ FEED_FORWARDS = [
 
 
 @st.composite
+def residuals(draw, d_model: int, quantum: int) -> dict:
+    """Any residual for layers of up to six quanta."""
+    multiplier = draw(st.sampled_from([1.0, 0.22]))
+    if draw(st.booleans()):
+        resize = draw(st.sampled_from(["carry", "zero", "projection"]))
+        return {"kind": "plain", "resize": resize, "multiplier": multiplier}
+    n_fractions = d_model // quantum
+    n_slots = draw(st.sampled_from([None, 6, 7, 6 * n_fractions]))
+    tiles = n_slots is not None and n_slots % n_fractions == 0
+    return {
+        "kind": "hyper_connections",
+        "slot_width": quantum,
+        "n_slots": n_slots,
+        "dynamic": draw(st.booleans()),
+        "write_init": draw(st.sampled_from(["tail_cyclic", "slice"])),
+        "embedding": draw(st.sampled_from(["direct", "expand", "slot", "pad"])),
+        "reduce": draw(st.sampled_from(["full", "slot"])),
+        "group_norm": draw(st.sampled_from(["auto", "none", *(["rms", "layer"] if tiles else [])])),
+        "multiplier": multiplier,
+    }
+
+
+@st.composite
 def templates(draw) -> ModelTemplate:
-    """Any template of the model section: every kind of shape, heads, norms, endpoints, resize, changes to single
-    layers.
+    """Any template of the model section: every kind of shape, heads, norms, endpoints, residual, further heads, changes
+    to single layers.
     """
     by_count = draw(st.booleans())
     n = draw(st.integers(1, 4))
@@ -137,19 +217,19 @@ def templates(draw) -> ModelTemplate:
             max_size=2,
         )
     )
+    d_model = draw(multiples)
+    residual = draw(residuals(d_model, quantum))
     data = {
         "vocab_size": draw(st.integers(3, 40)),
-        "d_model": draw(multiples),
+        "d_model": d_model,
         "n_layers": n_layers,
         "shape": {"kind": "explicit", "widths": widths, "endpoints": draw(st.sampled_from(["slim", "full"]))},
         "attention": attention,
         "ffn": ffn,
-        "residual": {
-            "resize": draw(st.sampled_from(["carry", "zero", "projection"])),
-            "multiplier": draw(st.sampled_from([1.0, 0.22])),
-        },
+        "residual": residual,
+        "mtp": draw(st.sampled_from([None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}])),
         "norm": {"placement": draw(st.sampled_from(["pre", "reordered"])), "eps": draw(st.sampled_from([1e-5, 1e-6]))},
-        "tie_embeddings": draw(st.booleans()),
+        "tie_embeddings": residual.get("embedding") != "direct" and draw(st.booleans()),
         "embedding_multiplier": draw(st.sampled_from([1.0, 12])),
         "logit_multiplier": draw(st.sampled_from([1.0, 0.125])),
         "init": {"std": draw(st.sampled_from([0.02, 0.1])), "width_multiplier": draw(st.sampled_from([1.0, 8]))},

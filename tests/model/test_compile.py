@@ -1,6 +1,6 @@
 import pytest
 import torch
-from model_cases import VARIANTS, config, decoder, random_tokens
+from model_cases import decoder, random_tokens, variant
 
 pytestmark = pytest.mark.slow
 
@@ -11,10 +11,10 @@ def compiled_layers(model):
     return model
 
 
-@pytest.mark.parametrize("variant", ["plain", "qk_norm_all_heads", "reordered"])
-def test_compiled_layers_equal_eager_ones(variant):
+@pytest.mark.parametrize("name", ["plain", "qk_norm_all_heads", "reordered", "slots", "slots_static_padded"])
+def test_compiled_layers_equal_eager_ones(name):
     torch._dynamo.reset()
-    resolved = config("x", **VARIANTS[variant])
+    resolved = variant("x", name)
     tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
     losses, gradients = [], []
     for prepare in (lambda model: model, compiled_layers):
@@ -28,9 +28,10 @@ def test_compiled_layers_equal_eager_ones(variant):
         torch.testing.assert_close(ours, truth, rtol=1e-3, atol=1e-5)
 
 
-def test_compiled_layers_have_the_names_of_eager_ones_and_decode_with_a_cache():
+@pytest.mark.parametrize("name", ["plain", "slots"])
+def test_compiled_layers_have_the_names_of_eager_ones_and_decode_with_a_cache(name):
     torch._dynamo.reset()
-    resolved, tokens = config("x"), random_tokens(2, 9)
+    resolved, tokens = variant("x", name), random_tokens(2, 9)
     eager = decoder(resolved, dtype=torch.float32)
     model = compiled_layers(decoder(resolved, dtype=torch.float32))
     assert list(model.state_dict()) == list(eager.state_dict())

@@ -83,7 +83,7 @@ class TestOneBlock:
     @pytest.mark.parametrize(("shape", "endpoints"), SHAPES)
     def test_makes_the_decoder_of_swiglu_from_the_same_seed(self, shape, endpoints, resize):
         conventional, one = (
-            build(config(shape, endpoints, residual={"resize": resize}, ffn=ffn), seed=3)
+            build(config(shape, endpoints, residual={"kind": "plain", "resize": resize}, ffn=ffn), seed=3)
             for ffn in ({"kind": "swiglu", "ratio": 1.7}, {"kind": "hourglass", "n_blocks": 1, "ratio": 1.7})
         )
         tokens = random_tokens(2, 5)
@@ -114,7 +114,10 @@ class TestComposition:
     def test_blocks_are_layers_without_attention(self, shape, endpoints, resize, placement):
         """Layer i of K blocks is K layers of the same width, the attention of all but the first silent."""
         n_blocks, multiplier = 3, 0.7
-        changes = {"residual": {"resize": resize, "multiplier": multiplier}, "norm": {"placement": placement}}
+        changes = {
+            "residual": {"kind": "plain", "resize": resize, "multiplier": multiplier},
+            "norm": {"placement": placement},
+        }
         ffn = {"kind": "hourglass", "n_blocks": n_blocks, "d_hidden": 7, "block_multiplier": multiplier}
         stacked = decoder(config(shape, endpoints, ffn=ffn, **changes))
         widths = tuple(width for width in WIDTHS[shape] for _ in range(n_blocks))
@@ -189,7 +192,7 @@ def silence_attention(model: Decoder, layers) -> None:
 def test_the_layer_adds_the_update_to_the_stream_once(n_blocks):
     multiplier = 0.7
     ffn = {"kind": "hourglass", "n_blocks": n_blocks, "d_hidden": 7}
-    model = decoder(config("uniform", residual={"multiplier": multiplier}, ffn=ffn))
+    model = decoder(config("uniform", residual={"kind": "plain", "multiplier": multiplier}, ffn=ffn))
     silence_attention(model, range(model.config.n_layers))  # so that what a feed-forward reads is what its layer reads
     seen = []
     for layer in model.layers:
@@ -322,7 +325,7 @@ class TestInitialWeights:
         model.layers[-1].register_forward_hook(lambda module, inputs, output: streams.append(output[0]))
         with torch.no_grad():
             model(random_tokens(8, self.N_TOKENS))
-        first, last = (model.config.residual.close(each, self.D).square().mean().item() for each in streams)
+        first, last = (model.config.residual.to_slots(each, self.D).square().mean().item() for each in streams)
         assert first == pytest.approx(1, abs=0.1)
         return last - first
 
@@ -364,7 +367,7 @@ def test_each_layer_has_its_own_blocks(shape, endpoints, resize):
         4: {"ffn": {"n_blocks": 4}},
     }
     ffn = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 6}
-    resolved = config(shape, endpoints, ffn=ffn, layers=layers, residual={"resize": resize})
+    resolved = config(shape, endpoints, ffn=ffn, layers=layers, residual={"kind": "plain", "resize": resize})
     assert [layer.ffn.hidden_widths for layer in resolved.layers] == [(6,), (11, 5), (6, 6, 6), (9,), (6, 6, 6, 6)]
     assert resolved.n_residual_additions == 5 + 1 + 2 + 3 + 1 + 4
     model, tokens = decoder(resolved), random_tokens(2, 5)

@@ -2,11 +2,12 @@ import math
 
 import pytest
 import torch
-from model_cases import VARIANTS, config, decoder, random_tokens, template
+from model_cases import CASES, SLOTS, VARIANTS, config, decoder, random_tokens, template, variant
 
 from widthwise.config_io import parse
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.init import fill
 from widthwise.shape.template import ModelTemplate
 
 PAPER = {
@@ -16,7 +17,7 @@ PAPER = {
     "shape": {"kind": "explicit", "widths": [112, 80, 32, 48, 112]},
     "attention": {"n_heads": 8, "scale": "1/head_dim"},
     "ffn": {"kind": "swiglu", "ratio": 4},
-    "residual": {"resize": "projection"},
+    "residual": {"kind": "plain", "resize": "projection"},
     "init": {"std": 0.1, "width_multiplier": 8},
 }
 
@@ -83,7 +84,7 @@ def test_a_cut_normal_comes_from_the_seed_alone_and_is_not_the_default():
 
 
 def test_all_weights_are_filled_from_the_seed_alone():
-    resolved = config("x", **VARIANTS["qk_norm_all_heads"], residual={"resize": "projection"})
+    resolved = config("x", **VARIANTS["qk_norm_all_heads"], residual={"kind": "plain", "resize": "projection"})
     torch.manual_seed(1)
     first = build(resolved, seed=3).state_dict()
     torch.manual_seed(2)
@@ -101,9 +102,9 @@ def test_a_seed_gives_the_same_weights_in_every_dtype(dtype):
         assert torch.equal(a.to(dtype), b)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_building_on_meta_equals_building_directly(variant):
-    resolved = config("zigzag", **VARIANTS[variant])
+@pytest.mark.parametrize(("shape", "name"), CASES)
+def test_building_on_meta_equals_building_directly(shape, name):
+    resolved = variant(shape, name)
     direct = Decoder(resolved)
     direct.init_weights(7)
     built = build(resolved, 7)
@@ -111,6 +112,45 @@ def test_building_on_meta_equals_building_directly(variant):
     for a, b in zip(built.parameters(), direct.parameters(), strict=True):
         assert torch.equal(a, b)
     assert not any(p.is_meta for p in built.parameters())
+
+
+def started(start, dtype=torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """A matrix, whatever its memory held before, and what the generator gives after it."""
+    module = Linear({"d_in": 4}, {"d_out": 6}, start=start).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        module.weight.fill_(math.nan)
+    fill(module, 0.5, generator)
+    return module.weight.detach(), torch.rand((), generator=generator)
+
+
+def test_a_weight_starts_at_a_number_or_as_a_function_fills_it_or_is_drawn():
+    def doubled(weight, generator):
+        weight.normal_(0.0, 1.0, generator=generator).mul_(2)
+
+    assert (started(0.25)[0] == 0.25).all()
+    drawn = torch.empty(6, 4).normal_(0.0, 1.0, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(started(doubled)[0], 2 * drawn)
+    torch.testing.assert_close(started(None)[0], 0.5 * drawn)
+
+
+def test_a_function_fills_the_same_values_in_every_dtype():
+    def uniform(weight, generator):
+        assert (weight.dtype, weight.device.type) == (torch.float32, "cpu")
+        weight.uniform_(generator=generator)
+
+    single = started(uniform)[0]
+    for dtype in (torch.float64, torch.bfloat16):
+        assert torch.equal(started(uniform, dtype)[0], single.to(dtype))
+
+
+def test_what_does_not_draw_leaves_the_other_weights_as_they_were():
+    """So that variants differ in what they add alone."""
+    untouched = torch.rand((), generator=torch.Generator().manual_seed(3))
+    assert started(0.25)[1] == started(lambda weight, generator: weight.fill_(1.0))[1] == untouched
+    plain = build(config("x"), seed=3).state_dict()
+    slots = build(config("x", residual={**SLOTS, "embedding": "expand"}, mtp={"n_depths": 1}), seed=3).state_dict()
+    assert all(torch.equal(weight, slots[name]) for name, weight in plain.items())
 
 
 def test_a_tied_head_is_the_embedding_before_and_after_init():
@@ -126,7 +166,9 @@ def test_a_tied_head_is_the_embedding_before_and_after_init():
 
 
 def test_every_parameter_belongs_to_a_module_with_named_axes():
-    model = decoder(config("zigzag", **VARIANTS["qk_norm_all_heads"], residual={"resize": "projection"}))
+    model = decoder(
+        config("zigzag", **VARIANTS["qk_norm_all_heads"], residual={"kind": "plain", "resize": "projection"})
+    )
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
         sizes = [math.prod(axes.values()) for axes in (owner.out_axes, owner.in_axes)]
@@ -138,7 +180,7 @@ def test_every_parameter_belongs_to_a_module_with_named_axes():
 
 
 def test_only_w_o_and_w_down_write_the_stream():
-    model = build(template("x", residual={"resize": "projection"}).resolve(8), 0)
+    model = build(template("x", residual={"kind": "plain", "resize": "projection"}).resolve(8), 0)
     scaled = {
         name.split(".")[-1]
         for name, module in model.named_modules()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from model_cases import SHAPES_AND_ENDPOINTS, VARIANTS, config, decoder, random_tokens
+from model_cases import CASES, SHAPES_AND_ENDPOINTS, VARIANTS, config, decoder, random_tokens, variant
 
 from widthwise.model.generate import pad_left
 
@@ -28,20 +28,28 @@ def test_cached_decoding_equals_the_full_forward(shape, endpoints, chunks):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("resize", ["carry", "projection"])
-def test_cached_decoding_of_every_variant(variant, resize):
-    model = decoder(config("zigzag", **{**VARIANTS[variant], "residual": {"resize": resize}}))
+@pytest.mark.parametrize(("shape", "name"), CASES)
+def test_cached_decoding_of_every_variant(shape, name):
+    model = decoder(variant(shape, name))
     tokens = random_tokens(2, 8)
     for chunks in ([1] * 8, [3, 5]):
         torch.testing.assert_close(cached_logits(model, tokens, chunks), model(tokens), **TIGHT)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("variant", ["plain", "gqa", "qk_norm"])
+@pytest.mark.parametrize("name", [name for name, changes in VARIANTS.items() if "residual" not in changes])
+def test_cached_decoding_of_every_variant_with_learned_widening(name):
+    model = decoder(config("zigzag", **VARIANTS[name], residual={"kind": "plain", "resize": "projection"}))
+    tokens = random_tokens(2, 8)
+    for chunks in ([1] * 8, [3, 5]):
+        torch.testing.assert_close(cached_logits(model, tokens, chunks), model(tokens), **TIGHT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["plain", "gqa", "qk_norm", "slots_mixed_at_both_ends"])
 @pytest.mark.parametrize("chunks", [[7], [7, 1, 1], [1] * 9, [4, 5], [2, 6]])
-def test_left_padded_rows_equal_the_same_rows_alone(variant, chunks):
-    model = decoder(config("zigzag", **VARIANTS[variant]))
+def test_left_padded_rows_equal_the_same_rows_alone(name, chunks):
+    model = decoder(variant("zigzag", name))
     n = sum(chunks)
     rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (n, n - 1, 3, 1)]
     tokens, is_real = pad_left(rows, torch.device("cpu"))

@@ -176,7 +176,7 @@ def test_mistakes_are_named(options, message):
 class TestInADecoder:
     """Shared experts, slim ends, a projection for good measure."""
 
-    resolved = config("x", ffn={**MIXTURE, "n_shared_experts": 1}, residual={"resize": "projection"})
+    resolved = config("x", ffn={**MIXTURE, "n_shared_experts": 1}, residual={"kind": "plain", "resize": "projection"})
 
     def test_auxiliary_losses_join_the_objective_and_no_reported_loss(self):
         model, tokens = decoder(self.resolved), random_tokens(2, 10)

@@ -1,4 +1,6 @@
+import itertools
 import math
+import re
 
 import pytest
 import torch
@@ -16,14 +18,8 @@ RECIPE = {"init": {"width_multiplier": 8}}
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("by_layer", [False, True])
 def test_every_parameter_is_in_exactly_one_group(variant, by_layer):
-    model = build(
-        config(
-            "zigzag",
-            **VARIANTS[variant],
-            **({} if variant == "released_recipe" else {"residual": {"resize": "projection"}}),
-        ),
-        0,
-    )
+    changes = {"residual": {"kind": "plain", "resize": "projection"}} | VARIANTS[variant]
+    model = build(config("zigzag", **changes), 0)
     groups = parameter_groups(model, lr_follows_layer_width=by_layer)
     names = [name for group in groups for name in group.names]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
@@ -31,6 +27,79 @@ def test_every_parameter_is_in_exactly_one_group(variant, by_layer):
     assert len(set(identities)) == len(identities) == len(list(model.parameters()))
     by_name = dict(model.named_parameters())
     assert all(by_name[n] is p for group in groups for n, p in zip(group.names, group.parameters, strict=True))
+
+
+RESIDUAL = {"kind": "hyper_connections", "slot_width": 4}
+MODELS = {
+    "plain": ({"residual": {"kind": "plain", "resize": "projection"}}, set()),
+    "tied": ({"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}}, set()),
+    "hourglass": ({"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}}, set()),
+    "moe": (
+        {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
+        {"control", "experts"},
+    ),
+    "dynamic_linear": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "linear"}}}, {"control", "vector"}),
+    "dynamic_mlp": ({"ffn": {"kind": "dynamic", "d_ff": 11, "score": {"kind": "mlp"}}}, {"control", "vector"}),
+    "static": ({"residual": {**RESIDUAL, "n_slots": 11, "dynamic": False}}, {"vector"}),
+    "direct": ({"residual": {**RESIDUAL, "n_slots": 15, "group_norm": "rms"}}, {"vector", "control", "scale"}),
+    "expand": (
+        {"residual": {**RESIDUAL, "n_slots": 10, "embedding": "expand", "group_norm": "layer"}},
+        {"vector", "control", "scale"},
+    ),
+    "slots": (
+        {"residual": {**RESIDUAL, "n_slots": 9, "embedding": "slot", "reduce": "slot"}, "mtp": {}},
+        {"vector", "control", "scale"},
+    ),
+    "mtp": (
+        {"residual": {**RESIDUAL, "n_slots": 9}, "mtp": {"n_depths": 2, "share_reduce": False}},
+        {"vector", "control", "scale"},
+    ),
+}
+"""Models, and what they hold beside an embedding, gains and hidden matrices."""
+ROLES = [
+    (r"embedding\.weight", "embedding"),
+    (r"head\.weight", "head"),
+    (r"(.*\.)?(\w+_)?norm\.weight", "gain"),
+    (r".*\.(attention|ffn)_residual\.scale\.weight", "scale"),
+    (r".*\.(static|bias|log_gain|theta)\.weight", "vector"),
+    (r".*\.(dynamic|w_router|score\.\w+)\.weight", "control"),
+    (r".*\.w_(q|k|v|o|gate|up|down|widen|expand|reduce|join)\.weight", "matrix"),
+]
+"""Names of parameters, and what they are; the first that fits."""
+
+
+def role(name: str, has_experts: bool) -> str:
+    if has_experts and re.fullmatch(r"layers\.\d+\.ffn\.w_(gate|up|down)\.weight", name):
+        return "experts"
+    return next(role for pattern, role in ROLES if re.fullmatch(pattern, name))
+
+
+@pytest.mark.parametrize("model_name", MODELS)
+def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model_name):
+    changes, further = MODELS[model_name]
+    model = build(config("x", **changes, **RECIPE), 0)
+    roles = {name: role(name, model_name == "moe") for name, _ in model.named_parameters()}
+    usual = {"embedding", "gain", "matrix"} | (set() if model_name == "tied" else {"head"})
+    assert set(roles.values()) == usual | further
+    widths, d_model = model.config.widths, model.config.d_model
+    for by_layer, embedding, gains, scales in itertools.product((False, True), repeat=4):
+        decays = dict.fromkeys(("head", "matrix", "control", "experts"), True)
+        decays |= {"embedding": embedding, "gain": gains, "scale": scales, "vector": False}
+        groups = {
+            name: group for group in parameter_groups(model, by_layer, embedding, gains, scales) for name in group.names
+        }
+        assert groups.keys() == roles.keys()
+        for name, what in roles.items():
+            group = groups[name]
+            width = widths[int(name.split(".")[1])] if name.startswith("layers.") else d_model
+            is_matrix = what in ("matrix", "control", "experts")
+            matrices = f"matrices of width {width}" if by_layer else "matrices"
+            tables = "tables" if what in ("embedding", "head") else "gains"
+            assert group.name == (matrices if is_matrix else tables), name
+            factor = (d_model / width if by_layer else 1) / 8 if is_matrix else 1
+            assert group.lr_factor == pytest.approx(factor, rel=1e-12), name
+            assert group.decays == decays[what], name
+            assert group.are_hidden_matrices == (what == "matrix"), name
 
 
 def test_groups_are_the_papers():

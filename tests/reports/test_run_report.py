@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 from fake_comparison import write_run
 
 from widthwise.config_io import UserError
+from widthwise.reports.formats import MISSING
 from widthwise.reports.run_report import write_run_report, write_runs_report
 from widthwise.reports.writing import write_report
 
@@ -34,6 +36,18 @@ def test_nested_items_of_the_environment_get_a_row_each(tmp_path: Path) -> None:
     text = write_run_report(tmp_path / "r").read_text()
     assert '<th scope="row">data.tokenizer.id</th><td>abc</td>' in text
     assert '<th scope="row">data.n</th><td>2</td>' in text
+
+
+def test_heads_for_later_tokens_have_a_row_for_each_run_that_has_them(tmp_path: Path) -> None:
+    for name, losses in {"none": None, "one": [3.21], "two": [3.3, 4.56]}.items():
+        write_run(tmp_path / name, name, 1, [63], 0.0)
+        if losses:
+            file = tmp_path / name / "result.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"val_mtp_losses": losses}))
+    text = write_runs_report([tmp_path / name for name in ("none", "one", "two")], tmp_path).read_text()
+    rows = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td><td>([^<]+)</td></tr>', text)
+    assert rows == [("one", "3.2100", MISSING), ("two", "3.3000", "4.5600")]
+    assert "after the next" not in write_run_report(tmp_path / "none").read_text()
 
 
 def test_an_unfinished_run_shows_what_is_there(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from widthwise.config_io import parse
+from widthwise.config_io import merge, parse, to_data
 from widthwise.model.config import cost_summary
 from widthwise.shape.breakdown import inspection, layer_rows, ratios
 from widthwise.shape.template import ModelTemplate
@@ -13,7 +13,7 @@ TEMPLATE = parse(
         "n_layers": 6,
         "attention": {"head_dim": 4, "kv_group_size": 2},
         "shape": {"kind": "x", "bottleneck_width": 0.4, "bottleneck_layer": 0.5},
-        "residual": {"resize": "projection"},
+        "residual": {"kind": "plain", "resize": "projection"},
     },
 )
 MODEL, UNIFORM = TEMPLATE.resolve(33), TEMPLATE.uniform().resolve(33)
@@ -25,6 +25,18 @@ def test_rows_add_up_to_the_model_without_tables_and_final_norm():
     assert sum(row.params for row in rows) + outside == total.params
     assert sum(row.forward_flops for row in rows) + costs["head"].flops == total.forward_flops(33)
     assert sum(row.kv_bytes for row in rows) == total.kv_bytes()
+
+
+def test_rows_of_a_stream_of_slots_add_up_to_the_model_without_its_ends_and_further_heads():
+    slots = {"kind": "hyper_connections", "slot_width": 8, "n_slots": 24, "embedding": "expand"}
+    model = TEMPLATE.model_validate(merge(to_data(TEMPLATE), {"residual": slots, "mtp": {"n_depths": 1}})).resolve(33)
+    rows, costs, gains = layer_rows(model, 33), model.costs(), 24 * 8
+    ends = 2 * 24 * 8 * 64  # the matrices between d_model and the stream
+    assert costs["residual"].params - ends // 2 - gains == sum(cost["residual"].params for cost in model.layer_costs())
+    outside = 2 * 61 * 64 + ends + gains + model.final_norm_width
+    assert sum(row.params for row in rows) + outside == model.inference_cost().params
+    outside = 2 * (ends + 61 * 64)
+    assert sum(row.forward_flops for row in rows) + outside == model.inference_cost().forward_flops(33)
 
 
 def test_rows_repeat_the_sizes():

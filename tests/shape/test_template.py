@@ -182,6 +182,12 @@ def test_changes_to_single_layers():
         ({"shape": {"kind": "growing"}, "n_layers": 1}, "n_layers: 1 is too few"),
         ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
         ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),
+        ({"residual": {"kind": "hyper_connections", "n_fractions": 3}}, "model.residual.n_fractions: got 3"),
+        ({"residual": {"kind": "hyper_connections", "slot_width": 6}}, "model.residual.slot_width: got 6"),
+        (
+            {"residual": {"kind": "hyper_connections", "n_fractions": 4, "n_slots": 3}},
+            "model.residual.n_slots: got 3; must be at least the 4 blocks of 16",
+        ),
         ({"n_layers": 10**12}, "n_layers"),
     ],
 )
@@ -198,6 +204,22 @@ def test_the_uniform_model_is_the_template_without_its_shape():
     template = small(shape={"kind": "x", "endpoints": "full"}, layers=changed, ffn={"kind": "swiglu", "ratio": 3})
     expected = small(shape={"kind": "uniform", "endpoints": "full"}, ffn={"kind": "swiglu", "ratio": 3})
     assert template.uniform() == expected
+
+
+def test_the_baseline_lacks_the_shape_or_else_the_slots_and_the_further_heads():
+    stream = {"residual": {"kind": "hyper_connections", "slot_width": 8, "n_slots": 20, "multiplier": 0.5}}
+    heads = {"mtp": {"n_depths": 2}, "norm": {"eps": 1e-3}}
+    shaped = small(**stream, **heads, shape={"kind": "x"}, layers={1: {"d_model": 32}})
+    assert shaped.baseline() == small(**stream, **heads)
+    plain = small(residual={"kind": "plain", "multiplier": 0.5}, norm=heads["norm"])
+    assert shaped.baseline().baseline() == plain
+    assert plain.baseline() == plain
+
+
+def test_widths_of_solved_shapes_hold_whole_slots():
+    stream = {"kind": "hyper_connections", "slot_width": 24, "n_slots": 20}
+    widths = small(d_model=240, attention={"head_dim": 20}, residual=stream, shape={"kind": "x"}).resolve(8).widths
+    assert {width % 120 for width in widths} == {0}
 
 
 @settings(deadline=None, max_examples=60)

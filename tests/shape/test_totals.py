@@ -1,4 +1,5 @@
 from functools import cache
+from math import lcm
 
 import numpy as np
 import pytest
@@ -19,6 +20,10 @@ from widthwise.shape.totals import Sizes, Totals, UniformTotals, totals
 T = 13
 
 
+EXIT = ("exit.reduce.", "exit.group_norm.")
+"""What the exit has beside the last norm."""
+
+
 def measured(config: ModelConfig) -> dict[str, int]:
     """What torch says about the built model, as the totals name it."""
     with torch.device("meta"):
@@ -26,14 +31,28 @@ def measured(config: ModelConfig) -> dict[str, int]:
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(tokens)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    in_attention = sum(n for name, n in sizes.items() if ".attention.w_" in name)
-    in_ffn = sum(n for name, n in sizes.items() if ".ffn." in name and not name.endswith("norm.weight"))
+    inside = {name: n for name, n in sizes.items() if not name.startswith("mtp.")}
+    in_attention = sum(n for name, n in inside.items() if ".attention.w_" in name)
+    in_ffn = sum(n for name, n in inside.items() if ".ffn." in name and not name.endswith("norm.weight"))
+    in_residual = sum(n for name, n in inside.items() if "_residual." in name or name.startswith(EXIT))
     return {
         "params": sum(sizes.values()),
-        "layer_params": in_attention + in_ffn,
+        "layer_params": in_attention + in_ffn + in_residual,
         "attention_params": in_attention,
         "flops": counter.get_total_flops() // T,
     }
+
+
+PLAIN = st.fixed_dictionaries({"kind": st.just("plain"), "resize": st.sampled_from(["carry", "projection"])})
+SLOTS = st.fixed_dictionaries(
+    {
+        "kind": st.just("hyper_connections"),
+        "embedding": st.sampled_from(["direct", "expand", "slot", "pad"]),
+        "reduce": st.sampled_from(["full", "slot"]),
+        "dynamic": st.booleans(),
+    },
+    optional={"n_fractions": st.sampled_from([2, 3]), "n_slots": st.sampled_from([4, 6])},
+)
 
 
 @st.composite
@@ -58,9 +77,11 @@ def bases(draw) -> ModelTemplate:
         },
         "ffn": draw(st.sampled_from([{"kind": "swiglu"}, hourglass])),
         "norm": {"placement": draw(st.sampled_from(["pre", "reordered"]))},
-        "residual": {"resize": draw(st.sampled_from(["carry", "projection"]))},
-        "tie_embeddings": draw(st.booleans()),
+        "residual": draw(st.one_of(PLAIN, SLOTS)),
+        "mtp": draw(st.sampled_from([None, {"n_depths": 2}])),
     }
+    if data["residual"].get("embedding") != "direct":
+        data["tie_embeddings"] = draw(st.booleans())
     return parse(ModelTemplate, data, "model")
 
 
@@ -71,12 +92,13 @@ sizes_of_a_model = st.tuples(*(st.integers(1, most) for most in (4, 4, 9, 90)))
 @given(bases(), sizes_of_a_model)
 def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
     n_blocks, n_layers, n_quanta, d_hidden = drawn
-    sizes = Sizes(n_blocks, n_layers, n_quanta * base.attention.quantum, d_hidden)
+    quantum = lcm(base.attention.quantum, base.residual.d_model_quantum)
+    sizes = Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden)
 
     def build(sizes: Sizes) -> ModelConfig:
         return candidate_template(base, base.attention, sizes).resolve(T)
 
-    count = UniformTotals(build, base.attention.quantum, T)
+    count = UniformTotals(build, quantum, T)
     config = build(sizes)
     from_torch = measured(config)
     assert {name: count(name, sizes) for name in from_torch} == from_torch

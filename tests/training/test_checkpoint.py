@@ -1,5 +1,6 @@
 import errno
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,15 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.model.decoder import build
 from widthwise.training import checkpoint
-from widthwise.training.config import AdamWConfig
-from widthwise.training.optimizer import build_optimizer
 
+MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
 FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
 
 
 def trained(seed: int, *overrides: str):
-    model = build(tiny_recipe(*overrides).explicit_model, seed)
-    optimizer = build_optimizer(model, AdamWConfig(lr=0.01))
+    recipe = tiny_recipe(*overrides)
+    model = build(recipe.explicit_model, seed)
+    optimizer = recipe.optimizer.build(model)
     tokens = torch.arange(40).view(2, 20) + seed
     for _ in range(2):
         optimizer.zero_grad()
@@ -33,11 +34,12 @@ def saved(folder: Path, *steps: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("tie", ["false", "true"])
-def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie):
-    model, optimizer = trained(1, f"model.tie_embeddings={tie}")
+@pytest.mark.parametrize("optimizers", [(), (MUON,)])
+def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie, optimizers):
+    model, optimizer = trained(1, f"model.tie_embeddings={tie}", *optimizers)
     path = checkpoint.save(tmp_path, 7, model, optimizer, {"losses": [0.1, 1 / 3]})
     drawn = torch.rand(3)
-    other, other_optimizer = trained(2, f"model.tie_embeddings={tie}")
+    other, other_optimizer = trained(2, f"model.tie_embeddings={tie}", *optimizers)
     assert checkpoint.load(path, other, other_optimizer) == {"losses": [0.1, 1 / 3]}
     assert torch.equal(torch.rand(3), drawn)
     for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
@@ -56,6 +58,19 @@ def test_names_of_the_tensors_are_those_of_the_parameters(tmp_path):
         assert set(file.keys()) == names
     with safe_open(path / "optimizer.safetensors", "pt") as file:
         assert set(file.keys()) == {f"{name}.{part}" for name in names for part in ("exp_avg", "exp_avg_sq", "step")}
+
+
+def test_muon_keeps_a_momentum_of_each_matrix_beside_what_adamw_keeps_of_the_rest(tmp_path):
+    model, optimizer = trained(1, MUON)
+    path = checkpoint.save(tmp_path, 7, model, optimizer, {})
+    adamw = {"exp_avg", "exp_avg_sq", "step"}
+    expected = {
+        f"{name}.{part}"
+        for name, _ in model.named_parameters()
+        for part in ({"momentum_buffer"} if re.search(r"\.w_\w+\.weight$", name) else adamw)
+    }
+    with safe_open(path / "optimizer.safetensors", "pt") as file:
+        assert set(file.keys()) == expected
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -19,13 +19,13 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
-def compiled(widths: list[int], graphs: list) -> torch.nn.Module:
+def compiled(widths: list[int], graphs: list, *overrides: str) -> torch.nn.Module:
     def count(graph, example_inputs):
         graphs.append(graph)
         return graph.forward
 
     shape = f"model.shape={{kind: explicit, widths: {widths}}}"
-    model = build(tiny_recipe(f"model.n_layers={len(widths)}", shape).explicit_model, seed=1)
+    model = build(tiny_recipe(f"model.n_layers={len(widths)}", shape, *overrides).explicit_model, seed=1)
     compile_layers(model, backend=count)
     return model
 
@@ -59,3 +59,18 @@ def test_compiled_layers_compute_the_same_and_keep_their_names():
     plain = build(model.config, seed=1)
     assert list(model.state_dict()) == list(plain.state_dict())
     torch.testing.assert_close(model(TOKENS), plain(TOKENS))
+
+
+@pytest.mark.parametrize("residual", ["{kind: plain}", "{kind: hyper_connections, slot_width: 8, n_slots: 4}"])
+def test_further_heads_are_compiled_whole_and_compute_the_same(residual):
+    graphs: list = []
+    model = compiled([16, 16], graphs, "model.mtp={n_depths: 2}", f"model.residual={residual}")
+    plain = build(model.config, seed=1)
+    found, expected = (each.loss(TOKENS[:, :-1], TOKENS[:, 1:]) for each in (model, plain))
+    assert len(graphs) == 1 + 2  # one of the two layers, and of each head, whose rows are shorter by one
+    assert not counters["graph_break"]
+    torch.testing.assert_close(found.mtp_losses, expected.mtp_losses)
+    for each in (found, expected):
+        each.objective.backward()
+    for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, truth.grad)

@@ -10,8 +10,8 @@ from widthwise.data.loader import Loader
 from widthwise.model.config import pflops_days
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
-from widthwise.training.config import AdamWConfig, inspect_recipe
-from widthwise.training.optimizer import build_optimizer
+from widthwise.training.config import inspect_recipe
+from widthwise.training.optimizer import AdamWConfig
 from widthwise.training.step import optimizer_step
 from widthwise.training.token_widths.nested import NestedConfig, NestedPasses
 from widthwise.training.trainer import resume, train
@@ -49,7 +49,7 @@ def test_draws_follow_torchs_generator():
 
 def fresh():
     model = build(tiny_recipe(DYNAMIC).explicit_model, seed=1, dtype=torch.float64)
-    return model, build_optimizer(model, AdamWConfig(lr=0.01))
+    return model, AdamWConfig(lr=0.01).build(model)
 
 
 def step(model, optimizer, passes, micro_batch_size=6):
@@ -75,7 +75,7 @@ def losses_at(fractions, nested, n_steps=120):
     sizes = ("model.d_model=24", "model.n_layers=2", "model.shape={kind: uniform}", "seq_len=32")
     recipe = tiny_recipe(PLAIN, *sizes)
     model = build(recipe.explicit_model, seed=1)
-    optimizer = build_optimizer(model, AdamWConfig(lr=0.01))
+    optimizer = AdamWConfig(lr=0.01).build(model)
     data = open_data(recipe.data)
     loader = Loader(data.train, seq_len=32, batch_size=8, seed=1)
     settings = {"micro_batch_size": 8, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0}

@@ -30,7 +30,19 @@ def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_p
     assert RunDir(run).result()["notes"] == []
 
 
-@pytest.mark.parametrize("overrides", [(), ("train.precision=bf16", "model.tie_embeddings=true", "train.z_loss=0.001")])
+MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
+SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("train.precision=bf16", "model.tie_embeddings=true", "train.z_loss=0.001"),
+        (MUON,),
+        (MUON, SLOTS, "model.mtp={}", "train.precision=bf16"),
+    ],
+)
 def test_resuming_again_and_again_is_bitwise_the_uninterrupted_run(tmp_path, overrides):
     recipe = tiny_recipe("train.checkpoint_every=null", *overrides)
     train(recipe, tmp_path / "whole")

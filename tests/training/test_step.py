@@ -3,8 +3,7 @@ import torch
 from tiny_runs import tiny_recipe
 
 from widthwise.model.decoder import build
-from widthwise.training.config import AdamWConfig
-from widthwise.training.optimizer import build_optimizer
+from widthwise.training.optimizer import AdamWConfig
 from widthwise.training.step import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
@@ -12,7 +11,7 @@ BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5
 
 def fresh(dtype=torch.float64):
     model = build(tiny_recipe().explicit_model, seed=1, dtype=dtype)
-    return model, build_optimizer(model, AdamWConfig(lr=0.01))
+    return model, AdamWConfig(lr=0.01).build(model)
 
 
 def step(model, optimizer, **changes):

@@ -10,8 +10,8 @@ from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.init import fill
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.run_dir import RunDir
-from widthwise.training.config import AdamWConfig, TrainConfig
-from widthwise.training.optimizer import build_optimizer
+from widthwise.training.config import TrainConfig
+from widthwise.training.optimizer import AdamWConfig
 from widthwise.training.step import optimizer_step
 from widthwise.training.token_widths.budget import WidthBudget
 from widthwise.training.trainer import resume, train
@@ -106,7 +106,7 @@ def step_of(budget, micro_batch_size, mask="ste"):
             layer.ffn.score.v.weight.normal_(generator=torch.Generator().manual_seed(2))
     settings = {"micro_batch_size": micro_batch_size, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1e9}
     found = optimizer_step(
-        model, build_optimizer(model, AdamWConfig(lr=0.01)), BATCH, width_budget=budget and budget(recipe), **settings
+        model, AdamWConfig(lr=0.01).build(model), BATCH, width_budget=budget and budget(recipe), **settings
     )
     return model, found
 

@@ -18,6 +18,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
+    speculative: Annotated[
+        bool, typer.Option("--speculative", help="Draft with the heads for later tokens; needs --temperature 0.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue texts with the model of a run; without a prompt, begin where a document begins.
@@ -27,21 +30,38 @@ def generate(
     from widthwise.config_io import parse
     from widthwise.model.generate import SamplingConfig
     from widthwise.model.generate import generate as continue_prompts
+    from widthwise.model.speculative import generate_drafted
     from widthwise.training.trained import load_trained
 
+    if speculative and temperature != 0:
+        raise UserError(
+            f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
+        )
     sampling = parse(SamplingConfig, {"temperature": temperature, "top_k": top_k, "top_p": top_p}, "generate")
-    trained = load_trained(run)
+    trained, drafting = load_trained(run), {}
     for damage in trained.damages:
         print(damage, file=sys.stderr)
     tokenizer, texts = trained.tokenizer, prompt or [""]
     prompts = [tokenizer.encode(_utf8(text)) or [tokenizer.eos_id] for text in texts]
-    answers = continue_prompts(trained.model, prompts, max_new_tokens, sampling, seed, tokenizer.eos_id)
+    if speculative:
+        answers, counts = generate_drafted(trained.model, prompts, max_new_tokens, tokenizer.eos_id)
+        drafting = {"speculative": counts.record()}
+    else:
+        answers = continue_prompts(trained.model, prompts, max_new_tokens, sampling, seed, tokenizer.eos_id)
     continuations = [tokenizer.decode(answer) for answer in answers]
     if as_json:
         rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
-        print(json.dumps({"run": str(run), "step": trained.step, "continuations": rows}, indent=2))
+        print(json.dumps({"run": str(run), "step": trained.step, "continuations": rows, **drafting}, indent=2))
         return
     print("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
+    if drafting:
+        print(_shown(drafting["speculative"]), file=sys.stderr)
+
+
+def _shown(drafting: dict[str, float | None]) -> str:
+    rate = drafting["accept_rate"]
+    accepted = "no drafts" if rate is None else f"{rate:.1%} of the drafts accepted"
+    return f"{accepted}, {drafting['tokens_per_pass']:.2f} tokens a pass, {drafting['tokens_per_second']:,.1f} tokens/s"
 
 
 def _utf8(prompt: str) -> str:

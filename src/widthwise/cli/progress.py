@@ -58,10 +58,10 @@ class BarObserver:
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
-            rate, loss = f"{record['tokens_per_second']:,.0f} tokens/s", f"loss {record['loss']:.4f}"
-            self._bar.update(self._task, rate=rate, loss=loss)
+            rate = f"{record['tokens_per_second']:,.0f} tokens/s"
+            self._bar.update(self._task, rate=rate, loss=_loss(record))
         elif record["event"] == "validation":
-            self.message(f"{self._description}: step {record['step']}  validation loss {record['loss']:.4f}")
+            self.message(f"{self._description}: step {record['step']}  validation {_loss(record)}")
 
     def message(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
@@ -97,7 +97,7 @@ class LineObserver:
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "stopped":
             return  # said by the error that ends the run
-        line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} loss {record['loss']:.4f}"
+        line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} {_loss(record)}"
         if record["event"] == "train":
             remaining = (self._n_steps - record["step"]) * record["step_seconds"]
             line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {_duration(remaining)} left"
@@ -105,6 +105,12 @@ class LineObserver:
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _loss(record: dict[str, Any]) -> str:
+    """Of the next token, and behind it those of heads for later ones."""
+    later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
+    return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from widthwise.model.config import PARTS
 from widthwise.reports.formats import hidden_widths, si
 
 LAYER_HEADERS = (
@@ -46,37 +47,58 @@ def layer_table(summary: dict[str, Any]) -> Table:
 
 
 def cost_table(summary: dict[str, Any]) -> Table:
-    """The whole model beside its baseline, from an inspection."""
+    """The whole model beside its baseline, from an inspection. Parts that no model has are left out."""
     baseline = summary.get("baseline")
     table = Table(title="costs (FLOPs and bytes per token)")
-    for name in ("", "model", *(("baseline", "ratio") if baseline else ())):
-        table.add_column(name, justify="right" if name else "left")
+    table.add_column("")
+    table.add_column(f"model\n{_kind(summary)}", justify="right")
+    if baseline:
+        table.add_column(f"baseline\n{_kind(baseline)}", justify="right")
+        table.add_column("ratio", justify="right")
     for name, read in COST_LINES.items():
-        cells = [_exact(read(summary))]
-        if baseline:
-            value, other = read(summary), read(baseline)
-            cells += [_exact(other), f"{value / other:.4f}" if other else "-"]
-        table.add_row(name, *cells)
+        value, other = read(summary), read(baseline) if baseline else 0
+        if value or other:
+            cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
+            table.add_row(name, _exact(value), *cells)
     return table
+
+
+def _kind(summary: dict[str, Any]) -> str:
+    """What kind of model it is: its residual, its shape, its further heads."""
+    words = [summary["residual"], "uniform" if len(set(summary["widths"])) == 1 else "shaped"]
+    if summary["n_mtp_depths"]:
+        words.append(f"mtp {summary['n_mtp_depths']}")
+    return "\n".join(words)
 
 
 def _exact(value: float) -> str:
     return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
 
 
-def _part(part: str) -> Callable[[dict[str, Any]], float]:
+def _params(part: str) -> Callable[[dict[str, Any]], float]:
     return lambda summary: summary["params"][part]
 
 
+def _flops(part: str) -> Callable[[dict[str, Any]], float]:
+    return lambda summary: summary["flops_by_part"][part]
+
+
+MODEL_PARTS = tuple(part for part in PARTS if part != "mtp")
+
 COST_LINES = {
-    "params": _part("total"),
-    **{f"  {part}": _part(part) for part in ("embedding", "attention", "ffn", "norm", "residual", "head")},
+    "params": _params("total"),
+    **{f"  {part}": _params(part) for part in MODEL_PARTS},
+    "  mtp (training)": _params("mtp"),
     "params, layers": lambda summary: sum(summary["params"][part] for part in ("attention", "ffn", "residual")),
-    "params, active": _part("active"),
+    "params, active": _params("active"),
     "average width": lambda summary: summary["average_width"],
+    "stream width": lambda summary: summary["stream_width"],
+    "virtual width": lambda summary: summary["virtual_width"],
     "FLOPs, forward": lambda summary: summary["flops_per_token"]["forward"],
+    **{f"  {part} FLOPs": _flops(part) for part in MODEL_PARTS},
     "FLOPs, forward, causal": lambda summary: summary["flops_per_token"]["forward_causal"],
     "FLOPs, training": lambda summary: summary["flops_per_token"]["training"],
+    "  mtp FLOPs": lambda summary: summary["flops_per_token"]["training_mtp"],
     "KV bytes (bf16)": lambda summary: summary["kv_bytes_per_token"],
     "activation bytes (bf16)": lambda summary: summary["activation_bytes_per_token"],
 }

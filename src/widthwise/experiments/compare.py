@@ -10,7 +10,8 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.experiments.plan import Plan
-from widthwise.experiments.statistics import Estimate, paired_difference, seed_interval, verdict
+from widthwise.experiments.statistics import TIE_MARGIN, Estimate, paired_difference, seed_interval, verdict
+from widthwise.experiments.trend import trend_summary
 from widthwise.files import write_atomic
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import ratios
@@ -61,6 +62,8 @@ def summarise(
     """The comparison as data. results: variant -> one result a seed, in the order of plan.seeds."""
     baseline = results[plan.baseline]
     variants = [_variant(plan, name, results[name], baseline) for name in plan.recipes]
+    trend = _trend(plan, results)
+    sentences = [_sentence(variant, plan) for variant in variants if variant["difference"]]
     return {
         "title": plan.title,
         "command": command,
@@ -70,9 +73,10 @@ def summarise(
         "seeds": list(plan.seeds),
         "baseline": plan.baseline,
         "matched": plan.match,
-        "sentence": "\n".join(_sentence(variant, plan) for variant in variants if variant["difference"]),
+        "sentence": "\n".join(sentences + ([_trend_sentence(trend)] if trend else [])),
         "environment": environment,
         "variants": variants,
+        "trend": trend,
     }
 
 
@@ -99,6 +103,13 @@ def _windows(results: list[dict[str, Any]]) -> np.ndarray:
     return np.array([result["val_window_losses"] for result in results])
 
 
+def _trend(plan: Plan, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
+    if plan.trend is None:
+        return None
+    values = plan.trend_values()
+    return trend_summary(plan.trend.over, values, {name: _windows(results[name]) for name in values}, CONFIDENCE)
+
+
 PHRASES = {
     "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
     "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
@@ -112,14 +123,43 @@ def _sentence(variant: dict[str, Any], plan: Plan) -> str:
     phrase = PHRASES[variant["verdict"]].format(
         size=abs(difference.mean), mean=difference.mean, baseline=plan.baseline, n=_seeds(len(difference.per_seed))
     )
-    interval = f"{CONFIDENCE:.0%} interval {difference.low:+.4f} to {difference.high:+.4f}"
-    if math.isnan(difference.low):
-        interval = "one seed gives no interval"
     ratio = variant["ratio"]
     return (
-        f"{variant['name']} {phrase} ({interval}), at {ratio['params']:.3f} of the parameters, "
+        f"{variant['name']} {phrase} ({_interval(difference)}), at {ratio['params']:.3f} of the parameters, "
         f"{ratio['training_flops']:.3f} of the training FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
     )
+
+
+TREND_PHRASES = {
+    "better": "lowers the held-out loss by {size:.4f} nats",
+    "worse": "raises the held-out loss by {size:.4f} nats",
+    "tie": "changes the held-out loss by {mean:+.4f} nats, and the whole range surely by less than {margin}",
+    "cannot tell": "changes the held-out loss by {mean:+.4f} nats, but {n} cannot tell that from luck",
+}
+
+
+def _trend_sentence(trend: dict[str, Any]) -> str:
+    slope, points = Estimate(**trend["slope"]), trend["points"]
+    values = [point["value"] for point in points]
+    phrase = TREND_PHRASES[trend["verdict"]].format(
+        size=abs(slope.mean), mean=slope.mean, margin=TIE_MARGIN, n=_seeds(len(slope.per_seed))
+    )
+    farthest = max(points, key=lambda point: abs(point["residual"]))
+    fit = (
+        f"R² is {trend['r_squared']:.4f}, and {farthest['variant']} lies {farthest['residual']:+.4f} nats off the line"
+    )
+    if math.isnan(trend["r_squared"]):
+        fit = "all means are equal"
+    return (
+        f"Each doubling of {trend['over']}, from {min(values):,.7g} to {max(values):,.7g}, {phrase} "
+        f"({_interval(slope)}); {fit}."
+    )
+
+
+def _interval(estimate: Estimate) -> str:
+    if math.isnan(estimate.low):
+        return "one seed gives no interval"
+    return f"{CONFIDENCE:.0%} interval {estimate.low:+.4f} to {estimate.high:+.4f}"
 
 
 def _seeds(n: int) -> str:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, merge, parse, read_recipe
+from widthwise.config_io import Config, UserError, merge, nearest_hint, parse, read_recipe, to_data
+from widthwise.experiments.trend import TrendConfig
 from widthwise.model.config import cost_summary
 from widthwise.shape.breakdown import ratios
 from widthwise.shape.kinds import Match
@@ -28,6 +29,8 @@ class CompareConfig(Config):
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     match: Literal[Match, "none"] = "params"
     """What all variants must have in common, within one percent."""
+    trend: TrendConfig | None = None
+    """A line of the losses over the logarithm of a quantity."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
@@ -36,6 +39,9 @@ class CompareConfig(Config):
         for name in self.variants:
             if not name or not set(name) <= ALLOWED_IN_NAMES:
                 raise ValueError(f"variants: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
+        for name in (self.trend and self.trend.variants) or ():
+            if name not in self.variants:
+                raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
         return self
 
 
@@ -47,6 +53,7 @@ class Plan:
     recipes: dict[str, Recipe]
     seeds: tuple[int, ...]
     match: str
+    trend: TrendConfig | None = None
 
     @property
     def baseline(self) -> str:
@@ -60,6 +67,14 @@ class Plan:
         return (
             f"{len(self.recipes) * n_seeds} runs of {first.train.steps:,} steps and {first.n_tokens:,} tokens, "
             f"together {compute:.3g} PFLOP/s-days"
+        )
+
+    def trend_values(self) -> dict[str, float]:
+        """Variant -> the quantity of the trend, where there is one. Raises UserError where no line can be fitted."""
+        if self.trend is None:
+            return {}
+        return self.trend.values(
+            {name: cost_summary(recipe.explicit_model, recipe.seq_len) for name, recipe in self.recipes.items()}
         )
 
     def run_recipe(self, name: str, seed: int) -> Recipe:
@@ -79,8 +94,8 @@ def read_plan(
     config, recipes = _variants(paths[0], overrides) if len(paths) == 1 else _recipes(paths, overrides)
     if seeds or match:
         changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
-        config = parse(CompareConfig, {"variants": config.variants, **changes}, "compare")
-    plan = Plan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match)
+        config = parse(CompareConfig, to_data(config) | changes, "compare")
+    plan = Plan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match, config.trend)
     check_fair(plan)
     return plan
 
@@ -128,6 +143,7 @@ def check_fair(plan: Plan) -> None:
                 f"{LARGEST_MISMATCH:.0%}; resize it (a solved shape meets the budget with rounding: balanced), or say "
                 "match: none under compare, or --match none"
             )
+    plan.trend_values()  # raises where no line can be fitted
 
 
 def _check_recipe(recipe: Recipe, name: str) -> None:

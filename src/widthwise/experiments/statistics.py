@@ -41,15 +41,21 @@ def _students_t(mean: float, standard_error: float, per_seed: list[float], confi
 
 
 def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
-    """Mean of variant - baseline; its interval is Student's t times a bootstrap standard error.
-
-    variant, baseline: (n_seeds, n_windows) losses; the same row is the same seed and data order, the same column the
-    same held-out text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007,
-    arXiv:0712.1111). Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of
-    freedom; the quantiles of such a bootstrap itself would call one difference in five real that is luck. One seed
-    gives no interval: its ends are nan.
-    """
+    """Mean of variant - baseline, as `paired_mean` estimates it. Both: (n_seeds, n_windows) losses, paired alike."""
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    return paired_mean(differences, confidence, seed)
+
+
+def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
+    """Mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap standard
+    error.
+
+    differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
+    text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
+    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the
+    quantiles of such a bootstrap itself would call one difference in five real that is luck. One seed gives no
+    interval: its ends are nan.
+    """
     n_seeds, n_windows = differences.shape
     random = np.random.default_rng(seed)
     seed_weights = random.multinomial(n_seeds, np.full(n_seeds, 1 / n_seeds), size=N_RESAMPLES) / n_seeds

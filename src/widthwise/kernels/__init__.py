@@ -1,9 +1,19 @@
 """Fused operations. Each has a `reference.py`, the readable truth, and a `fused.py` with the same signature."""
 
 from widthwise.kernels.grouped_swiglu import grouped_swiglu
+from widthwise.kernels.hyper_connections import read_slots, write_slots
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
 from widthwise.kernels.rms_norm import rms_norm
 from widthwise.kernels.sliced_swiglu import bucketed_units, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
 
-__all__ = ["bucketed_units", "grouped_swiglu", "linear_cross_entropy", "rms_norm", "sliced_swiglu", "swiglu"]
+__all__ = [
+    "bucketed_units",
+    "grouped_swiglu",
+    "linear_cross_entropy",
+    "read_slots",
+    "rms_norm",
+    "sliced_swiglu",
+    "swiglu",
+    "write_slots",
+]

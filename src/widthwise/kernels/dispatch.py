@@ -1,6 +1,7 @@
 """Which form of an operation runs, and in which type."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -32,3 +33,10 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     device = x.device.type
     is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta
     return torch.get_autocast_dtype(device) if is_autocast else x.dtype
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """For what must run in the type of its tensors; meta tensors know no autocast."""
+    device = x.device.type
+    has_autocast = torch.amp.is_autocast_available(device)
+    return torch.autocast(device, enabled=False) if has_autocast else nullcontext()

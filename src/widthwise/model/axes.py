@@ -6,6 +6,7 @@ filled later.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,19 @@ Axes = dict[str, int]
 """Axis names with their sizes, outermost first: {"n_heads": 16, "head_dim": 40} is an axis of 640 entries."""
 
 
+Start = float | Callable[[Tensor, torch.Generator], None] | None
+"""What the entries of a weight start at: one number, what a function fills in, or None where they are drawn."""
+
+
 def size(axes: Axes) -> int:
     """Number of entries along the flattened axes."""
     return math.prod(axes.values())
 
 
 class Weight(nn.Module):
-    """One parameter, `weight`. All its entries start at `start`; where that is None they are drawn."""
+    """One parameter, `weight`."""
 
-    def __init__(self, in_axes: Axes, out_axes: Axes, shape: tuple[int, ...], start: float | None):
+    def __init__(self, in_axes: Axes, out_axes: Axes, shape: tuple[int, ...], start: Start):
         super().__init__()
         self.in_axes, self.out_axes, self.start = in_axes, out_axes, start
         self.weight = nn.Parameter(torch.empty(shape))
@@ -36,12 +41,23 @@ class Weight(nn.Module):
 class Linear(Weight):
     """y = x W^T without bias; W has shape (size(out_axes), size(in_axes)). With start = 0 the map starts unheard."""
 
-    def __init__(self, in_axes: Axes, out_axes: Axes, start: float | None = None):
+    def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None):
         super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""
         return nn.functional.linear(x, self.weight)
+
+
+class Control(Linear):
+    """A Linear whose outputs are no coordinates of a state, but steer what becomes of one.
+
+    Scores of experts, widths, coefficients of a mixture.
+    """
+
+
+class Experts(Linear):
+    """The matrices of several experts, one below the other."""
 
 
 class Embedding(Weight):
@@ -61,7 +77,7 @@ class Vector(Weight):
     It does not decay, and learns at the rate of the gains.
     """
 
-    def __init__(self, axes: Axes, start: float):
+    def __init__(self, axes: Axes, start: Start):
         super().__init__(axes, axes, (size(axes),), start)
 
     def forward(self) -> Tensor:
@@ -69,7 +85,11 @@ class Vector(Weight):
         return self.weight
 
     def extra_repr(self) -> str:
-        return f"{self.in_axes}, start={self.start}"
+        return f"{self.in_axes}"
+
+
+class Scale(Vector):
+    """A factor of something else that is learned, so that both together have one size too many. Decays if asked to."""
 
 
 class RMSNorm(Weight):

@@ -1,5 +1,6 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,19 +10,42 @@ from widthwise.config_io import Config
 from widthwise.model.cost import Cost, linear, rms_norm
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
+from widthwise.model.mtp import MTPConfig
+from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 
-PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head")
+PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
 
 
-def check_vocabulary(layers: Sequence[LayerConfig], vocab_size: int) -> None:
-    """Raises ValueError where a layer tells tokens apart by the ids of another vocabulary."""
-    for index, layer in enumerate(layers):
+def check_fit(
+    vocab_size: int,
+    d_model: int,
+    layers: Sequence[LayerConfig],
+    residual: Residual,
+    mtp: MTPConfig | None,
+    tie_embeddings: bool,
+) -> None:
+    """Raises ValueError where parts of a model do not fit together."""
+    named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
+    if mtp is not None:
+        named["mtp.layer"] = mtp.layer
+    for name, layer in named.items():
         if layer.ffn.vocab_size not in (None, vocab_size):
-            raise ValueError(
-                f"layers.{index}.ffn: its vocab_size is {layer.ffn.vocab_size}; must be the model's, {vocab_size}"
-            )
+            raise ValueError(f"{name}.ffn: its vocab_size is {layer.ffn.vocab_size}; must be the model's, {vocab_size}")
+    if mtp is not None and {mtp.layer.d_in, mtp.layer.d_model, mtp.layer.d_out} != {d_model}:
+        raise ValueError(f"mtp.layer.d_model: got {mtp.layer.d_model}; must be the model's, {d_model}")
+    try:
+        residual.check_widths(
+            d_model, [width for layer in layers for width in (layer.d_model, layer.d_in, layer.d_out)]
+        )
+    except ValueError as error:
+        raise ValueError(f"residual.{error}") from None
+    if tie_embeddings and residual.embedding_width(d_model) != d_model:
+        raise ValueError(
+            f"tie_embeddings: the embedding has {residual.embedding_width(d_model)} columns and the head {d_model}; "
+            "use residual.embedding: expand, slot or pad"
+        )
 
 
 class ModelConfig(Config):
@@ -34,6 +58,8 @@ class ModelConfig(Config):
     final_norm_eps: pydantic.PositiveFloat = 1e-5
     final_norm_width: pydantic.PositiveInt
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
+    mtp: MTPConfig | None = None
+    """Further heads that predict later tokens."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -41,8 +67,12 @@ class ModelConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "ModelConfig":
-        check_vocabulary(self.layers, self.vocab_size)
+        check_fit(self.vocab_size, self.d_model, self.layers, self.residual, self.mtp, self.tie_embeddings)
         return self
+
+    @property
+    def final_norm(self) -> NormConfig:
+        return NormConfig(eps=self.final_norm_eps, norm_dim=self.final_norm_width)
 
     @property
     def n_layers(self) -> int:
@@ -62,6 +92,11 @@ class ModelConfig(Config):
         """Width of the stream as it arrives at each layer."""
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
+    @property
+    def stream_width(self) -> int:
+        """Of the whole stream: all slots, or the widest layer where layers write a prefix of one vector."""
+        return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
+
     def layer_costs(self) -> list[dict[str, Cost]]:
         """Cost of every layer by part."""
         return [layer.costs(self.residual, d_before) for layer, d_before in zip(self.layers, self.stream_widths)]
@@ -69,30 +104,50 @@ class ModelConfig(Config):
     def costs(self) -> dict[str, Cost]:
         """Cost of the whole model by part, see PARTS.
 
-        A tied head has no parameters of its own but the FLOPs of the product. The head keeps the gradient of its input,
-        because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not
-        an activation.
+        `mtp` holds whatever further heads add in training, of every kind. A tied head has no parameters of its own but
+        the FLOPs of the product. The head keeps the gradient of its input, because the loss forms gradients in the
+        forward pass; the gradient of its weight is formed there too, but is not an activation.
         """
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
-        table = self.vocab_size * self.d_model
-        parts["embedding"] = Cost(params=table, active_params=table)
-        head = linear(self.d_model, self.vocab_size)
+        residual, d_model = self.residual, self.d_model
+        table = self.vocab_size * residual.embedding_width(d_model)
+        parts["embedding"] = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
+        head = linear(d_model, self.vocab_size)
         parts["head"] = Cost(flops=head.flops) if self.tie_embeddings else head
-        parts["head"] += Cost(activation_elements=self.d_model)
+        parts["head"] += Cost(activation_elements=d_model)
         for layer in self.layer_costs():
             parts = {part: cost + layer.get(part, Cost()) for part, cost in parts.items()}
         parts["norm"] += rms_norm(self.final_norm_width)
+        parts["residual"] += residual.exit_cost(d_model)
+        if self.mtp is not None:
+            parts["mtp"] = self.mtp.cost(residual, d_model, head)
         return parts
 
     def cost(self) -> Cost:
+        """Of training: with the further heads."""
         return sum(self.costs().values(), Cost())
+
+    def inference_cost(self) -> Cost:
+        """Of the model alone, whose function does not need the further heads."""
+        return sum((cost for part, cost in self.costs().items() if part != "mtp"), Cost())
 
 
 def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps."""
-    parts, total = config.costs(), config.cost()
+    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps.
+
+    Parameters, training FLOPs and activations are of training, with further heads; forward FLOPs, active parameters and
+    KV bytes of the model alone, but for `flops_by_part`, which has the forward FLOPs of the further heads too.
+    """
+    parts, total, inference = config.costs(), config.cost(), config.inference_cost()
+    n_slots, slot_width = config.residual.slot_shape(config.d_model)
     return {
         "d_model": config.d_model,
+        "residual": config.residual.kind,
+        "stream_width": config.stream_width,
+        "virtual_width": n_slots * slot_width / config.d_model,
+        "n_slots": n_slots,
+        "slot_width": slot_width,
+        "n_mtp_depths": 0 if config.mtp is None else config.mtp.n_depths,
         "n_layers": config.n_layers,
         "vocab_size": config.vocab_size,
         "seq_len": seq_len,
@@ -105,14 +160,16 @@ def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
         "params": {
             "total": total.params,
             **{part: cost.params for part, cost in parts.items()},
-            "active": total.active_params,
+            "active": inference.active_params,
         },
         "flops_per_token": {
-            "forward": total.forward_flops(seq_len),
+            "forward": inference.forward_flops(seq_len),
             "training": total.training_flops(seq_len),
-            "forward_causal": total.forward_flops(seq_len, causal=True),
+            "training_mtp": parts["mtp"].training_flops(seq_len),
+            "forward_causal": inference.forward_flops(seq_len, causal=True),
         },
-        "kv_bytes_per_token": total.kv_bytes(),
+        "flops_by_part": {part: cost.forward_flops(seq_len) for part, cost in parts.items()},
+        "kv_bytes_per_token": inference.kv_bytes(),
         "activation_bytes_per_token": total.activation_bytes(),
     }
 

@@ -1,6 +1,6 @@
 """What all layers share in one forward pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -21,3 +21,9 @@ class PassContext:
     """A scalar that takes the place of what dynamic-width layers would choose for each token."""
     start: int = 0
     """Tokens in the cache before this pass."""
+
+    def ahead(self, k: int) -> "PassContext":
+        """Of a pass without cache and padding: all positions but the last k, with the tokens k places on from them."""
+        n = self.tokens.shape[1] - k
+        rope = {kind: (cos[:, :n], sin[:, :n]) for kind, (cos, sin) in self.rope.items()}
+        return replace(self, tokens=self.tokens[:, k:], rope=rope)

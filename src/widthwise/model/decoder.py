@@ -1,18 +1,22 @@
-"""The decoder: embed, layers, norm, head."""
+"""The decoder: embedding, layers, norm, head, and heads for later tokens."""
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import Embedding, Linear, RMSNorm
+from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.init import fill, matrix_std
 from widthwise.model.kv_cache import KVCache
+from widthwise.model.layer import LayerConfig
+from widthwise.model.mtp import MTPDepth
+from widthwise.model.residual.interface import Stream
 from widthwise.model.rope import rope_table
 
 
@@ -20,13 +24,16 @@ class Loss(NamedTuple):
     """What `Decoder.loss` finds. Only the objective and the choices carry gradients."""
 
     objective: Tensor
-    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2) and the layers' auxiliary losses."""
+    """Scalar to differentiate: mean(loss + z_coefficient * log_normaliser^2), the layers' auxiliary losses, and the
+    mean objective of the further heads times its coefficient."""
     losses: Tensor
     """(B, T), nats per token, without any auxiliary term."""
     log_normalisers: Tensor
     """(B, T)"""
     choices: tuple[Choices, ...]
     """One a layer; see `model.ffn.interface`."""
+    mtp_losses: tuple[Tensor, ...] = ()
+    """Of depth k of multi-token prediction (B, T - k), nats per token: position i is about target i + k."""
 
 
 class Decoder(nn.Module):
@@ -38,19 +45,30 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, {"d_model": config.d_model})
+        residual, d_model = config.residual, config.d_model
+        self.embedding = Embedding(config.vocab_size, {"d_model": residual.embedding_width(d_model)})
+        self.entry = residual.build_entry(d_model)
         self.layers = nn.ModuleList(
-            layer.build(config.residual, d_before) for layer, d_before in zip(config.layers, config.stream_widths)
+            layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.stream_widths)
         )
-        self.norm = RMSNorm({"d_model": config.final_norm_width}, config.final_norm_eps, config.final_norm_width)
-        self.head = Linear({"d_model": config.d_model}, {"vocab_size": config.vocab_size})
+        self.exit = residual.build_exit(d_model, config.final_norm)
+        self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
+        self.mtp = nn.ModuleList() if config.mtp is None else config.mtp.build(residual, d_model)
         self.register_buffer("progress", torch.ones(()), persistent=False)
         self.tie()
 
     def tie(self) -> None:
-        """Makes head and embedding one parameter where the config says so; needed again after `to_empty`."""
+        """Makes one parameter of what the config says is one; needed again after `to_empty`."""
         if self.config.tie_embeddings:
             self.head.weight = self.embedding.weight
+        if self.config.mtp is not None and self.config.mtp.share_reduce:
+            for depth in self.depths:
+                depth.exit.share_reduction(self.exit)
+
+    @property
+    def depths(self) -> Sequence[MTPDepth]:
+        """The heads for later tokens, in order."""
+        return cast(Sequence[MTPDepth], self.mtp)
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -58,41 +76,45 @@ class Decoder(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.progress.fill_(1.0)  # `to_empty` left it without a value
         init, n_additions = self.config.init, self.config.n_residual_additions
-        for module in (self.embedding, self.norm):
-            fill(module, init.std, generator, init.truncate_at)
+        fill(self.embedding, init.std, generator, init.truncate_at)
         if not self.config.tie_embeddings:
             fill(self.head, init.std, generator, init.truncate_at)
-        for layer_config, layer in zip(self.config.layers, self.layers):
-            width_ratio = self.config.d_model / layer_config.d_model
-            for module in layer.modules():
+        widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
+        for part in (*self.layers, self.entry, self.exit, *self.mtp):
+            width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
+            for module in part.modules():
                 std = matrix_std(init, module, width_ratio, n_additions) if isinstance(module, Linear) else init.std
                 fill(module, std, generator, init.truncate_at)
+
+    def embed(self, tokens: Tensor) -> Stream:
+        """tokens: integers (B, T) -> the residual's stream before the first layer."""
+        return self.entry(self.embedding(tokens) * self.config.embedding_multiplier)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
 
         With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on left padding.
         """
-        return self._trunk(tokens, cache, is_real)[0]
+        return self.exit(self.stream(tokens, cache, is_real))
 
-    def _trunk(
-        self,
-        tokens: Tensor,
-        cache: KVCache | None = None,
-        is_real: Tensor | None = None,
-        width_fraction: float | None = None,
-    ) -> tuple[Tensor, tuple[Choices, ...]]:
+    def stream(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Stream:
+        """The residual's stream after the last layer. For the arguments see `hidden`."""
         if cache is not None:
             cache.check_room(*tokens.shape)
-        context = self._context(tokens, cache, is_real, width_fraction)
-        stream = self.config.residual.open(self.embedding(tokens) * self.config.embedding_multiplier)
-        choices: list[Choices] = []
+        context = self._context(tokens, self.config.layers, cache, is_real)
+        stream, _ = self._run_layers(self.embed(tokens), context, cache)
+        if cache is not None:
+            cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
+        return stream
+
+    def _run_layers(
+        self, stream: Stream, context: PassContext, cache: KVCache | None = None
+    ) -> tuple[Stream, tuple[Choices, ...]]:
+        choices = []
         for i, layer in enumerate(self.layers):
             stream, chosen = layer(stream, context, None if cache is None else cache.layers[i])
             choices.append(chosen)
-        if cache is not None:
-            cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
-        return self._final_norm(stream), tuple(choices)
+        return stream, tuple(choices)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> logits (B, T, vocab_size). For the other arguments see `hidden`."""
@@ -109,23 +131,78 @@ class Decoder(nn.Module):
 
         width_fraction: what every dynamic-width layer uses instead of choosing token by token.
         """
-        hidden, choices = self._trunk(tokens, width_fraction=width_fraction)
-        multiplier = self.config.logit_multiplier
-        objective, losses, log_normalisers = linear_cross_entropy(
-            hidden, self.head.weight, targets, multiplier, z_coefficient
-        )
+        layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
+        context = self._context(tokens, layers, width_fraction=width_fraction)
+        entered = self.embed(tokens)
+        stream, choices = self._run_layers(entered, context)
+        objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
         for chosen in choices:
             objective = objective + chosen.get("auxiliary_loss", 0.0)
-        return Loss(objective, losses, log_normalisers, choices)
+        if self.config.mtp is None:
+            return Loss(objective, losses, log_normalisers, choices)
+        further, mtp_losses = self._further_losses(entered, stream, targets, context)
+        objective = objective + self.config.mtp.coefficient_at(self.progress) * further
+        return Loss(objective, losses, log_normalisers, choices, mtp_losses)
+
+    def _cross_entropy(self, hidden: Tensor, targets: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
+        return linear_cross_entropy(hidden, self.head.weight, targets, self.config.logit_multiplier, z_coefficient)
+
+    def _further_losses(
+        self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Of multi-token prediction: the mean of the depths' objectives, and their losses.
+
+        entered, stream: before the first layer and after the last. Depth k knows the token k places on, and is asked
+        for the one after: for the last k positions of a row the batch holds no answer, so they are left out. A depth's
+        objective is its mean loss over what is left and the auxiliary losses of its layer; depths with nothing left
+        have none.
+        """
+        slots, later = self.slots(stream), self.slots(entered)
+        n_tokens = targets.shape[1]
+        total, losses = targets.new_zeros((), dtype=torch.float32), []
+        for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
+            slots, chosen = depth(slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
+            mean, of_tokens, _ = self._cross_entropy(depth.hidden(slots), targets[:, k:], z_coefficient=0.0)
+            total = total + mean + chosen.get("auxiliary_loss", 0.0)
+            losses.append(of_tokens)
+        return total / max(1, len(losses)), tuple(losses)
+
+    def slots(self, stream: Stream) -> Tensor:
+        """The stream as further heads take it, (B, T, n_slots, slot_width)."""
+        return self.config.residual.to_slots(stream, self.config.d_model)
+
+    def further_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
+        """The slots of depth k behind what the cache of the depths holds, whose length stays.
+
+        slots: (B, T, n_slots, slot_width), of depth k - 1, 0 being the model; tokens: integers (B, T), those k places
+        after the positions.
+        """
+        assert self.config.mtp is not None
+        context = self._context(tokens, (self.config.mtp.layer,), cache)
+        found, _ = self.depths[k - 1](slots, self.slots(self.embed(tokens)), context, cache.layers[k - 1])
+        return found
 
     def new_cache(self, batch_size: int, capacity: int) -> KVCache:
         """An empty cache for `capacity` tokens in the model's type, on its device."""
-        shapes = [(layer.attention.n_kv_heads, layer.attention.head_dim) for layer in self.config.layers]
+        return self._cache_of(self.config.layers, batch_size, capacity)
+
+    def new_further_cache(self, batch_size: int, capacity: int) -> KVCache:
+        """The same for the further heads, one layer each."""
+        mtp = self.config.mtp
+        return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)
+
+    def _cache_of(self, layers: Sequence[LayerConfig], batch_size: int, capacity: int) -> KVCache:
+        shapes = [(layer.attention.n_kv_heads, layer.attention.head_dim) for layer in layers]
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
 
     def _context(
-        self, tokens: Tensor, cache: KVCache | None, is_real: Tensor | None, width_fraction: float | None
+        self,
+        tokens: Tensor,
+        layers: Sequence[LayerConfig],
+        cache: KVCache | None = None,
+        is_real: Tensor | None = None,
+        width_fraction: float | None = None,
     ) -> PassContext:
         """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
         n_new, start = tokens.shape[1], 0 if cache is None else cache.length
@@ -135,21 +212,12 @@ class Decoder(nn.Module):
             positions = torch.arange(start, start + n_new, device=tokens.device)[None]
         else:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
-        kinds = {(layer.attention.head_dim, layer.attention.rope_base) for layer in self.config.layers}
+        kinds = {(layer.attention.head_dim, layer.attention.rope_base) for layer in layers}
         rope = {kind: rope_table(positions, *kind) for kind in kinds}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
         mask = _mask(real, start, n_new, tokens.device)
         return PassContext(tokens, rope, mask, self.progress, width_fraction=forced, start=start)
-
-    def _final_norm(self, stream: Any) -> Tensor:
-        d_model, n = self.config.d_model, self.config.final_norm_width
-        x = self.config.residual.close(stream, max(n, d_model))
-        if n >= d_model:
-            return self.norm(x)[..., :d_model]
-        # As the release does: coordinates the last layer did not own join the head without being normalised.
-        normalised = self.norm(x[..., :n])
-        return torch.cat((normalised, x[..., n:].to(normalised.dtype)), dim=-1)
 
 
 def _all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:

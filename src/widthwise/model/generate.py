@@ -61,6 +61,12 @@ def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Te
     return tokens, is_real
 
 
+def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
+    """Raises UserError where there is none, or an empty one."""
+    if not prompts or not all(prompts):
+        raise UserError("prompt: is empty; give at least one token for each text")
+
+
 @torch.no_grad()
 def stream_tokens(
     model: Decoder,
@@ -73,8 +79,7 @@ def stream_tokens(
 
     Raises UserError for an empty prompt, and where the cache does not fit into memory.
     """
-    if not prompts or not all(prompts):
-        raise UserError("prompt: is empty; give at least one token for each text")
+    check_prompts(prompts)
     sampling = SamplingConfig() if sampling is None else sampling
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)

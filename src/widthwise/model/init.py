@@ -49,12 +49,14 @@ def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at:
     """
     if not isinstance(module, Weight):
         return
-    if module.start is not None:
+    if isinstance(module.start, (int, float)):
         module.weight.fill_(module.start)
         return
     # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
     drawn = torch.empty(module.weight.shape, dtype=torch.float32)
-    if truncate_at is None:
+    if module.start is not None:
+        module.start(drawn, generator)
+    elif truncate_at is None:
         drawn.normal_(0.0, std, generator=generator)
     else:
         nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)

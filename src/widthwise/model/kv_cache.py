@@ -49,6 +49,12 @@ class KVCache:
         self.is_real[:, self.length : self.length + is_real.shape[1]] = is_real
         self.length += is_real.shape[1]
 
+    def rewind(self, length: int) -> None:
+        """Forgets the tokens from `length` on. Raises ValueError where it holds fewer than that."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"a cache of {self.length} tokens cannot be rewound to {length}")
+        self.length = length
+
     @property
     def n_bytes(self) -> int:
         """Bytes of keys and values at full capacity."""

@@ -1,7 +1,5 @@
 """One decoder layer: attention and feed-forward, each behind its norm and its residual."""
 
-from typing import Any
-
 import pydantic
 from torch import nn
 
@@ -14,6 +12,7 @@ from widthwise.model.ffn.interface import Choices
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.norm import NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
+from widthwise.model.residual.interface import Site, Stream
 
 
 class LayerConfig(Config):
@@ -67,12 +66,12 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
         super().__init__()
         self.config = config
-        self.attention_residual = residual.build(d_before, config.d_in, config.d_model)
+        self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
         self.attention = config.attention.build(config.d_model, config.d_in, config.attention_norm_site)
-        self.ffn_residual = residual.build(config.d_model, config.d_model, config.d_out)
+        self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
 
-    def forward(self, stream: Any, context: PassContext, cache: LayerCache | None = None) -> tuple[Any, Choices]:
+    def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
         """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
 
         Also returns what the feed-forward chose for the tokens.

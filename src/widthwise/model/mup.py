@@ -1,4 +1,4 @@
-"""Which weights learn at which rate and which decay, from the names of the axes.
+"""Which weights learn at which rate and which decay, from the modules that hold them, never from the number of axes.
 
 The paper's groups: hidden matrices at lr / width_multiplier, embedding, head and gains at lr, gains without decay. With
 width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, arXiv:2203.03466); held constant it is
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
+from widthwise.model.axes import Control, Embedding, Experts, Linear, RMSNorm, Scale, Vector
 from widthwise.model.decoder import Decoder
 
 
@@ -20,7 +20,7 @@ class ParameterGroup:
     """Parameters that are optimised alike."""
 
     name: str
-    """What they are; two groups of one name differ in decay."""
+    """What they are; two groups of one name differ in what follows."""
     names: tuple[str, ...]
     """Of the parameters, as in `named_parameters`."""
     parameters: tuple[nn.Parameter, ...]
@@ -28,26 +28,33 @@ class ParameterGroup:
     """Times the recipe's learning rate."""
     decays: bool
     """Whether weight decay applies."""
+    are_hidden_matrices: bool
+    """Whether each is one matrix from one hidden state to another, so that its singular values mean something."""
 
 
 def parameter_groups(
-    model: Decoder, lr_follows_layer_width: bool = False, decays_embedding: bool = True, decays_gains: bool = False
+    model: Decoder,
+    lr_follows_layer_width: bool = False,
+    decays_embedding: bool = True,
+    decays_gains: bool = False,
+    decays_scales: bool = True,
 ) -> list[ParameterGroup]:
     """Every parameter in exactly one group, groups in the order of their first parameter.
 
     lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
-    do; the paper does not. decays_embedding, decays_gains: whether weight decay applies to the embedding (a tied head
-    is the embedding) and to the gains of the norms.
+    do; the paper does not. decays_embedding, decays_gains, decays_scales: whether weight decay applies to the embedding
+    (a tied head is the embedding), to the gains of the norms, and to what scales learned coefficients.
     """
-    members: dict[tuple[str, float, bool], list[str]] = {}
+    members: dict[tuple[str, float, bool, bool], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
-        group = _group_of(model, name, owner, lr_follows_layer_width)
-        members.setdefault((*group, _decays(owner, decays_embedding, decays_gains)), []).append(name)
+        group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
+        decays = _decays(owner, decays_embedding, decays_gains, decays_scales)
+        members.setdefault((group, lr_factor, decays, _is_hidden_matrix(model, owner)), []).append(name)
     return [
-        ParameterGroup(group, tuple(names), tuple(parameters[name] for name in names), lr_factor, decays)
-        for (group, lr_factor, decays), names in members.items()
+        ParameterGroup(group, tuple(names), tuple(parameters[name] for name in names), lr_factor, decays, are_hidden)
+        for (group, lr_factor, decays, are_hidden), names in members.items()
     ]
 
 
@@ -55,22 +62,30 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
     """Name and lr_factor of the group that a parameter belongs to. owner: the module that holds it."""
     if isinstance(owner, (RMSNorm, Vector)):
         return "gains", 1.0
-    if not (name.startswith("layers.") and isinstance(owner, Linear)):
+    if not isinstance(owner, Linear) or owner is model.head:
         return "tables", 1.0
     lr_factor = 1 / model.config.init.width_multiplier
     if lr_follows_layer_width:
-        layer_width = model.config.layers[int(name.split(".")[1])].d_model
+        in_layer = name.startswith("layers.")
+        layer_width = model.config.layers[int(name.split(".")[1])].d_model if in_layer else model.config.d_model
         return f"matrices of width {layer_width}", lr_factor * model.config.d_model / layer_width
     return "matrices", lr_factor
 
 
-def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool) -> bool:
+def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays_scales: bool) -> bool:
     """Whether weight decay applies to what a module holds."""
     if isinstance(owner, Embedding):
         return decays_embedding
     if isinstance(owner, RMSNorm):
         return decays_gains
+    if isinstance(owner, Scale):
+        return decays_scales
     return not isinstance(owner, Vector)
+
+
+def _is_hidden_matrix(model: Decoder, owner: nn.Module) -> bool:
+    """Whether a module holds what `ParameterGroup.are_hidden_matrices` says."""
+    return isinstance(owner, Linear) and not isinstance(owner, (Control, Experts)) and owner is not model.head
 
 
 def coordinate_check(

@@ -12,9 +12,11 @@ from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_se
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
 from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
-from widthwise.reports.records import Comparison, Run, TokenWidths, Variant, read_comparison, read_run
+from widthwise.reports.records import Comparison, Result, Run, Variant, read_comparison, read_run
 from widthwise.reports.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.token_widths import token_width_section
+from widthwise.reports.trend import trend_section
+from widthwise.reports.virtual_width import virtual_width_section
 
 _VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
 
@@ -42,6 +44,9 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
     chosen = styles([variant.name for variant in comparison.variants], comparison.baseline)
     compared = {name: style for name, style in chosen.items() if name != comparison.baseline}
     variants, baseline = comparison.variants, comparison.baseline
+    results = _first_results(runs)
+    token_widths = {name: result.token_widths for name, result in results.items() if result.token_widths}
+    virtual_width = {name: result.virtual_width for name, result in results.items() if result.virtual_width}
     return render(
         "comparison.html",
         title=f"{comparison.title} · widthwise comparison",
@@ -52,12 +57,14 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         rows=[_row(variant, comparison, chosen[variant.name]) for variant in variants],
         notes=tables.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
-        token_widths=token_width_section(_token_widths(runs), chosen),
+        token_widths=token_width_section(token_widths, chosen),
+        virtual_width=virtual_width_section(virtual_width, chosen),
         curves=panels(_curves(comparison, runs, chosen)),
         curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
         differences=panels(
             {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
         ),
+        trend=trend_section(comparison, chosen),
         parameters=plots.parts_figure("parts", variants),
         ratios=plots.ratio_figure("ratios", variants, chosen, baseline),
         legend=legend(chosen),
@@ -96,10 +103,9 @@ def _row(variant: Variant, comparison: Comparison, style: Style) -> dict[str, An
     }
 
 
-def _token_widths(runs: Mapping[str, Sequence[Run]]) -> dict[str, TokenWidths]:
-    """Of the first seed of each variant that has dynamic-width layers."""
-    first = {name: own[0].result for name, own in runs.items()}
-    return {name: result.token_widths for name, result in first.items() if result and result.token_widths}
+def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, Result]:
+    """Of the first seed of each variant, where it has finished."""
+    return {name: own[0].result for name, own in runs.items() if own[0].result}
 
 
 def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:

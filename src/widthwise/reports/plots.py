@@ -118,7 +118,7 @@ def _width_figure(key: str, name: str, cost: Cost, style: Style, widest: int, n_
             axes.text(0.53 * widest, layer, str(cost.widths[layer - 1]), va="center", color=MUTED, fontsize=8.5)
         axes.set_xlim(-0.54 * widest, 0.68 * widest)
         axes.set_ylim(0.3, n_layers + 0.7)
-        axes.set_yticks(_layer_ticks(len(widths)))
+        axes.set_yticks(layer_ticks(len(widths)))
         axes.set_ylabel("layer (1 reads the tokens)")
         axes.set_xticks([-cost.d_model / 2, 0, cost.d_model / 2], ["", f"d_model {cost.d_model}", ""])
         axes.spines[["left", "bottom"]].set_visible(False)
@@ -139,7 +139,8 @@ def _layers_to_label(widths: Sequence[int]) -> list[int]:
     return sorted({1, widths.index(min(widths)) + 1, len(widths)})
 
 
-def _layer_ticks(n_layers: int) -> list[int]:
+def layer_ticks(n_layers: int) -> list[int]:
+    """Numbers of the layers that an axis names."""
     stride = max(1, math.ceil(n_layers / 8))
     return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
 

@@ -87,6 +87,32 @@ class Variant(Record):
     """Quantity -> value divided by the baseline's."""
 
 
+class TrendPoint(Record):
+    """One variant of a trend."""
+
+    variant: str
+    value: float = pydantic.Field(gt=0)
+    """Of the quantity."""
+    line: float | None
+    """The fitted line there."""
+    residual: float | None
+    """Mean loss minus the line."""
+
+
+class Trend(Record):
+    """The losses as a line over the logarithm of a quantity."""
+
+    over: str
+    """The quantity."""
+    slope: Estimate
+    """Nats with each doubling."""
+    intercept: Estimate
+    """The line where the quantity is 1."""
+    r_squared: float | None
+    verdict: Verdict
+    points: list[TrendPoint] = pydantic.Field(min_length=1)
+
+
 class Comparison(Record):
     """The content of `comparison.json`."""
 
@@ -99,9 +125,10 @@ class Comparison(Record):
     baseline: str
     matched: str | None = None
     sentence: str
-    """The answer in words, a line for each variant."""
+    """The answer in words, a line for each variant and one for the trend."""
     environment: dict[str, Any]
     variants: list[Variant] = pydantic.Field(min_length=1)
+    trend: Trend | None = None
 
     @pydantic.model_validator(mode="after")
     def _baseline_is_a_variant(self) -> Self:
@@ -110,6 +137,16 @@ class Comparison(Record):
             raise ValueError(f"baseline: got {self.baseline!r}, which is none of the variants {', '.join(names)}")
         if len(set(names)) < len(names):
             raise ValueError("variants: two have the same name")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _trend_is_of_the_variants(self) -> Self:
+        n_losses = {variant.name: len(variant.val_loss.per_seed) for variant in self.variants}
+        for point in self.trend.points if self.trend else ():
+            if point.variant not in n_losses:
+                raise ValueError(f"trend.points: got {point.variant!r}, which is none of {', '.join(n_losses)}")
+            if n_losses[point.variant] != len(self.seeds):
+                raise ValueError(f"variants: {point.variant} has not one loss per seed, which the trend needs")
         return self
 
     @property
@@ -173,6 +210,40 @@ class TokenWidths(Record):
     forced: list[ForcedLoss] = []
 
 
+class SiteSlots(Record):
+    """What one sublayer reads and writes of a stream of slots; tables have a row a slot."""
+
+    name: str
+    reach: list[float]
+    """Weights of the embedding and of every sublayer before."""
+    reach_sd: list[float]
+    mean_distance: float | None
+    plain_distance: float
+    """What the distance would be with equal weights."""
+    read: list[list[float]]
+    carry: list[list[float]]
+    write: list[list[float]]
+    sd: dict[str, list[float]]
+
+
+class VirtualWidth(Record):
+    """How a model with hyper-connections uses its stream."""
+
+    n_tokens: int
+    n_slots: int
+    slot_width: int
+    sites: list[SiteSlots] = pydantic.Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        for i, site in enumerate(self.sites):
+            if not len(site.reach) == len(site.reach_sd) == i + 1:
+                raise ValueError(f"sites.{i}.reach: expected {i + 1} weights, one for each source")
+            if {len(site.read), len(site.carry), len(site.write)} != {self.n_slots}:
+                raise ValueError(f"sites.{i}: expected tables of n_slots = {self.n_slots} rows")
+        return self
+
+
 class Result(Record):
     """The content of a run's `result.json`."""
 
@@ -189,9 +260,13 @@ class Result(Record):
     wall_seconds: float | None = None
     pflops_days: float | None = None
     """Training compute in PFLOP/s-days, all passes over a token counted."""
+    val_mtp_losses: list[float] | None = None
+    """Of the heads for later tokens, nearest first; None for a model without."""
     cost: Cost | None = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
+    virtual_width: VirtualWidth | None = None
+    """None for a model without hyper-connections."""
 
 
 @dataclass(frozen=True)

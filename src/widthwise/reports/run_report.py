@@ -14,6 +14,7 @@ from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.records import Run, read_run
 from widthwise.reports.svg import Style, styles
 from widthwise.reports.token_widths import token_width_section
+from widthwise.reports.virtual_width import virtual_width_section
 
 _CURVES = (
     ("validation", "loss", "Held-out loss", True),
@@ -48,6 +49,7 @@ def _page(runs: Sequence[Run]) -> str:
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
     token_widths = {name: each.token_widths for name, each in results.items() if each.token_widths}
+    virtual_width = {name: each.virtual_width for name, each in results.items() if each.virtual_width}
     n_unfinished = sum(run.result is None for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return render(
@@ -55,9 +57,11 @@ def _page(runs: Sequence[Run]) -> str:
         title=title,
         lead=_lead(runs, n_unfinished),
         run_table=tables.run_table(named),
+        mtp_table=tables.mtp_table(named),
         curves=panels(_curves(named, chosen)),
         legend=legend(chosen),
         token_widths=token_width_section(token_widths, chosen),
+        virtual_width=virtual_width_section(virtual_width, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
         cost_table=tables.cost_table(list(costs.items())),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],

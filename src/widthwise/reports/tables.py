@@ -164,7 +164,7 @@ def cost_table(variants: Sequence[tuple[str, Cost]]) -> Table:
     return Table("Cost of each model", ["Quantity", *(clean(name) for name, _ in variants)], rows)
 
 
-_PARTS = ("total", "active", "embedding", "attention", "ffn", "norm", "residual", "head")
+_PARTS = ("total", "active", "embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
 
 
 def _part_order(part: str) -> tuple[int, str]:
@@ -250,6 +250,21 @@ def run_table(named: Mapping[str, Run]) -> Table:
     return Table(
         "Results", [*header, "tokens/s", "seconds", "parameters"], [_run_row(name, run) for name, run in named.items()]
     )
+
+
+def mtp_table(named: Mapping[str, Run]) -> Table | None:
+    """Held-out losses of the heads for later tokens, one row per run that has some."""
+    losses = {name: run.result.val_mtp_losses for name, run in named.items() if run.result}
+    found = {name: own for name, own in losses.items() if own}
+    if not found:
+        return None
+    n_depths = max(map(len, found.values()))
+    rows = [
+        [clean(name), *(fixed(loss, 4) for loss in own), *[MISSING] * (n_depths - len(own))]
+        for name, own in found.items()
+    ]
+    header = ["Run", *(f"{k} after the next" for k in range(1, n_depths + 1))]
+    return Table("Held-out loss of the heads for later tokens, by how many tokens", header, rows)
 
 
 def _run_row(name: str, run: Run) -> list[str]:

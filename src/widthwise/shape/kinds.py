@@ -21,7 +21,7 @@ class UniformShape(Config):
     endpoints: Literal["slim", "full"] = "slim"
     match: ClassVar[Match] = "params"
 
-    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
+    def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         return [round(cost.d_model)] * n_layers
 
 
@@ -34,7 +34,7 @@ class ExplicitShape(Config):
     endpoints: Literal["slim", "full"] = "slim"
     match: ClassVar[Match] = "params"
 
-    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
+    def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         if len(self.widths) != n_layers:
             raise UserError(f"model.shape.widths: got {len(self.widths)} widths for n_layers = {n_layers}")
         return list(self.widths)
@@ -48,7 +48,8 @@ class SolvedShape(Config):
 
     schedule: ClassVar[Schedule]
     quantum: pydantic.PositiveInt | None = None
-    """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size."""
+    """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
+    slots of hyper-connections."""
     match: Match = "params"
     """What equals the uniform model's: matrix parameters (the paper), those of them that one token uses, forward FLOPs
     at seq_len, or KV bytes."""
@@ -57,12 +58,13 @@ class SolvedShape(Config):
     endpoints: Literal["slim", "full"] = "slim"
     """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer (its release)."""
 
-    def layer_widths(self, n_layers: int, cost: WidthCost, head_quantum: int) -> list[int]:
-        """The rounded widths. head_quantum: what every width must be a multiple of for the heads' sake."""
-        quantum = head_quantum if self.quantum is None else self.quantum
-        if quantum % head_quantum:
+    def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
+        """The rounded widths. least_quantum: what every width must be a multiple of for the sake of heads and slots."""
+        quantum = least_quantum if self.quantum is None else self.quantum
+        if quantum % least_quantum:
             raise UserError(
-                f"model.shape.quantum: got {quantum}; must be a multiple of {head_quantum} (2 * n_heads, or head_dim)"
+                f"model.shape.quantum: got {quantum}; must be a multiple of {least_quantum}: whole heads (2 * n_heads, "
+                "or head_dim) and, with hyper-connections, whole slots"
             )
         # The schedule knows which fields of the subclass place its turn.
         depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)

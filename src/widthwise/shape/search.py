@@ -95,10 +95,15 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     """
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
+    try:
+        base.residual.check_searchable()
+    except ValueError as error:
+        raise UserError(f"model.residual.{error}") from None
     heads = space.heads(base.attention)
+    quantum = math.lcm(heads.quantum, base.residual.d_model_quantum)
     baseline = totals(base.resolve(seq_len), seq_len)
     budget = getattr(baseline, space.match) if space.budget is None else space.budget
-    count = UniformTotals(lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), heads.quantum, seq_len)
+    count = UniformTotals(lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, seq_len)
     examined = _examined(count, budget, space)
     is_left, rejected = _sifted(_faults(count, budget, space, examined))
     found = Sizes(*(size[is_left] for size in examined))

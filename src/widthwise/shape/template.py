@@ -1,5 +1,6 @@
 """From what a recipe says about a model to explicit layers."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,15 +9,16 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, merge, parse, to_data
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.config import ModelConfig, check_vocabulary
+from widthwise.model.config import ModelConfig, check_fit
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
+from widthwise.model.mtp import MTPConfig, MTPOptions
 from widthwise.model.norm import PLACEMENTS, NormConfig, Placement
-from widthwise.model.residual import Residual
+from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.shape.kinds import Match, Shape, UniformShape
+from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.solve import WidthCost
 
 WIDEST = 2**24
@@ -41,8 +43,10 @@ class ModelTemplate(Config):
     shape: Shape = UniformShape()
     attention: AttentionTemplate = AttentionTemplate()
     ffn: FFNTemplate = SwiGLUTemplate()
-    residual: Residual = PlainResidualConfig()
+    residual: ResidualTemplate = PlainResidualConfig()
     norm: NormTemplate = NormTemplate()
+    mtp: MTPOptions | None = None
+    """Heads for later tokens, each with a layer of width d_model."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -65,17 +69,23 @@ class ModelTemplate(Config):
         widths = self._widths(seq_len)
         slim = self.shape.endpoints == "slim"
         layers = tuple(self._layer(index, widths) for index in range(self.n_layers))
+        mtp = self._mtp()
         try:
-            check_vocabulary(layers, self.vocab_size)
+            residual = self.residual.at_widths(self.d_model, widths)
+        except ValueError as error:
+            raise UserError(f"model.residual.{error}") from None
+        try:
+            check_fit(self.vocab_size, self.d_model, layers, residual, mtp, self.tie_embeddings)
         except ValueError as error:
             raise UserError(f"model.{error}") from None
         return ModelConfig(
             vocab_size=self.vocab_size,
             d_model=self.d_model,
             layers=layers,
-            residual=self.residual,
+            residual=residual,
             final_norm_eps=self.norm.eps,
-            final_norm_width=self.d_model if slim else widths[-1],
+            final_norm_width=self.d_model if slim else self.residual.final_norm_width(self.d_model, widths[-1]),
+            mtp=mtp,
             tie_embeddings=self.tie_embeddings,
             embedding_multiplier=self.embedding_multiplier,
             logit_multiplier=self.logit_multiplier,
@@ -86,9 +96,25 @@ class ModelTemplate(Config):
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
         return self.model_copy(update={"shape": UniformShape(endpoints=self.shape.endpoints), "layers": {}})
 
+    def baseline(self) -> "ModelTemplate":
+        """What a model is shown beside: the uniform model; of a uniform model, the same layers on the plain residual
+        and without further heads.
+        """
+        uniform = self.uniform()
+        if uniform != self:
+            return uniform
+        plain = PlainResidualConfig(multiplier=self.residual.multiplier)
+        return self.model_copy(update={"residual": plain, "mtp": None})
+
     def _widths(self, seq_len: int) -> list[int]:
         cost = TemplateCost(self, self.shape.match, seq_len)
-        widths = self.shape.layer_widths(self.n_layers, cost, self.attention.quantum)
+        try:
+            quantum = math.lcm(self.attention.quantum, self.residual.quantum(self.d_model))
+            if isinstance(self.shape, SolvedShape):
+                self.residual.check_solvable()
+        except ValueError as error:
+            raise UserError(f"model.residual.{error}") from None
+        widths = self.shape.layer_widths(self.n_layers, cost, quantum)
         for index, change in self.layers.items():
             widths[index] = change.get("d_model", widths[index])
         for index, width in enumerate(widths):
@@ -108,11 +134,22 @@ class ModelTemplate(Config):
 
     def _layer(self, index: int, widths: list[int]) -> LayerConfig:
         where = f"model.layers.{index}"
-        width = widths[index]
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths))
+        layer = self._layer_of(widths[index], d_in, d_out, where)
+        change = self.layers.get(index)
+        return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
+
+    def _mtp(self) -> MTPConfig | None:
+        if self.mtp is None:
+            return None
+        width = self.d_model
+        layer = self._layer_of(width, width, width, "model.mtp.layer")
+        return MTPConfig(**vars(self.mtp), layer=layer, norm_eps=self.norm.eps)
+
+    def _layer_of(self, width: int, d_in: int, d_out: int, where: str) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         try:
-            layer = LayerConfig(
+            return LayerConfig(
                 d_model=width,
                 d_in=d_in,
                 d_out=d_out,
@@ -124,8 +161,6 @@ class ModelTemplate(Config):
             )
         except ValueError as error:
             raise UserError(f"{where}.{error}") from None
-        change = self.layers.get(index)
-        return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
 
 
 class TemplateCost(WidthCost):
@@ -142,7 +177,13 @@ class TemplateCost(WidthCost):
         """(n_layers,) widths -> (n_layers,) costs."""
         sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
         d_in, d_out = self.template.endpoint_widths(sizes)
-        cost = self.template.attention.cost(sizes, d_in) + self.template.ffn.cost(sizes, d_out)
+        template, residual = self.template, self.template.residual
+        cost = (
+            template.attention.cost(sizes, d_in)
+            + template.ffn.cost(sizes, d_out)
+            + residual.matched_cost(template.d_model, d_in, sizes)
+            + residual.matched_cost(template.d_model, sizes, d_out)
+        )
         return np.broadcast_to(QUANTITIES[self.match](cost, self.seq_len), widths.shape)
 
 

@@ -9,11 +9,14 @@ from widthwise.model.config import ModelConfig
 
 
 class Totals(NamedTuple):
-    """Costs of a model; FLOPs and bytes per token, bytes of bf16."""
+    """Costs of a model; FLOPs and bytes per token, bytes of bf16.
+
+    Further heads are in params and activation_bytes alone, as in `cost_summary`.
+    """
 
     params: float
     layer_params: float
-    """Without embedding, head and norm gains: what the hourglass paper calls the size of a model."""
+    """Without embedding, heads and norm gains: what the hourglass paper calls the size of a model."""
     attention_params: float
     flops: float
     """Forward, attending to all seq_len tokens."""
@@ -28,14 +31,14 @@ class Totals(NamedTuple):
 
 def totals(config: ModelConfig, seq_len: int) -> Totals:
     """Counted by the model's own components."""
-    parts, total = config.costs(), config.cost()
+    parts, total, inference = config.costs(), config.cost(), config.inference_cost()
     return Totals(
         params=total.params,
-        layer_params=total.params - sum(parts[part].params for part in ("embedding", "head", "norm")),
+        layer_params=sum(parts[part].params for part in ("attention", "ffn", "residual")),
         attention_params=parts["attention"].params,
-        flops=total.forward_flops(seq_len),
-        flops_causal=total.forward_flops(seq_len, causal=True),
-        kv_bytes=total.kv_bytes(),
+        flops=inference.forward_flops(seq_len),
+        flops_causal=inference.forward_flops(seq_len, causal=True),
+        kv_bytes=inference.kv_bytes(),
         activation_bytes=total.activation_bytes(),
         n_residual_additions=config.n_residual_additions,
     )

@@ -13,18 +13,19 @@ GRAPHS_PER_LAYER = 6
 
 
 def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None:
-    """Compiles each layer in place; layers that are alike share a graph.
+    """Compiles each layer in place, and each further head up to its own; layers that are alike share a graph.
 
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
     for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
     """
-    n_graphs = GRAPHS_PER_LAYER * len(model.layers)
+    parts = (*model.layers, *model.depths)
+    n_graphs = GRAPHS_PER_LAYER * len(parts)
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, n_graphs)
-    for layer in model.layers:
+    for part in parts:
         # Widths are constants of a layer; as symbols they would cost kernels tuned to their sizes.
-        layer.compile(backend=backend, fullgraph=True, dynamic=False)
+        part.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 def is_compiled(layer: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import Discriminator, Field, Tag
@@ -15,30 +15,13 @@ from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.held_out import HeldOut
+from widthwise.training.optimizer import Optimizer
 from widthwise.training.precision import Precision
 from widthwise.training.schedule import Schedule
 from widthwise.training.token_widths.budget import WidthBudgetConfig
 from widthwise.training.token_widths.nested import NestedConfig
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class AdamWConfig(Config):
-    """AdamW with decoupled weight decay. Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
-
-    kind: Literal["adamw"] = "adamw"
-    lr: pydantic.PositiveFloat
-    """Of embedding, head and gains; hidden matrices learn at lr / model.init.width_multiplier."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    eps: pydantic.PositiveFloat = 1e-10
-    weight_decay: pydantic.NonNegativeFloat = 0.1
-    """Of the matrices; see the next two for the rest."""
-    decays_embedding: bool = True
-    """Whether the embedding decays, and with it a tied head; OLMo 2: no. A head of its own always does."""
-    decays_gains: bool = False
-    """Whether the gains of the norms decay; OLMo 2: yes."""
-    lr_follows_layer_width: bool = False
-    """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
 
 
 class TrainConfig(Config):
@@ -116,7 +99,7 @@ class Recipe(Config):
     seq_len: pydantic.PositiveInt
     """Tokens per training sequence, and the context at which FLOPs are counted."""
     data: DataConfig = DataConfig()
-    optimizer: AdamWConfig
+    optimizer: Optimizer
     schedule: Schedule
     train: TrainConfig
 
@@ -132,6 +115,10 @@ class Recipe(Config):
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
         self.schedule.check(self.train.steps)
+        if self.model.mtp is not None and self.model.mtp.n_depths >= self.seq_len:
+            raise UserError(
+                f"model.mtp.n_depths: got {self.model.mtp.n_depths}; must be less than seq_len = {self.seq_len}"
+            )
         if self.train.width_budget is not None:
             self.train.width_budget.check(self.explicit_model)
         if self.train.nested is not None:
@@ -181,7 +168,7 @@ def saved_recipe(run: RunDir) -> Recipe:
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model beside that of `against`, by default the uniform model it is matched to.
+    """The inspection of a recipe's model beside that of `against`, by default `ModelTemplate.baseline`.
 
     Raises UserError for what `train` would refuse of the recipe.
     """
@@ -190,7 +177,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     if against is not None:
         baseline, n_baseline_tokens = against.explicit_model, against.n_token_passes
     else:
-        baseline = recipe.model.uniform().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
+        baseline = recipe.model.baseline().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
         n_baseline_tokens = recipe.n_token_passes
     summary = inspection(config, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens

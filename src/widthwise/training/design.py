@@ -1,5 +1,6 @@
 """Designing a shape: from a base recipe and a request to a new recipe."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 from widthwise.config_io import UserError, dump_yaml, merge, parse, read_recipe
 from widthwise.files import write_atomic
+from widthwise.model.config import cost_summary
+from widthwise.shape.breakdown import HEADLINES
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 from widthwise.training.config import Recipe, inspect_recipe, parse_recipe
@@ -99,11 +102,12 @@ def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
         raise UserError("--budget: needs a base recipe with d_model and n_layers, not one with explicit layers")
     if request.match not in QUANTITIES:
         raise UserError(f"--match: got {request.match!r}; allowed: {', '.join(QUANTITIES)}")
-    budget, quantum = parse_quantity(request.budget), request.quantum or template.attention.quantum
+    budget = parse_quantity(request.budget)
+    quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
 
     def cost(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
-        return QUANTITIES[request.match](sized.resolve(recipe.seq_len).cost(), recipe.seq_len)
+        return HEADLINES[request.match](cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))
 
     if cost(1) > budget:
         raise UserError(

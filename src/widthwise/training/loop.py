@@ -18,8 +18,9 @@ from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_s
 from widthwise.training.compiling import compile_layers
 from widthwise.training.config import Recipe
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
+from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
-from widthwise.training.optimizer import build_optimizer, set_lr
+from widthwise.training.optimizer import set_lr
 from widthwise.training.result import run_result
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome, optimizer_step
@@ -28,6 +29,7 @@ from widthwise.training.token_widths.analysis import analyse_widths
 from widthwise.training.token_widths.budget import WidthBudget
 from widthwise.training.token_widths.nested import NestedPasses
 from widthwise.training.validation import Validation, validate
+from widthwise.training.virtual_width import analyse_virtual_width
 
 
 class TrainingLoop:
@@ -43,7 +45,7 @@ class TrainingLoop:
         model = recipe.explicit_model
         with allocating(f"model: {model.cost().params:,.0f} parameters do not fit into the memory of the device"):
             self.model = build(model, self.config.seed, self.device)
-        self.optimizer = build_optimizer(self.model, recipe.optimizer)
+        self.optimizer = recipe.optimizer.build(self.model)
         if self.config.compile:
             compile_layers(self.model)
         budget, nested = self.config.width_budget, self.config.nested
@@ -58,7 +60,7 @@ class TrainingLoop:
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
         self._pending: list[StepOutcome] = []
-        self._grad_norm, self._choices = math.nan, ChoiceMeans()
+        self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
         self._saved_step = self._validated_step = 0
         self._damaged: list[checkpoint.Damage] = []
 
@@ -149,7 +151,7 @@ class TrainingLoop:
         if not self._pending:
             return
         pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in self._pending]).tolist()
-        self._choices = self._pending[-1].choices
+        self._choices, self._mtp_losses = self._pending[-1].choices, self._pending[-1].mtp_losses
         self._pending.clear()
         for step, (loss, grad_norm) in enumerate(pairs, start=self.state.step - len(pairs) + 1):
             if not math.isfinite(loss) or not math.isfinite(grad_norm):
@@ -177,6 +179,7 @@ class TrainingLoop:
             step_seconds=step_seconds,
             mfu=model_flops_utilization(tokens_per_second, flops_per_token, self.device),
             memory_bytes=peak_memory_bytes(self.device),
+            **self._mtp_losses.record(),
             **choices,
         )
 
@@ -245,5 +248,8 @@ class TrainingLoop:
         validation, token_widths = self._validate(), None
         if validation.token_widths is not None:
             token_widths = analyse_widths(self.model, self.held_out, validation.token_widths)
+        virtual_width = analyse_virtual_width(self.model, self.held_out)
         self.state.wall_seconds = time.perf_counter() - self._started
-        return run_result(self._name, self.recipe, self.state, validation, token_widths, self.run.metrics())
+        return run_result(
+            self._name, self.recipe, self.state, validation, token_widths, virtual_width, self.run.metrics()
+        )

@@ -1,26 +1,133 @@
-"""AdamW over the groups that the names of the axes give."""
+"""The optimizers, told apart by `kind`: what a recipe says of them, and how they are built over a model's groups."""
 
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic
 import torch
+from pydantic import Discriminator, Field, Tag
 
+from widthwise.config_io import Config
 from widthwise.model.decoder import Decoder
-from widthwise.model.mup import parameter_groups
-from widthwise.training.config import AdamWConfig
+from widthwise.model.mup import ParameterGroup, parameter_groups
+
+UpToOne = Annotated[float, Field(ge=0, lt=1)]
 
 
-def build_optimizer(model: Decoder, config: AdamWConfig) -> torch.optim.AdamW:
-    """AdamW with one parameter group per `ParameterGroup`; a group that does not decay has weight decay 0."""
-    groups = [
-        {
-            "name": group.name,
-            "params": list(group.parameters),
-            "lr_factor": group.lr_factor,
-            "weight_decay": config.weight_decay if group.decays else 0.0,
-        }
-        for group in parameter_groups(
-            model, config.lr_follows_layer_width, config.decays_embedding, config.decays_gains
+class AdamWConfig(Config):
+    """AdamW with decoupled weight decay. Source: Loshchilov and Hutter 2019, arXiv:1711.05101."""
+
+    kind: Literal["adamw"] = "adamw"
+    lr: pydantic.PositiveFloat
+    """Of embedding, head and gains; hidden matrices learn at lr / model.init.width_multiplier."""
+    betas: tuple[UpToOne, UpToOne] = (0.9, 0.95)
+    eps: pydantic.PositiveFloat = 1e-10
+    weight_decay: pydantic.NonNegativeFloat = 0.1
+    """Of the matrices; see the next three for the rest."""
+    decays_embedding: bool = True
+    """Whether the embedding decays, and with it a tied head; OLMo 2: no. A head of its own always does."""
+    decays_gains: bool = False
+    """Whether the gains of the norms decay; OLMo 2: yes."""
+    decays_scales: bool = True
+    """Whether the scales of dynamic hyper-connections decay, as the paper's words can be read; false keeps decay from
+    switching the dynamics off."""
+    lr_follows_layer_width: bool = False
+    """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
+
+    def groups(self, model: Decoder) -> list[ParameterGroup]:
+        return parameter_groups(
+            model, self.lr_follows_layer_width, self.decays_embedding, self.decays_gains, self.decays_scales
         )
-    ]
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+    def build(self, model: Decoder) -> torch.optim.AdamW:
+        """AdamW of all parameters; see `of`."""
+        return self.of(self.groups(model), self.lr)
+
+    def of(self, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
+        """AdamW with one parameter group per `ParameterGroup`. lr: the rate that `set_lr` will be told at the peak."""
+        described = [_described(group, group.lr_factor * (self.lr / lr), self.weight_decay) for group in groups]
+        return torch.optim.AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Of s, s^3 and s^5 in what an iteration makes of a singular value s. Source: the post cited in `MuonConfig`."""
+NEWTON_SCHULZ_STEPS = 5
+"""They bring singular values from 0.01 to 1 to between 0.68 and 1.14."""
+NEWTON_SCHULZ_EPS = 1e-7
+"""Smallest norm by which a matrix is divided before."""
+
+
+class MuonConfig(Config):
+    """Momentum of hidden matrices made orthogonal before each step; AdamW for all else.
+
+    Hidden matrices lead from one hidden state to another. All else is the embedding, the head, gains and biases, the
+    coefficients of hyper-connections, maps to coefficients, to widths or to scores of experts, and the matrices of
+    experts: those stand several in one parameter, and would be made orthogonal to each other.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: pydantic.PositiveFloat
+    """Of hidden matrices, not divided by model.init.width_multiplier."""
+    momentum: UpToOne = 0.95
+    nesterov: bool = True
+    """Whether a step looks ahead: the gradient joins the momentum once more."""
+    weight_decay: pydantic.NonNegativeFloat = 0.1
+    """Of hidden matrices."""
+    adjust_lr: Literal["original", "match_rms_adamw"] = "original"
+    """What an orthogonal matrix is multiplied by, beside lr. `original`: sqrt(max(1, n_out / n_in)), with which a step
+    has one size at all widths. `match_rms_adamw`: 0.2 sqrt(max(n_out, n_in)), with which its entries are as large as
+    those of AdamW, whose rate then serves (Liu et al. 2025, arXiv:2502.16982)."""
+    adamw: AdamWConfig
+    """For all else; its rate follows the same schedule."""
+
+    def build(self, model: Decoder) -> "MuonAndAdamW":
+        """Both, each with one parameter group per `ParameterGroup` that is its own."""
+        groups = self.adamw.groups(model)
+        muon = torch.optim.Muon(
+            [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
+            lr=self.lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_coefficients=NEWTON_SCHULZ,
+            eps=NEWTON_SCHULZ_EPS,
+            ns_steps=NEWTON_SCHULZ_STEPS,
+            adjust_lr_fn=self.adjust_lr,
+        )
+        return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Two optimizers as one, with the groups of both, and the state of both in one place."""
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
+        super().__init__([*muon.param_groups, *adamw.param_groups], defaults={})
+        self.parts = (muon, adamw)
+        for part in self.parts:
+            part.state = self.state
+
+    def step(self, closure: Any = None) -> Any:
+        assert closure is None
+        for part in self.parts:
+            part.step()
+
+
+def _kind(optimizer: Any) -> Any:
+    """A recipe that names no kind means AdamW."""
+    return optimizer.get("kind", "adamw") if isinstance(optimizer, dict) else getattr(optimizer, "kind", "adamw")
+
+
+Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")], Discriminator(_kind)]
+
+
+def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
+    """What torch is told of a group; one that does not decay has weight decay 0."""
+    return {
+        "name": group.name,
+        "params": list(group.parameters),
+        "lr_factor": lr_factor,
+        "weight_decay": weight_decay if group.decays else 0.0,
+    }
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -15,16 +15,22 @@ def run_result(
     state: RunState,
     validation: Validation,
     token_widths: dict[str, Any] | None,
+    virtual_width: dict[str, Any] | None,
     records: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """The content of result.json. records: of the whole run; token_widths: what `analyse_widths` found, if
-    anything.
+    """The content of result.json. records: of the whole run; token_widths and virtual_width: what
+    `analyse_widths` and `analyse_virtual_width` found, if anything.
 
     tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
     """
     cost = cost_summary(recipe.explicit_model, recipe.seq_len)
     step_seconds = [record["step_seconds"] for record in records if record["event"] == "train"]
-    choices = {"token_widths": token_widths, "expert_loads": validation.expert_loads}
+    found = {
+        "token_widths": token_widths,
+        "expert_loads": validation.expert_loads,
+        "val_mtp_losses": validation.mtp_losses,
+        "virtual_width": virtual_width,
+    }
     return {
         "status": "finished",
         "name": name,
@@ -41,6 +47,6 @@ def run_result(
         "wall_seconds": state.wall_seconds,
         "cost": cost,
         "pflops_days": recipe.pflops_days,
-        **{key: value for key, value in choices.items() if value is not None},
+        **{key: value for key, value in found.items() if value is not None},
         "notes": state.notes,
     }

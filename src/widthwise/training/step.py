@@ -8,6 +8,7 @@ from torch import Tensor
 
 from widthwise.model.decoder import Decoder
 from widthwise.training.choice_metrics import ChoiceMeans
+from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.precision import Precision, autocast
 from widthwise.training.token_widths.budget import WidthBudget
 
@@ -23,6 +24,8 @@ class StepOutcome:
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
     """What the layers chose, over the batch; of the first pass too."""
+    mtp_losses: MTPLosses
+    """Of the heads for later tokens, likewise."""
 
 
 def optimizer_step(
@@ -46,7 +49,7 @@ def optimizer_step(
     """
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
-    choices = ChoiceMeans()
+    choices, mtp_losses = ChoiceMeans(), MTPLosses()
     for rows in batch.split(micro_batch_size):
         weight = len(rows) / len(batch)
         for index, width_fraction in enumerate(passes):
@@ -59,8 +62,9 @@ def optimizer_step(
             if index == 0:
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
+                mtp_losses.add(found.mtp_losses)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     if width_budget is not None:
         width_budget.end_step(choices.by_layer("width_fraction"))
-    return StepOutcome(loss / batch[:, 1:].numel(), grad_norm, choices)
+    return StepOutcome(loss / batch[:, 1:].numel(), grad_norm, choices, mtp_losses)

@@ -11,6 +11,7 @@ from torch import Tensor
 from widthwise.model.decoder import Decoder
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.held_out import HeldOut, evaluating
+from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.precision import autocast
 from widthwise.training.token_widths.meter import WidthMeter
 
@@ -30,13 +31,18 @@ class Validation:
     """See `WidthMeter.summary`."""
     expert_loads: list[list[float] | None] | None
     """A layer's shares of the routed choices, one an expert; None where no layer routes."""
+    mtp_losses: list[float] | None
+    """Of the heads for later tokens, depth 1 first, each over the tokens it was asked for; None where there are none.
+    """
 
     def record(self) -> dict[str, Any]:
         """What a validation record says; width_fraction is the mean_fraction of token_widths, for its curve."""
-        record = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
-        if self.token_widths is None:
-            return record
-        return {**record, "width_fraction": self.token_widths["mean_fraction"], "token_widths": self.token_widths}
+        record: dict[str, Any] = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        if self.mtp_losses is not None:
+            record["mtp_losses"] = self.mtp_losses
+        if self.token_widths is not None:
+            record |= {"width_fraction": self.token_widths["mean_fraction"], "token_widths": self.token_widths}
+        return record
 
 
 def validate(model: Decoder, held_out: HeldOut) -> Validation:
@@ -44,7 +50,7 @@ def validate(model: Decoder, held_out: HeldOut) -> Validation:
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     n_bytes = 0
-    widths, choices = WidthMeter(model), ChoiceMeans()
+    widths, choices, mtp_losses = WidthMeter(model), ChoiceMeans(), MTPLosses()
     with evaluating(model) as device:
         for batch in held_out.batches():
             n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
@@ -54,6 +60,7 @@ def validate(model: Decoder, held_out: HeldOut) -> Validation:
                 widths.add(found.choices)
             window_losses += found.losses.mean(dim=1, dtype=torch.float64).tolist()
             choices.add(found.choices, len(batch))
+            mtp_losses.add(found.mtp_losses)
     loss = float(np.mean(window_losses))
     nats = loss * held_out.seq_len * len(window_losses)
     return Validation(
@@ -63,6 +70,7 @@ def validate(model: Decoder, held_out: HeldOut) -> Validation:
         window_losses=window_losses,
         token_widths=widths.summary(),
         expert_loads=_lists(choices.by_layer("expert_load")),
+        mtp_losses=mtp_losses.means() or None,
     )
 
 

@@ -34,10 +34,10 @@ class _RMSNorm(torch.autograd.Function):
         product = grad * output
         projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)
         if normalised is None:
-            grad_gain = product.reshape(-1, len(gain)).sum(dim=0).div_(gain)
+            grad_gain = product.reshape(-1, *gain.shape).sum(dim=0).div_(gain)
             normalised = output / gain
         else:
-            grad_gain = (grad * normalised).reshape(-1, len(gain)).sum(dim=0)
+            grad_gain = (grad * normalised).reshape(-1, *gain.shape).sum(dim=0)
         grad_x = torch.mul(grad, gain, out=product).mul_(inverse_rms).addcmul_(normalised, projection, value=-1)
         return grad_x.to(ctx.input_dtype), grad_gain.to(gain.dtype), None, None, None
 

@@ -6,7 +6,6 @@ written all its tokens use half of the units; the other scores and masks are wha
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import pydantic
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from widthwise.config_io import Config
 from widthwise.kernels import sliced_swiglu, swiglu
-from widthwise.kernels.dispatch import compute_dtype, use_fused
+from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Linear, Vector
@@ -142,7 +141,7 @@ class DynamicWidth(FeedForward):
         """(B, T), from 0 to 1."""
         assert self.score is not None
         assert self.bias is not None
-        with _without_autocast(source.device.type):
+        with without_autocast(source):
             return torch.sigmoid(self.score(source) + wide(self.bias()))
 
     def _fraction(self, level: Tensor) -> Tensor:
@@ -208,11 +207,6 @@ class DynamicWidth(FeedForward):
         """Of the score and its bias."""
         modules = (self.score, self.bias)
         return [parameter for module in modules if module is not None for parameter in module.parameters()]
-
-
-def _without_autocast(device: str) -> AbstractContextManager:
-    has_autocast = torch.amp.is_autocast_available(device)  # meta has none
-    return torch.autocast(device, enabled=False) if has_autocast else nullcontext()
 
 
 def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from widthwise.config_io import Config
 from widthwise.kernels import grouped_swiglu
-from widthwise.model.axes import Linear
+from widthwise.model.axes import Control, Experts
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
@@ -109,10 +109,10 @@ class MoE(FeedForward):
         self.config = config
         n_experts, d_expert = config.n_experts, config.d_expert
         self.norm = norm.build(d_model, d_out)
-        self.w_router = Linear({"d_model": d_model}, {"n_experts": n_experts})
-        self.w_gate = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
-        self.w_up = Linear({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
-        self.w_down = Linear({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
+        self.w_router = Control({"d_model": d_model}, {"n_experts": n_experts})
+        self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
+        self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
+        self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
         inside = norm.moved("none", d_model, d_out, d_out)
         self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
 

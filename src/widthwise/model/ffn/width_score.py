@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Linear, Vector
+from widthwise.model.axes import Control, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
 
@@ -241,7 +241,7 @@ class LinearScoreConfig(FeatureScoreConfig):
 class LinearScore(FeatureScore):
     def __init__(self, config: LinearScoreConfig, d_model: int):
         super().__init__(config)
-        self.v = Linear({"d_model": d_model}, {"score": 1}, start=0.0)
+        self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
         return functional.linear(wide(source), wide(self.v.weight))[..., 0]
@@ -264,8 +264,8 @@ class MLPScoreConfig(FeatureScoreConfig):
 class MLPScore(FeatureScore):
     def __init__(self, config: MLPScoreConfig, d_model: int):
         super().__init__(config)
-        self.w_in = Linear({"d_model": d_model}, {"d_hidden": config.d_hidden})
-        self.v = Linear({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
+        self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
+        self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
 
     def before_gain(self, source: Tensor) -> Tensor:
         hidden = functional.silu(functional.linear(wide(source), wide(self.w_in.weight)))

@@ -1,14 +1,14 @@
-"""The residual variants. A new one is one file and one line in the union.
+"""The residual variants. A new one is one file and one line in each union.
 
-A config has `cost` and `build` of one site (d_before, d_read, d_write), `open(embedding) -> stream` and `close(stream,
-width)`; a site has `read(stream) -> (x, kept)` and `write(kept, update) -> stream`. The layer does not know which
-variant it holds.
+`interface.py` says what a variant is; the layer and the decoder do not know which one they hold.
 """
 
 from typing import Annotated
 
 from pydantic import Field
 
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig, HyperConnectionsTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
 
-Residual = Annotated[PlainResidualConfig, Field()]
+Residual = Annotated[PlainResidualConfig | HyperConnectionsConfig, Field(discriminator="kind")]
+ResidualTemplate = Annotated[PlainResidualConfig | HyperConnectionsTemplate, Field(discriminator="kind")]

@@ -5,16 +5,17 @@ That is Eq. (1) of the variable-width paper. The stream is stored as its current
 layers: narrowing is a view, widening one concatenation.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 import torch
 from torch import Tensor, nn
 
-from widthwise.config_io import Config
-from widthwise.model.axes import Linear
+from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.cost import Cost, linear
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
 
 
 class Stream(NamedTuple):
@@ -112,8 +113,11 @@ def _widen_with(stream: Stream, width: int, new_coordinates: Callable[[int], Ten
 RESIZES: dict[str, type[Carry]] = {"carry": Carry, "zero": Zero, "projection": Projection}
 
 
-class PlainResidualConfig(Config):
-    """prefix += multiplier * update. After the last layer coordinates are always restored as `carry` does."""
+class PlainResidualConfig(ResidualConfig, ResidualTemplate):
+    """prefix += multiplier * update. After the last layer coordinates are always restored as `carry` does.
+
+    It has no sizes, so that a recipe's words are the resolved ones.
+    """
 
     kind: Literal["plain"] = "plain"
     resize: Literal["carry", "zero", "projection"] = "carry"
@@ -121,38 +125,86 @@ class PlainResidualConfig(Config):
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
 
+    def final_norm_width(self, d_model: int, last_width: int) -> int:
+        return last_width
+
+    def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
+        return Cost()
+
+    def at_widths(self, d_model: int, widths: Sequence[int]) -> "PlainResidualConfig":
+        return self
+
+    def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
+        pass
+
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
-        """Of one site; the arguments are those of `build`."""
         return RESIZES[self.resize].cost(d_before, d_read)
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "PlainResidual":
-        """A site where the stream arrives d_before wide, the sublayer reads d_read coordinates and writes d_write."""
         return PlainResidual(RESIZES[self.resize](d_before, d_read), d_write, self.multiplier)
 
-    @staticmethod
-    def open(x: Tensor) -> Stream:
-        """The stream before the first layer. x: (B, T, d_model), the embedding."""
-        return Stream(x)
+    def embedding_width(self, d_model: int) -> int:
+        return d_model
 
-    @staticmethod
-    def close(stream: Stream, width: int) -> Tensor:
-        """The first `width` coordinates after the last layer, (B, T, width)."""
-        return stream.carry_to(width).prefix
+    def entry_cost(self, d_model: int) -> Cost:
+        return Cost()
+
+    def build_entry(self, d_model: int) -> "PlainEntry":
+        return PlainEntry()
+
+    def exit_cost(self, d_model: int) -> Cost:
+        return Cost()
+
+    def build_exit(self, d_model: int, norm: NormConfig) -> "PlainExit":
+        return PlainExit(d_model, norm)
+
+    def slot_shape(self, d_model: int) -> tuple[int, int]:
+        return 1, d_model
+
+    def to_slots(self, stream: Stream, d_model: int) -> Tensor:
+        return stream.carry_to(d_model).prefix[..., None, :]
+
+    def from_slots(self, slots: Tensor) -> Stream:
+        return Stream(slots.squeeze(-2))
 
 
-class PlainResidual(nn.Module):
-    """One sublayer's access to the stream."""
+class PlainEntry(nn.Module):
+    """The embedding is the first prefix."""
+
+    def forward(self, embedding: Tensor) -> Stream:
+        """embedding: (B, T, d_model)."""
+        return Stream(embedding)
+
+
+class PlainExit(Exit):
+    """The norm over the first norm_dim coordinates; the first d_model join the head."""
+
+    def __init__(self, d_model: int, norm: NormConfig):
+        super().__init__()
+        self.d_model = d_model
+        self.norm = RMSNorm({"d_model": norm.norm_dim}, norm.eps, norm.norm_dim)
+
+    def forward(self, stream: Stream) -> Tensor:
+        d_model, n = self.d_model, self.norm.norm_dim
+        x = stream.carry_to(max(n, d_model)).prefix
+        if n >= d_model:
+            return self.norm(x)[..., :d_model]
+        # As the release does: coordinates the last layer did not own join the head without being normalised.
+        normalised = self.norm(x[..., :n])
+        return torch.cat((normalised, x[..., n:].to(normalised.dtype)), dim=-1)
+
+
+class PlainResidual(Site):
+    """Reads the prefix as wide as its sublayer, and adds to the prefix as wide as the update."""
 
     def __init__(self, resize: Carry, d_write: int, multiplier: float):
         super().__init__()
         self.resize, self.d_write, self.multiplier = resize, d_write, multiplier
 
     def read(self, stream: Stream) -> tuple[Tensor, Stream]:
-        """The sublayer's input (B, T, d_read), and what `write` needs later."""
         stream = self.resize(stream)
         return stream.prefix, stream
 
     def write(self, kept: Stream, update: Tensor) -> Stream:
-        """update: (B, T, d_write), the sublayer's output."""
         prefix, parked = kept.carry_to(self.d_write)
         return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)

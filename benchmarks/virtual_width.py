@@ -1,0 +1,225 @@
+"""Training steps on the CPU: hyper-connections beside the plain residual, and beside the package `hyper-connections`.
+
+OMP_NUM_THREADS=1 python benchmarks/virtual_width.py [--quick] [--out benchmarks/results/virtual_width_cpu.json]
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from harness import RESULTS, Part, interleave, run_parts, summarise
+from kernels import kept_bytes
+from torch import Tensor, nn
+from workloads import TrainingStep, cost_ratios, random_batch, template
+
+from widthwise.config_io import parse
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, build
+from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
+from widthwise.model.residual.interface import Exit, Site
+from widthwise.model.residual.plain import Stream
+from widthwise.training.config import Precision
+from widthwise.training.precision import autocast
+
+N_STREAMS = 4
+"""Of the package, which then has as much state as (1, 4)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch."""
+
+    d_model: int = 256
+    head_dim: int = 64
+    n_layers: int = 8
+    vocab_size: int = 4096
+    seq_len: int = 256
+    batch_size: int = 8
+
+
+FULL = Size()
+QUICK = Size(d_model=64, head_dim=16, n_layers=2, vocab_size=97, seq_len=32, batch_size=2)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a form may cost in fp32, as multiples of the plain residual's step."""
+
+    cpu_time: float
+    kept_bytes: float
+
+
+TARGETS = {(2, 3): Target(1.13, 1.25), (1, 4): Target(1.35, 1.45), (4, 16): Target(1.55, 1.65)}
+"""(blocks of d_model, slots) -> target."""
+
+
+def name(m: int, n: int) -> str:
+    return f"{m}_of_{n}"
+
+
+def plain_config(size: Size) -> ModelConfig:
+    return template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
+
+
+def slots_config(size: Size, m: int, n: int, **options: Any) -> ModelConfig:
+    """The same layers around n slots, with whatever is usual: a table as wide, a matrix behind."""
+    residual = {"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options}
+    plain = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size)
+    return plain.model_copy(update={"residual": parse(HyperConnectionsTemplate, residual)}).resolve(size.seq_len)
+
+
+class PackageSite(Site):
+    """A sublayer's access to the streams of the package."""
+
+    def __init__(self, connection: nn.Module):
+        super().__init__()
+        self.connection = connection
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        return self.connection(stream)
+
+    def write(self, kept: Callable[[Tensor], Tensor], update: Tensor) -> Tensor:
+        return kept(update)
+
+
+class PackageExit(Exit):
+    """The sum of the streams, and the last norm."""
+
+    def __init__(self, reduce: nn.Module, exit_: Exit):
+        super().__init__()
+        self.reduce, self.exit = reduce, exit_
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.exit(Stream(self.reduce(stream)))
+
+
+def package_decoder(size: Size) -> Decoder:
+    """The plain decoder with the package around its sublayers, as its users put it: copies of the embedding, their sum.
+
+    Raises ImportError where it is not installed.
+    """
+    try:
+        from hyper_connections import get_init_and_expand_reduce_stream_functions  # an extra, needed here alone
+    except ImportError as error:
+        raise ImportError("the comparison needs the package hyper-connections: pip install -e '.[bench]'") from error
+    model = build(plain_config(size), seed=0)
+    connect, expand, reduce = get_init_and_expand_reduce_stream_functions(N_STREAMS, dim=size.d_model)
+    for i, layer in enumerate(model.layers):
+        layer.attention_residual = PackageSite(connect(layer_index=2 * i))
+        layer.ffn_residual = PackageSite(connect(layer_index=2 * i + 1))
+    model.entry, model.exit = expand, PackageExit(reduce, model.exit)
+    return model
+
+
+def decoders(size: Size) -> dict[str, Decoder]:
+    ours = {name(m, n): build(slots_config(size, m, n), seed=0) for m, n in TARGETS}
+    every_state = build(slots_config(size, 1, N_STREAMS, state_every=1), seed=0)
+    return {
+        "plain": build(plain_config(size), seed=0),
+        **ours,
+        f"{name(1, N_STREAMS)}_every_state_kept": every_state,
+        f"package_{N_STREAMS}_streams": package_decoder(size),
+    }
+
+
+def step_over_plain(size: Size, precision: Precision, n_rounds: int) -> dict[str, Any]:
+    """All decoders in turn: a step's time, and the bytes autograd keeps from its forward to its backward pass."""
+    tokens, targets = random_batch(size.vocab_size, size.batch_size, size.seq_len)
+    models = decoders(size)
+    losses = {key: lambda model=model: model.loss(tokens, targets).objective for key, model in models.items()}
+    with autocast(torch.device("cpu"), precision):
+        kept = {key: kept_bytes(loss) for key, loss in losses.items()}
+    steps = {key: TrainingStep(model, losses[key], precision) for key, model in models.items()}
+    variants = summarise(interleave(steps, n_rounds=n_rounds), "plain")
+    for key, model in models.items():
+        variants[key]["n_params"] = sum(parameter.numel() for parameter in model.parameters())
+        variants[key]["kept_bytes"] = kept[key]
+        variants[key]["kept_bytes_ratio"] = kept[key] / kept["plain"]
+    for m, n in TARGETS:
+        own = variants[name(m, n)]
+        own |= cost_ratios(slots_config(size, m, n), plain_config(size), size.seq_len)
+        if precision == "fp32":
+            own |= against_target(own, TARGETS[m, n])
+    found = ", ".join(
+        f"{key} {each['cpu_ratio']['median']:.3f} ({each['kept_bytes_ratio']:.2f} of the bytes)"
+        for key, each in variants.items()
+        if key != "plain"
+    )
+    return {"variants": variants, "summary": f"CPU time over the plain residual: {found}"}
+
+
+def against_target(variant: dict[str, Any], target: Target) -> dict[str, Any]:
+    return {
+        "target": target.cpu_time,
+        "meets_target": variant["cpu_ratio"]["median"] <= target.cpu_time,
+        "kept_bytes_target": target.kept_bytes,
+        "meets_kept_bytes_target": variant["kept_bytes_ratio"] <= target.kept_bytes,
+    }
+
+
+def sites_over_reference(size: Size, m: int, n: int, n_rounds: int) -> dict[str, Any]:
+    """The hand-written form beside plain torch: the sites of a model, around sublayers that add a row to their input.
+
+    That both compute the same is tested, see tests/kernels/test_hyper_connections.py.
+    """
+    model = build(slots_config(size, m, n), seed=0)
+    sites = [site for layer in model.layers for site in (layer.attention_residual, layer.ffn_residual)]
+    generator = torch.Generator().manual_seed(0)
+    state = torch.randn(size.batch_size, size.seq_len, n, size.d_model // m, generator=generator).requires_grad_()
+    rows = [torch.randn(size.d_model, generator=generator).requires_grad_() for _ in sites]
+    direction = torch.randn(state.shape, generator=generator)
+
+    def forward(form: str) -> Tensor:
+        with patch.dict(os.environ, WIDTHWISE_KERNELS=form):
+            stream = state
+            for site, row in zip(sites, rows, strict=True):
+                x, kept = site.read(stream)
+                stream = site.write(kept, x + row)
+            return stream
+
+    forms = {"reference": "reference", "fused": ""}
+    runs = {key: lambda form=form: forward(form).backward(direction) for key, form in forms.items()}
+    variants = summarise(interleave(runs, n_rounds=n_rounds), "reference")
+    for key, form in forms.items():
+        variants[key]["kept_bytes"] = kept_bytes(lambda form=form: forward(form))
+    ratio = variants["fused"]["cpu_ratio"]["median"]
+    memory = variants["fused"]["kept_bytes"] / variants["reference"]["kept_bytes"]
+    return {
+        "variants": variants,
+        "summary": f"fused / reference {ratio:.2f} of the CPU time, {memory:.2f} of the bytes kept",
+    }
+
+
+def parts(size: Size, n_rounds: int) -> list[Part]:
+    """Steps in both precisions, and the sites alone."""
+    steps = [
+        Part(f"step/{precision}", lambda _, precision=precision: step_over_plain(size, precision, n_rounds), 420)
+        for precision in ("fp32", "bf16")
+    ]
+    sites = [
+        Part(f"sites/{name(m, n)}", lambda _, pair=(m, n): sites_over_reference(size, *pair, n_rounds), 120)
+        for m, n in TARGETS
+    ]
+    return steps + sites
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a toy size and few rounds: whether it runs, not how fast")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file; benchmarks/results/virtual_width_cpu[_quick].json where not given"
+    )
+    arguments = parser.parse_args(argv)
+    out = arguments.out or RESULTS / ("virtual_width_cpu_quick.json" if arguments.quick else "virtual_width_cpu.json")
+    chosen = parts(QUICK, n_rounds=3) if arguments.quick else parts(FULL, n_rounds=12)
+    return 0 if run_parts(chosen, out, "cpu", total_seconds=870) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

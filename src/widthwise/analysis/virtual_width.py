@@ -1,0 +1,141 @@
+"""How a model with hyper-connections uses its stream: weights across depth, and what each site does to each slot."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
+from widthwise.analysis.moments import Moments
+from widthwise.model.decoder import Decoder
+from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
+from widthwise.model.residual.interface import Site, Stream
+
+PARTS = ("attention", "ffn")
+N_DECIMALS = 6
+
+
+class VirtualWidthMeter:
+    """Statistics of the sites of a model over all tokens that it is shown; of its further heads none."""
+
+    def __init__(self, model: Decoder, residual: HyperConnectionsConfig):
+        """residual: the model's."""
+        self._model, self._residual = model, residual
+        self._meters = [_SiteMeter(name, site) for name, site in hyper_connections(model).items()]
+        self._n_tokens = 0
+
+    @torch.no_grad()
+    def add(self, tokens: Tensor) -> None:
+        """tokens: integers (B, T), as long as the model is used for. Needs n_slots^2 + n_slots * (blocks that all
+        sites write) numbers for each of these tokens, and nothing once it has seen them.
+        """
+        weight = self._model.embedding.weight
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        depth = DepthWeights(torch.eye(self._residual.n_slots, dtype=wide, device=weight.device))
+
+        def see(index: int, coefficients: Tensor) -> None:
+            with torch.autocast(coefficients.device.type, enabled=False):
+                self._meters[index].add(coefficients, depth, self._residual.multiplier)
+
+        with watched_sites(self._model, see):
+            self._model.stream(tokens)
+        self._n_tokens += tokens.numel()
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, the `virtual_width` of a run's result. docs/virtual_width_analysis.md says what it means."""
+        return {
+            "n_tokens": self._n_tokens,
+            "n_slots": self._residual.n_slots,
+            "slot_width": self._residual.slot_width,
+            "dynamic": self._residual.dynamic,
+            "sites": [meter.summary() for meter in self._meters],
+        }
+
+
+class _SiteMeter:
+    """Sums over the tokens of one site."""
+
+    def __init__(self, name: str, site: HyperConnection):
+        self._name, self._n_read, self._n_slots = name, site.n_read, site.config.n_slots
+        self._coefficients, self._reach = Moments(), Moments()
+
+    def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
+        """coefficients: (..., n_slots, n_coefficients). Leaves `depth` behind this site."""
+        coefficients = coefficients.reshape(-1, *coefficients.shape[-2:])
+        self._coefficients.add(coefficients)
+        read, deviation, write = self._parts(coefficients)
+        self._reach.add(torch.stack([reach(weights) for weights in depth.of_read(read)], dim=-1))
+        depth.pass_site(deviation, multiplier * write)
+
+    def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
+        """Read, carry (minus the identity), write."""
+        return torch.tensor_split(coefficients, (self._n_read, self._n_read + self._n_slots), dim=-1)
+
+    def summary(self) -> dict[str, Any]:
+        """The entry of a site. Tables have a row a slot; `sd` is that of a slot's coefficients between tokens."""
+        mean = self._coefficients.mean.cpu()
+        read, deviation, write = self._parts(mean)
+        carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
+        variances = self._parts(self._coefficients.variance.cpu())
+        reaches = self._reach.mean.tolist()
+        return {
+            "name": self._name,
+            "reach": _rounded(self._reach.mean),
+            "reach_sd": _rounded(self._reach.variance.sqrt()),
+            "mean_distance": mean_distance(reaches),
+            "plain_distance": mean_distance([1.0] * len(reaches)),
+            "read": _rounded(read),
+            "carry": _rounded(carry),
+            "write": _rounded(write),
+            "sd": {
+                part: _rounded(variance.mean(dim=-1).sqrt())
+                for part, variance in zip(("read", "carry", "write"), variances)
+            },
+        }
+
+
+def _rounded(values: Tensor) -> list[Any]:
+    return values.cpu().numpy().round(N_DECIMALS).tolist()
+
+
+def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
+    """Name, as `layers.3.attention` -> site, in the order of the stream."""
+    named = {
+        f"layers.{i}.{part}": getattr(layer, f"{part}_residual")
+        for i, layer in enumerate(model.layers)
+        for part in PARTS
+    }
+    return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
+
+
+class _Watched(Site):
+    """A site that tells its coefficients."""
+
+    def __init__(self, site: HyperConnection, see: Callable[[Tensor], None]):
+        super().__init__()
+        self.site, self._see = site, see
+
+    def read(self, stream: Stream) -> tuple[Tensor, Any]:
+        self._see(self.site.coefficients(stream))
+        return self.site.read(stream)
+
+    def write(self, kept: Any, update: Tensor) -> Stream:
+        return self.site.write(kept, update)
+
+
+@contextmanager
+def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Calls see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
+    places = [(layer, f"{part}_residual") for layer in model.layers for part in PARTS]
+    sites = [getattr(layer, place) for layer, place in places]
+    try:
+        for index, ((layer, place), site) in enumerate(zip(places, sites)):
+            setattr(layer, place, _Watched(site, partial(see, index)))
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for (layer, place), site in zip(places, sites):
+            setattr(layer, place, site)

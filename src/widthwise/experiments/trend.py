@@ -1,0 +1,115 @@
+"""How the loss follows a quantity that differs from variant to variant: a line over its logarithm, with intervals.
+
+loss = slope * log2(quantity) + intercept, the form in which the virtual-width paper states its law (arXiv:2511.11238,
+Fig. 8). A slope is a sum of the variants' losses whose factors add up to 0, as those of a difference do: it is paired
+by seed and by held-out text, and its interval is made as that of a difference is. What the runs of a seed have in
+common moves the intercept alone, whose interval is made as that of a variant's own loss is.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pydantic
+
+from widthwise.config_io import Config, UserError, nearest_hint
+from widthwise.experiments.statistics import Estimate, paired_mean, seed_interval, verdict
+from widthwise.shape.breakdown import HEADLINES
+
+QUANTITIES = HEADLINES | {"virtual_width": lambda summary: summary["virtual_width"]}
+"""What a trend can run over, and where a cost summary keeps it."""
+FEWEST_VALUES = 3
+"""A line goes through any two."""
+
+
+class TrendConfig(Config):
+    """The `trend:` part of a compare section."""
+
+    over: str
+    """A name in QUANTITIES."""
+    variants: tuple[str, ...] | None = None
+    """Those that the line is fitted to; null: all."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "TrendConfig":
+        if self.over not in QUANTITIES:
+            raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, QUANTITIES)}")
+        if self.variants is not None and len(set(self.variants)) < len(self.variants):
+            raise ValueError(f"variants: got {list(self.variants)}; each variant may stand once")
+        return self
+
+    def values(self, summaries: Mapping[str, dict[str, Any]]) -> dict[str, float]:
+        """Variant -> its quantity. summaries: the cost summary of every variant. Raises UserError without a line."""
+        names = summaries if self.variants is None else self.variants
+        return check_values({name: QUANTITIES[self.over](summaries[name]) for name in names}, self.over)
+
+
+def check_values(values: dict[str, float], over: str) -> dict[str, float]:
+    """The values; raises UserError where no line over their logarithm is determined."""
+    found = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
+    if min(values.values(), default=1) <= 0:
+        raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
+    if len(set(values.values())) < FEWEST_VALUES:
+        raise UserError(
+            f"compare.trend.over: {over} is {found or 'asked of no variant'}; a trend needs at least {FEWEST_VALUES} "
+            "different values"
+        )
+    return values
+
+
+@dataclass(frozen=True)
+class LogLinearFit:
+    """Ordinary least squares over all variants, one line a seed. Losses in nats per token."""
+
+    slope: Estimate
+    """Change of the loss with each doubling; Student's t times a bootstrap standard error over seeds and windows."""
+    intercept: Estimate
+    """The line where the quantity is 1; Student's t over seeds."""
+    line: list[float]
+    """The mean line at each variant's value."""
+    residuals: list[float]
+    """Mean loss of each variant minus the line."""
+    r_squared: float
+    """Of the mean losses; nan where they are all equal."""
+    verdict: str
+    """As of a difference: "better" where a larger quantity reaches a lower loss. The tie margin is that of the whole
+    way from the smallest to the largest value."""
+
+
+def fit_log_linear(values: Sequence[float], losses: np.ndarray, confidence: float = 0.95) -> LogLinearFit:
+    """values: (n_variants,), above 0; losses: (n_variants, n_seeds, n_windows), paired as in `paired_mean`."""
+    doublings, losses = np.log2(values), np.asarray(losses, dtype=np.float64)
+    centre = doublings.mean()
+    slope_factors = (doublings - centre) / np.square(doublings - centre).sum()
+    slopes = np.tensordot(slope_factors, losses, axes=1)  # (n_seeds, n_windows)
+    slope = paired_mean(slopes, confidence)
+    intercept = seed_interval((losses.mean(axis=0) - centre * slopes).mean(axis=1), confidence)
+    means = losses.mean(axis=(1, 2))
+    line = intercept.mean + slope.mean * doublings
+    return LogLinearFit(
+        slope=slope,
+        intercept=intercept,
+        line=line.tolist(),
+        residuals=(means - line).tolist(),
+        r_squared=1 - (means - line).var() / means.var() if np.ptp(means) else float("nan"),
+        verdict=verdict(paired_mean(np.ptp(doublings) * slopes, confidence)),
+    )
+
+
+def trend_summary(
+    over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float
+) -> dict[str, Any]:
+    """The fit as data. losses: variant -> (n_seeds, n_windows)."""
+    fit = fit_log_linear(list(values.values()), np.stack([losses[name] for name in values]), confidence)
+    return {
+        "over": over,
+        "slope": vars(fit.slope),
+        "intercept": vars(fit.intercept),
+        "r_squared": float(fit.r_squared),
+        "verdict": fit.verdict,
+        "points": [
+            {"variant": name, "value": value, "line": line, "residual": residual}
+            for (name, value), line, residual in zip(values.items(), fit.line, fit.residuals)
+        ],
+    }

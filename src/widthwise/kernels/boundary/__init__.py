@@ -1,0 +1,36 @@
+"""The write of one sublayer, the read of the next and its norm, as one operation."""
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from widthwise.kernels.boundary import reference
+from widthwise.kernels.boundary.reference import PendingWrite, PreNorm, Reading, written
+from widthwise.kernels.dispatch import reference_wanted
+
+
+def boundary(
+    stream: Tensor | PendingWrite, reading: Reading, norm: PreNorm | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `reference.boundary`."""
+    if not use_triton(stream.state if isinstance(stream, PendingWrite) else stream):
+        return reference.boundary(stream, reading, norm)
+    from widthwise.kernels.boundary import fused  # Triton is not everywhere, and takes its time to import.
+
+    return fused.boundary(stream, reading, norm)
+
+
+def use_triton(x: Tensor) -> bool:
+    """Whether the Triton form is meant for this tensor: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    return (
+        (x.is_cuda or is_interpreted)
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and not reference_wanted()
+        and importlib.util.find_spec("triton") is not None
+    )
+
+
+__all__ = ["PendingWrite", "PreNorm", "Reading", "boundary", "use_triton", "written"]

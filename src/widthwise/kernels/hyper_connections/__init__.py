@@ -1,0 +1,42 @@
+"""Reading from and writing to the slots of an over-width state."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from widthwise.kernels.dispatch import use_fused
+from widthwise.kernels.hyper_connections import fused, reference
+
+
+class Kept(NamedTuple):
+    """What the reference's write needs of its read."""
+
+    state: Tensor
+    coefficients: Tensor
+    n_read: int
+
+
+def read_slots(
+    state: Tensor,
+    static: Tensor,
+    projection: Tensor | None,
+    scale: Tensor | None,
+    n_read: int,
+    eps: float,
+    state_every: int = 1,
+) -> tuple[Tensor, Kept | fused.Kept]:
+    """The input of a sublayer, and what `write_slots` goes on with. See `reference.read_slots`.
+
+    state_every: the hand-written form keeps the state for the backward pass at every so many sites in a row only.
+    """
+    if use_fused(state):
+        return fused.read_slots(state, static, projection, scale, n_read, eps, state_every)
+    x, coefficients = reference.read_slots(state, static, projection, scale, n_read, eps)
+    return x, Kept(state, coefficients, n_read)
+
+
+def write_slots(kept: Kept | fused.Kept, update: Tensor, multiplier: float) -> Tensor:
+    """The state after a sublayer. See `reference.write_slots`."""
+    if isinstance(kept, fused.Kept):
+        return fused.write_slots(kept, update, multiplier)
+    return reference.write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)

@@ -1,0 +1,109 @@
+"""Multi-token prediction: further heads, each one decoder layer deep, that see a later token and predict its successor.
+
+Depth k takes the stream of depth k - 1 at position i (depth 0 is the model itself) and the embedding of token i + k,
+and predicts token i + k + 1. Its slots are joined one by one by the same small matrix, so that its cost does not grow
+with the square of the stream: virtual-width paper, arXiv:2511.11238, section 3.4. With a single slot it is the module
+of DeepSeek-V3 (arXiv:2412.19437, section 2.2). Embedding, head and reduction are the model's own.
+
+Positions stay those of the model: depth k at position i is rotated by i and attends to positions up to i. Rows are cut
+from a stream of documents that is not masked at their borders, so a depth is asked across a border as the model is.
+"""
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost, linear, rms_norm
+from widthwise.model.ffn.interface import Choices
+from widthwise.model.kv_cache import LayerCache
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual import Residual
+
+
+class MTPOptions(Config):
+    """What a recipe and a resolved model say alike."""
+
+    n_depths: int = Field(default=1, gt=0, le=16)
+    """Tokens predicted beyond the next one."""
+    coefficient: pydantic.NonNegativeFloat = 0.3
+    """Of the mean of their losses in the objective; never part of the reported loss."""
+    final_coefficient: pydantic.NonNegativeFloat | None = None
+    """What the coefficient comes to at the end of training, in a straight line; null: it stays."""
+    share_reduce: bool = True
+    """Whether the slots of all depths are reduced by the model's own matrix."""
+
+
+class MTPConfig(MTPOptions):
+    """Further heads with the sizes written out."""
+
+    layer: LayerConfig
+    """Of every depth."""
+    norm_eps: pydantic.PositiveFloat = 1e-5
+    """Of the norms of the two halves of a slot before they are joined, and before the head."""
+
+    def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
+        """Of all depths, in training, as if each were asked at every position: depth k is left without the last k.
+
+        head: of the product with the head, whose parameters are the model's. Kept for the backward pass beside what
+        the layer and the exit keep: the normalised halves, alone and joined, and the gradient of the head's input.
+        """
+        n_slots, slot_width = residual.slot_shape(d_model)
+        join = linear(2 * slot_width, slot_width)
+        slot = rms_norm(slot_width)
+        depth = Cost(
+            params=join.params + 2 * slot_width,
+            active_params=join.active_params + 2 * slot_width,
+            flops=n_slots * join.flops + head.flops,
+            activation_elements=2 * n_slots * (slot.activation_elements + slot_width) + d_model,
+            activation_fp32_elements=2 * n_slots * slot.activation_fp32_elements,
+        )
+        exit_cost = residual.exit_cost(d_model) + rms_norm(d_model)
+        depth += sum(self.layer.costs(residual, d_model).values(), exit_cost)
+        total = sum([depth] * self.n_depths, Cost())
+        if not self.share_reduce:
+            return total
+        shared = -self.n_depths * residual.reduction_params(d_model)
+        return total + Cost(params=shared, active_params=shared)
+
+    def build(self, residual: Residual, d_model: int) -> nn.ModuleList:
+        return nn.ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))
+
+    def coefficient_at(self, progress: Tensor) -> Tensor | float:
+        """progress: scalar from 0 to 1."""
+        if self.final_coefficient is None:
+            return self.coefficient
+        return torch.lerp(progress.new_tensor(self.coefficient), progress.new_tensor(self.final_coefficient), progress)
+
+
+class MTPDepth(nn.Module):
+    """One further head."""
+
+    def __init__(self, config: MTPConfig, residual: Residual, d_model: int):
+        super().__init__()
+        self.residual, self.d_model = residual, d_model
+        slot_width = residual.slot_shape(d_model)[1]
+        slot = {"slot_width": slot_width}
+        self.state_norm = RMSNorm(slot, config.norm_eps, slot_width)
+        self.embedding_norm = RMSNorm(slot, config.norm_eps, slot_width)
+        self.w_join = Linear({"halves": 2, **slot}, slot)
+        self.layer = config.layer.build(residual, d_model)
+        self.exit = residual.build_exit(d_model, NormConfig(eps=config.norm_eps, norm_dim=d_model))
+
+    def forward(
+        self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None
+    ) -> tuple[Tensor, Choices]:
+        """slots: (B, T, n_slots, slot_width), of the depth before; later: the same shape, the later tokens' as they
+        enter the model; context: with those tokens -> the slots of this depth, and what its feed-forward chose.
+        """
+        joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(later)), dim=-1))
+        stream, choices = self.layer(self.residual.from_slots(joined), context, cache)
+        return self.residual.to_slots(stream, self.d_model), choices
+
+    def hidden(self, slots: Tensor) -> Tensor:
+        """The slots of this depth -> what the head multiplies, (B, T, d_model)."""
+        return self.exit(self.residual.from_slots(slots))

@@ -1,0 +1,303 @@
+"""Generalized hyper-connections: the stream is n slots, of which sublayers read and write learned mixtures.
+
+Source: virtual-width paper, arXiv:2511.11238, section 3, whose contradictions docs/virtual_width_paper.md resolves.
+A slot is `slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of
+different widths share one stream: with coefficients frozen where they start it is the plain residual with carry.
+m = 1 are Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m are Frac-Connections (Zhu et al. 2025,
+arXiv:2503.14125).
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.kernels import read_slots, write_slots
+from widthwise.kernels.hyper_connections import reference
+from widthwise.model.axes import Control, RMSNorm, Scale, Vector
+from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
+from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
+
+
+class HyperConnectionOptions(Config):
+    """What a recipe and a resolved model say alike."""
+
+    kind: Literal["hyper_connections"] = "hyper_connections"
+    dynamic: bool = True
+    """Whether each token's coefficients follow its state, or are learned once for all tokens."""
+    write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
+    """Slots that a sublayer's blocks reach before training: all, block after block (`cyclic`, the paper's Eq. 11), the
+    first ones (`slice`), or its own and those that no layer owns (`tail_cyclic`, which is `cyclic` where all widths are
+    equal; where they are not, `cyclic` is refused: blocks would land where wider layers read others)."""
+    embedding: Literal["direct", "expand", "slot", "pad"] = "direct"
+    """How a token fills the slots: a table as wide as the stream, a matrix behind a table of d_model, mixtures of the
+    blocks of such a row, or such a row and zeros."""
+    reduce: Literal["full", "slot"] = "full"
+    """How the head's d_model coordinates come from the slots: by a matrix (Eq. 4), or as mixtures of slots (Alg. 1)."""
+    multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of every update."""
+    eps: pydantic.PositiveFloat = 1e-6
+    """Of the norm behind which dynamic coefficients look at a slot."""
+    state_every: pydantic.PositiveInt = 2
+    """The state is kept for the backward pass at every so many sites only; in between it is made again from the one
+    before and the update, which runs no sublayer twice and gives the same numbers. 1: faster by a percent or two; the
+    root of twice the number of layers: least memory at the peak. Eager on the CPU only: elsewhere all are kept."""
+
+
+GroupNormKind = Literal["rms", "layer"]
+
+
+class Pattern(NamedTuple):
+    """Where the coefficients of a site start; fills the rows of a table [read | carry | write] of n_slots rows."""
+
+    n_slots: int
+    n_read: int
+    n_write: int
+    write_init: str
+    n_owned_slots: int
+
+    @property
+    def n_coefficients(self) -> int:
+        """Columns: what a slot gives to each read block, to each carried slot, and takes of each written block."""
+        return self.n_read + self.n_slots + self.n_write
+
+    def __call__(self, table: Tensor, generator: torch.Generator) -> None:
+        """Sublayers read the first slots, and every slot is carried: 0 in the carry part, a deviation from that."""
+        rows = table.zero_().view(self.n_slots, self.n_coefficients)
+        rows[:, : self.n_read].fill_diagonal_(1)
+        for slot in range(self.n_slots):
+            block = WRITE_INITS[self.write_init](slot, self.n_write, self.n_owned_slots)
+            if block is not None:
+                rows[slot, self.n_read + self.n_slots + block] = 1
+
+
+def _cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write
+
+
+def _slice(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot if slot < n_write else None
+
+
+def _tail_cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write if slot < n_write or slot >= n_owned_slots else None
+
+
+WRITE_INITS = {"tail_cyclic": _tail_cyclic, "cyclic": _cyclic, "slice": _slice}
+"""Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""
+
+
+def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynamic: bool, state_every: int = 1) -> Cost:
+    """Of one site; n_read and n_write need not be whole. The norm of the slots is not counted, as no norm is.
+
+    Kept for the backward pass: the update and, on average, one state in state_every.
+    """
+    n_coefficients = n_read + n_slots + n_write
+    n_entries = n_slots * n_coefficients
+    mixing = Cost(
+        flops=2 * n_entries * slot_width,
+        activation_elements=n_write * slot_width,
+        activation_fp32_elements=n_slots * slot_width / state_every,
+    )
+    if not dynamic:
+        return vector(n_entries) + mixing
+    project = linear(slot_width, n_coefficients)
+    projection = Cost(params=project.params, active_params=project.params, flops=n_slots * project.flops)
+    return vector(2 * n_entries + slot_width) + projection + mixing
+
+
+class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
+    """A stream of n_slots slots."""
+
+    slot_width: pydantic.PositiveInt
+    n_slots: pydantic.PositiveInt
+    n_owned_slots: pydantic.PositiveInt
+    """Slots that the widest layer reads and writes; those beyond belong to no layer."""
+    group_norm: GroupNormKind | None
+    """Norm over every d_model coordinates of the stream before it is reduced."""
+
+    def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
+        n_blocks = [_n_blocks(width, self.slot_width) for width in (d_model, *widths)]
+        if self.n_slots < max(n_blocks):
+            raise ValueError(
+                f"n_slots: got {self.n_slots}; must be at least the {max(n_blocks)} blocks of {self.slot_width} of the "
+                "widest layer"
+            )
+        if max(n_blocks) > self.n_owned_slots:
+            raise ValueError(f"n_owned_slots: got {self.n_owned_slots}; the widest layer has {max(n_blocks)} blocks")
+        if self.write_init == "cyclic" and len(set(n_blocks)) > 1:
+            raise ValueError("write_init: got cyclic; with layers of different widths use tail_cyclic")
+        if self.group_norm is not None and self.n_slots % n_blocks[0]:
+            raise ValueError(
+                f"group_norm: got {self.group_norm}; its groups of {n_blocks[0]} slots do not tile n_slots = "
+                f"{self.n_slots}, so it must be none"
+            )
+
+    def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
+        b = self.slot_width
+        return site_cost(b, self.n_slots, d_read // b, d_write // b, self.dynamic, self.state_every)
+
+    def build(self, d_before: int, d_read: int, d_write: int) -> "HyperConnection":
+        return HyperConnection(self, d_read // self.slot_width, d_write // self.slot_width)
+
+    @property
+    def stream_width(self) -> int:
+        return self.n_slots * self.slot_width
+
+    def embedding_width(self, d_model: int) -> int:
+        return ENTRIES[self.embedding].embedding_width(d_model, self.n_slots, self.slot_width)
+
+    def entry_cost(self, d_model: int) -> Cost:
+        return ENTRIES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
+
+    def build_entry(self, d_model: int) -> nn.Module:
+        return ENTRIES[self.embedding](d_model, self.n_slots, self.slot_width)
+
+    def exit_cost(self, d_model: int) -> Cost:
+        cost = REDUCTIONS[self.reduce].cost(d_model, self.n_slots, self.slot_width)
+        return cost if self.group_norm is None else cost + GroupNorm.cost(self.group_norm, d_model, self.stream_width)
+
+    def reduction_params(self, d_model: int) -> int:
+        return int(REDUCTIONS[self.reduce].cost(d_model, self.n_slots, self.slot_width).params)
+
+    def build_exit(self, d_model: int, norm: NormConfig) -> Exit:
+        reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width)
+        group_norm = None
+        if self.group_norm is not None:
+            group_norm = GroupNorm(self.group_norm, d_model, self.stream_width, norm.eps)
+        return OverWidthExit(group_norm, reduce, RMSNorm({"d_model": d_model}, norm.eps, norm.norm_dim))
+
+    def slot_shape(self, d_model: int) -> tuple[int, int]:
+        return self.n_slots, self.slot_width
+
+    def to_slots(self, stream: Tensor, d_model: int) -> Tensor:
+        return stream
+
+    def from_slots(self, slots: Tensor) -> Tensor:
+        return slots
+
+
+class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
+    """(m, n) of the paper: d_model is cut into m = n_fractions blocks, the stream has n = n_slots of them.
+
+    The virtual width is n / m times d_model.
+    """
+
+    n_fractions: pydantic.PositiveInt | None = None
+    """Blocks of d_model. 1, the default, makes Hyper-Connections."""
+    slot_width: pydantic.PositiveInt | None = None
+    """In place of n_fractions: numbers in a block."""
+    n_slots: Annotated[int, Field(gt=0, le=4096)] | None = None
+    """Slots of the stream. null: as many as the widest layer has blocks, which makes Frac-Connections."""
+    group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
+    """Norm over every d_model coordinates of the stream before it is reduced; `layer` is the paper's statistic, `rms`
+    leaves the function of the model as it is without. auto: rms where such groups tile a stream wider than d_model."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "HyperConnectionsTemplate":
+        if self.n_fractions is not None and self.slot_width is not None:
+            raise ValueError("n_fractions: stands beside slot_width; give only one of them")
+        return self
+
+    @property
+    def d_model_quantum(self) -> int:
+        return self.slot_width or self.n_fractions or 1
+
+    def quantum(self, d_model: int) -> int:
+        return self.slot_width_at(d_model)
+
+    def check_solvable(self) -> None:
+        if self.n_slots is None:
+            raise ValueError(
+                "n_slots: missing; a solved shape needs it, because without it the widest layer sets all costs"
+            )
+
+    def check_searchable(self) -> None:
+        if self.slot_width is not None and self.n_slots is not None:
+            raise ValueError("slot_width: stands beside n_slots; a search changes d_model, so give n_fractions instead")
+
+    def slot_width_at(self, d_model: int) -> int:
+        """Raises ValueError where d_model is no whole number of slots."""
+        if self.slot_width is not None:
+            _n_blocks(d_model, self.slot_width)
+            return self.slot_width
+        n_fractions = self.n_fractions or 1
+        if d_model % n_fractions:
+            raise ValueError(f"n_fractions: got {n_fractions}; must divide d_model = {d_model}")
+        return d_model // n_fractions
+
+    def final_norm_width(self, d_model: int, last_width: int) -> int:
+        return d_model
+
+    def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
+        slot_width = self.slot_width_at(d_model)
+        n_slots = self.n_slots or d_model // slot_width  # as in a uniform model; see check_solvable
+        n_read, n_write = d_read / slot_width, d_write / slot_width
+        return site_cost(slot_width, n_slots, n_read, n_write, self.dynamic, self.state_every)
+
+    def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
+        slot_width = self.slot_width_at(d_model)
+        n_owned_slots = max(_n_blocks(width, slot_width) for width in (d_model, *widths))
+        n_slots, n_fractions = self.n_slots or n_owned_slots, d_model // slot_width
+        tiles = n_slots % n_fractions == 0 and n_slots > n_fractions
+        group_norm: dict[str, GroupNormKind | None]
+        group_norm = {"auto": "rms" if tiles else None, "rms": "rms", "layer": "layer", "none": None}
+        return HyperConnectionsConfig(
+            **{name: getattr(self, name) for name in HyperConnectionOptions.model_fields},
+            slot_width=slot_width,
+            n_slots=n_slots,
+            n_owned_slots=n_owned_slots,
+            group_norm=group_norm[self.group_norm],
+        )
+
+
+def _n_blocks(width: int, slot_width: int) -> int:
+    if width % slot_width:
+        raise ValueError(f"slot_width: got {slot_width}; must divide every width, {width} too")
+    return width // slot_width
+
+
+class HyperConnection(Site):
+    """One sublayer's mixtures. The stream is a tensor (B, T, n_slots, slot_width)."""
+
+    def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
+        super().__init__()
+        self.config, self.n_read = config, n_read
+        pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots)
+        self.table = {"n_slots": config.n_slots, "n_coefficients": pattern.n_coefficients}
+        self.static = Vector(self.table, start=pattern)
+        if config.dynamic:
+            slot = {"slot_width": config.slot_width}
+            self.norm = RMSNorm(slot, config.eps, config.slot_width)
+            self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
+            self.scale = Scale(self.table, start=1.0)
+
+    def _tables(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Static coefficients, projection and scale as the kernels take them."""
+        table = tuple(self.table.values())
+        projection = scale = None
+        if self.config.dynamic:
+            # The gain and 1 / sqrt(slot_width) join the matrix, so that the normalised state is never formed.
+            gain = self.norm.weight / math.sqrt(self.config.slot_width)
+            projection = gain[:, None] * self.dynamic.weight.T
+            scale = self.scale().view(table)
+        return self.static().view(table), projection, scale
+
+    def coefficients(self, stream: Tensor) -> Tensor:
+        """What a token's slots are mixed with, (B, T, n_slots, n_coefficients), or without the first two axes where it
+        is the same for all tokens; in fp32 or wider. See `kernels.hyper_connections.reference`.
+        """
+        return reference.read_slots(stream, *self._tables(), self.n_read, self.config.eps)[1]
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
+        return read_slots(stream, *self._tables(), self.n_read, self.config.eps, self.config.state_every)
+
+    def write(self, kept: Any, update: Tensor) -> Tensor:
+        return write_slots(kept, update, self.config.multiplier)

@@ -1,0 +1,122 @@
+"""What every residual variant is: a config with costs, a module for each sublayer's site, modules for the two ends."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from widthwise.config_io import Config
+from widthwise.model.cost import Cost
+from widthwise.model.norm import NormConfig
+
+Stream = Any
+"""What flows from layer to layer. Only the variant that made it looks inside."""
+
+
+class Site(nn.Module, ABC):
+    """One sublayer's access to the stream."""
+
+    @abstractmethod
+    def read(self, stream: Stream) -> tuple[Tensor, Any]:
+        """The sublayer's input (B, T, d_read), and what `write` needs later."""
+
+    @abstractmethod
+    def write(self, kept: Any, update: Tensor) -> Stream:
+        """update: (B, T, d_write), the sublayer's output -> the stream after it."""
+
+
+class Exit(nn.Module, ABC):
+    """The end of the stream."""
+
+    def share_reduction(self, other: Any) -> None:
+        """Takes over the matrix of another exit of the same variant, where it has one."""
+
+    @abstractmethod
+    def forward(self, stream: Stream) -> Tensor:
+        """The stream after the last layer -> what the head multiplies, normalised, (B, T, d_model)."""
+
+
+class ResidualConfig(Config, ABC):
+    """One residual for all layers, with every size written out. d_model: width of embedding and head."""
+
+    @abstractmethod
+    def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
+        """Raises ValueError where layers of these widths cannot use it."""
+
+    @abstractmethod
+    def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
+        """Of one site; the arguments are those of `build`."""
+
+    @abstractmethod
+    def build(self, d_before: int, d_read: int, d_write: int) -> Site:
+        """A site where the stream arrives d_before wide, the sublayer reads d_read coordinates and writes d_write."""
+
+    @abstractmethod
+    def embedding_width(self, d_model: int) -> int:
+        """Columns of the embedding table."""
+
+    @abstractmethod
+    def entry_cost(self, d_model: int) -> Cost:
+        """From a row of the table to the stream."""
+
+    @abstractmethod
+    def build_entry(self, d_model: int) -> nn.Module:
+        """A module (B, T, embedding_width) -> the stream before the first layer."""
+
+    @abstractmethod
+    def exit_cost(self, d_model: int) -> Cost:
+        """Of the exit without its last norm."""
+
+    def reduction_params(self, d_model: int) -> int:
+        """Parameters of the exit that further heads can share, those of its matrix."""
+        return 0
+
+    @abstractmethod
+    def build_exit(self, d_model: int, norm: NormConfig) -> Exit:
+        """norm: the last norm before the head; norm_dim is the width it covers."""
+
+    @abstractmethod
+    def slot_shape(self, d_model: int) -> tuple[int, int]:
+        """(n_slots, slot_width): the equal parts of the stream for who works on it whole, as further heads do."""
+
+    @abstractmethod
+    def to_slots(self, stream: Stream, d_model: int) -> Tensor:
+        """The stream as (B, T, n_slots, slot_width)."""
+
+    @abstractmethod
+    def from_slots(self, slots: Tensor) -> Stream:
+        """The inverse of `to_slots`."""
+
+
+class ResidualTemplate(Config, ABC):
+    """What a recipe says about the residual, whatever the widths."""
+
+    @property
+    def d_model_quantum(self) -> int:
+        """d_model must be a multiple of this."""
+        return 1
+
+    def quantum(self, d_model: int) -> int:
+        """Every width must be a multiple of this. Raises ValueError where d_model is none."""
+        return 1
+
+    def check_solvable(self) -> None:
+        """Raises ValueError where the cost of a layer depends on other layers, so that widths cannot be solved."""
+
+    def check_searchable(self) -> None:
+        """Raises ValueError where costs are no polynomials of d_model, as a search for shapes needs them."""
+
+    @abstractmethod
+    def final_norm_width(self, d_model: int, last_width: int) -> int:
+        """Coordinates that the last norm covers where the last layer, last_width wide, writes all its own."""
+
+    @abstractmethod
+    def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
+        """Of one site before rounding, at any real widths; numpy arrays of widths too. What depends on the layer
+        before is left out.
+        """
+
+    @abstractmethod
+    def at_widths(self, d_model: int, widths: Sequence[int]) -> ResidualConfig:
+        """The residual of a model whose layers have these widths. Raises ValueError where there is none."""

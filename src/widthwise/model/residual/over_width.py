@@ -1,0 +1,205 @@
+"""The two ends of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
+
+Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training the first d_model coordinates
+of the stream are the embedding of a model without virtual width, and the only ones that the head sees, so that the
+whole model is that model.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.kernels import rms_norm
+from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.model.axes import Linear, RMSNorm, Vector
+from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.residual.interface import Exit
+
+
+class DirectEntry(nn.Module):
+    """The table is as wide as the stream."""
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+        super().__init__()
+        self.slots = (n_slots, slot_width)
+
+    @staticmethod
+    def embedding_width(d_model: int, n_slots: int, slot_width: int) -> int:
+        return n_slots * slot_width
+
+    @staticmethod
+    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+        """Beside the table's."""
+        return Cost()
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """embedding: (B, T, embedding_width) -> (B, T, n_slots, slot_width)."""
+        return embedding.unflatten(-1, self.slots)
+
+
+class PadEntry(DirectEntry):
+    """Slots behind d_model start at 0, as the plain residual's coordinates do."""
+
+    @staticmethod
+    def embedding_width(d_model: int, n_slots: int, slot_width: int) -> int:
+        return d_model
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        missing = math.prod(self.slots) - embedding.shape[-1]
+        return nn.functional.pad(embedding, (0, missing)).unflatten(-1, self.slots)
+
+
+class ExpandEntry(PadEntry):
+    """One matrix makes the stream of a token's d_model numbers. Eq. (3)."""
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+        super().__init__(d_model, n_slots, slot_width)
+        self.w_expand = Linear({"d_model": d_model}, {"n_slots": n_slots, "slot_width": slot_width}, identity_on_top)
+
+    @staticmethod
+    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+        return linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        return self.w_expand(embedding).to(embedding.dtype).unflatten(-1, self.slots)
+
+
+class SlotEntry(PadEntry):
+    """Every slot is a mixture of the blocks of a token's d_model numbers; before training, copies of them in turn."""
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+        super().__init__(d_model, n_slots, slot_width)
+        self.w_expand = Linear({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identities_in_turn)
+
+    @staticmethod
+    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+        return _slot_mixing_cost(d_model, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        return _mix(self.w_expand.weight, embedding.unflatten(-1, (-1, self.slots[1])))
+
+
+ENTRIES: dict[str, type[DirectEntry]] = {
+    "direct": DirectEntry,
+    "expand": ExpandEntry,
+    "slot": SlotEntry,
+    "pad": PadEntry,
+}
+
+
+class FullReduction(nn.Module):
+    """One matrix makes d_model coordinates of all slots. Eq. (4)."""
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+        super().__init__()
+        self.w_reduce = Linear({"n_slots": n_slots, "slot_width": slot_width}, {"d_model": d_model}, identity)
+
+    @staticmethod
+    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+        """With what it keeps of its input."""
+        return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
+        return self.w_reduce(slots.flatten(-2))
+
+
+class SlotReduction(nn.Module):
+    """The d_model / slot_width blocks of the head's coordinates are mixtures of slots. Alg. 1, `R`."""
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+        super().__init__()
+        self.w_reduce = Linear({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, identity)
+
+    @staticmethod
+    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+        """As in `FullReduction`."""
+        return _slot_mixing_cost(d_model, n_slots, slot_width) + Cost(activation_elements=n_slots * slot_width)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """As in `FullReduction`."""
+        return _mix(self.w_reduce.weight, slots.to(compute_dtype(slots))).flatten(-2)
+
+
+REDUCTIONS: dict[str, type[FullReduction | SlotReduction]] = {"full": FullReduction, "slot": SlotReduction}
+
+
+class GroupNorm(nn.Module):
+    """Every group of d_model consecutive coordinates of a token normalised alone, with a gain a coordinate.
+
+    Never over tokens, as torch's GroupNorm of (B, C, T) would be. Source: Wu and He 2018, arXiv:1803.08494; section
+    3.2 of the paper. `layer` subtracts the mean and has a bias, `rms` does neither.
+    """
+
+    def __init__(self, kind: str, d_model: int, width: int, eps: float):
+        super().__init__()
+        self.d_model = d_model
+        self.norm = RMSNorm({"stream_width": width}, eps, d_model)
+        self.bias = Vector({"stream_width": width}, start=0.0) if kind == "layer" else None
+
+    @staticmethod
+    def cost(kind: str, d_model: int, width: int) -> Cost:
+        """The reduction keeps the result, from which the norm's backward pass works; of `layer` before the bias too."""
+        statistics = Cost(activation_fp32_elements=width // d_model)
+        if kind == "layer":
+            return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
+        return vector(width) + statistics
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast type where autocast is on."""
+        groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
+        if self.bias is None:
+            return self._normalised(groups).view(slots.shape)
+        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
+        normalised = self._normalised(wide - wide.mean(dim=-1, keepdim=True)).flatten(-2)
+        return (normalised + self.bias()).view(slots.shape)
+
+    def _normalised(self, groups: Tensor) -> Tensor:
+        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.d_model)
+
+
+class OverWidthExit(Exit):
+    """Norm of groups, reduction, the last norm."""
+
+    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: RMSNorm):
+        super().__init__()
+        self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
+
+    def share_reduction(self, other: "OverWidthExit") -> None:
+        self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return self.norm(self.reduce(stream if self.group_norm is None else self.group_norm(stream)))
+
+
+def identity(weight: Tensor, generator: torch.Generator) -> None:
+    """[I 0], or I over 0."""
+    nn.init.eye_(weight)
+
+
+def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
+    """I over normal(1 / sqrt(n_in)), which keeps the size of what it maps. weight: (n_out, n_in), n_out >= n_in."""
+    n_in = weight.shape[1]
+    nn.init.eye_(weight[:n_in])
+    weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
+
+
+def identities_in_turn(weight: Tensor, generator: torch.Generator) -> None:
+    """I over I over I."""
+    n_out, n_in = weight.shape
+    weight.copy_(nn.functional.one_hot(torch.arange(n_out) % n_in, n_in))
+
+
+def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
+    """weight: (n_out, n_in); blocks: (B, T, n_in, slot_width) -> (B, T, n_out, slot_width), in the blocks' type."""
+    tokens = blocks.flatten(0, -3)
+    with without_autocast(blocks):
+        # Not weight @ blocks, which keeps a copy of the blocks.
+        mixed = torch.bmm(weight.to(blocks.dtype).expand(len(tokens), -1, -1), tokens)
+    return mixed.view(*blocks.shape[:-2], -1, blocks.shape[-1])
+
+
+def _slot_mixing_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    mixing = linear(d_model // slot_width, n_slots)
+    return Cost(params=mixing.params, active_params=mixing.params, flops=slot_width * mixing.flops)

@@ -1,0 +1,90 @@
+"""Generalized hyper-connections as the virtual-width paper's formulas say them, for comparison: slot by slot.
+
+    x_k = sum_i A[i, k] H_i        H'_j = sum_k B[k, j] Z_k + sum_i A[i, m + j] H_i
+
+Source: arXiv:2511.11238, Eq. (6)-(10). A state is a list of its slots H_1, ..., H_n, each (B, T, slot_width); a weight
+is one number for each token, (B, T, 1), or one for all. Nothing of the library's forward pass is used.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+State = list[Tensor]
+
+
+def normalised(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def coefficients(site, state: State) -> list[list[Tensor]]:
+    """Of slot i in row i: what it gives to each block that is read and to each slot, what it takes of each block that
+    is written. A row depends on its own slot alone.
+    """
+    n, slot_width = len(state), state[0].shape[-1]
+    n_read = site.n_read
+    table = []
+    for i, slot in enumerate(state):
+        values = site.static.weight.view(n, -1)[i]
+        if site.config.dynamic:
+            x = normalised(slot, site.config.eps) * site.norm.weight
+            projected = x @ site.dynamic.weight.T / math.sqrt(slot_width)
+            values = values + site.scale.weight.view(n, -1)[i] * projected.tanh()
+        row = list(values.split(1, dim=-1))
+        row[n_read + i] = row[n_read + i] + 1
+        table.append(row)
+    return table
+
+
+def through(site, state: State, sublayer: Callable[[Tensor], Tensor]) -> State:
+    """The state behind a sublayer (B, T, d_read) -> (B, T, d_write)."""
+    n, m, table = len(state), site.n_read, coefficients(site, state)
+    x = [sum(table[i][k] * state[i] for i in range(n)) for k in range(m)]
+    z = sublayer(torch.cat(x, dim=-1)).split(site.config.slot_width, dim=-1)
+    return [
+        site.config.multiplier * sum(table[j][m + n + k] * z[k] for k in range(len(z)))
+        + sum(table[i][m + j] * state[i] for i in range(n))
+        for j in range(n)
+    ]
+
+
+def mixtures(weights: Tensor, blocks: State) -> State:
+    return [sum(weight * block for weight, block in zip(row, blocks, strict=True)) for row in weights]
+
+
+def entered(model, rows: Tensor) -> State:
+    """rows: (B, T, embedding_width), of the table -> the state before the first layer."""
+    residual = model.config.residual
+    n, b = residual.n_slots, residual.slot_width
+    match residual.embedding:
+        case "direct":
+            return list(rows.split(b, dim=-1))
+        case "pad":
+            given = list(rows.split(b, dim=-1))
+            return given + [torch.zeros_like(given[0])] * (n - len(given))
+        case "expand":
+            return list((rows @ model.entry.w_expand.weight.T).split(b, dim=-1))
+        case "slot":
+            return mixtures(model.entry.w_expand.weight, list(rows.split(b, dim=-1)))
+    raise AssertionError(residual.embedding)
+
+
+def left(model, state: State) -> Tensor:
+    """The state after the last layer -> what the head multiplies, (B, T, d_model)."""
+    residual, d_model, eps = model.config.residual, model.config.d_model, model.config.final_norm_eps
+    flat = torch.cat(state, dim=-1)
+    if residual.group_norm is not None:
+        groups = list(flat.split(d_model, dim=-1))
+        if residual.group_norm == "layer":
+            groups = [group - group.mean(-1, keepdim=True) for group in groups]
+        flat = torch.cat([normalised(group, eps) for group in groups], dim=-1) * model.exit.group_norm.norm.weight
+        if residual.group_norm == "layer":
+            flat = flat + model.exit.group_norm.bias.weight
+    weights = model.exit.reduce.w_reduce.weight
+    if residual.reduce == "full":
+        reduced = flat @ weights.T
+    else:
+        reduced = torch.cat(mixtures(weights, list(flat.split(residual.slot_width, dim=-1))), dim=-1)
+    return normalised(reduced, eps) * model.exit.norm.weight

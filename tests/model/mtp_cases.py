@@ -1,0 +1,40 @@
+"""Small models with heads for later tokens, over every kind of stream."""
+
+from model_cases import config, decoder
+
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+
+STREAMS = {
+    "plain": {"shape": "uniform"},
+    "plain_x": {"shape": "x", "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7}},
+    "plain_narrow_end": {"shape": "narrowing", "endpoints": "full"},
+    "gqa": {"shape": "zigzag", "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
+    "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
+    "virtual": {"shape": "uniform", "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}},
+    "virtual_x": {
+        "shape": "x",
+        "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 10, "embedding": "expand"},
+    },
+    "virtual_static": {
+        "shape": "uniform",
+        "residual": {
+            "kind": "hyper_connections",
+            "n_fractions": 5,
+            "n_slots": 15,
+            "dynamic": False,
+            "embedding": "slot",
+            "reduce": "slot",
+            "group_norm": "layer",
+        },
+    },
+}
+"""Name -> what a stream changes; slots of d_model numbers, slots of a part of it, wider, narrower and as wide."""
+
+
+def mtp_config(stream: str = "plain", n_depths: int = 2, mtp: dict | None = None, **changes) -> ModelConfig:
+    return config(**STREAMS[stream], mtp={"n_depths": n_depths, **(mtp or {})}, **changes)
+
+
+def mtp_decoder(stream: str = "plain", n_depths: int = 2, **changes) -> Decoder:
+    return decoder(mtp_config(stream, n_depths, **changes))

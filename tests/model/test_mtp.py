@@ -1,0 +1,265 @@
+import pytest
+import torch
+from literal_decoder import attention, norm, sublayer, swiglu
+from measured import counted_flops, kept_bytes, on_meta
+from model_cases import decoder, random_tokens
+from mtp_cases import STREAMS, mtp_config, mtp_decoder
+from torch.nn.functional import cross_entropy
+
+from widthwise.config_io import parse, to_data
+from widthwise.model.config import ModelConfig
+from widthwise.model.context import PassContext
+from widthwise.model.decoder import Decoder, build
+from widthwise.model.mup import parameter_groups
+from widthwise.model.rope import rope_table
+from widthwise.shape.template import ModelTemplate
+
+pytestmark = pytest.mark.usefixtures("float64")
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+MOE = {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "balance_coefficient": 0.3}}
+DYNAMIC = {"ffn": {"kind": "dynamic", "ratio": 1.7, "mask": {"kind": "soft", "temperature": 2.0}}}
+
+
+def is_main(name: str) -> bool:
+    return not name.startswith("mtp.")
+
+
+def without_heads(model: Decoder) -> Decoder:
+    """The model alone, from the state dict without `mtp`."""
+    bare = Decoder(model.config.model_copy(update={"mtp": None}))
+    bare.load_state_dict({name: value for name, value in model.state_dict().items() if is_main(name)})
+    return bare
+
+
+def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
+    """The layer of a depth over whole rows, with positions from 0 and a written-out mask."""
+    sizes, residual = model.config.mtp.layer, model.config.residual
+    if residual.kind == "plain" and sizes.ffn.kind == "swiglu":
+        h = joined.flatten(2)
+        h = h + residual.multiplier * sublayer(depth.layer.attention, attention, h, "pre")
+        return (h + residual.multiplier * sublayer(depth.layer.ffn, swiglu, h, "pre"))[..., None, :]
+    n, kind = joined.shape[1], (sizes.attention.head_dim, sizes.attention.rope_base)
+    rope = {kind: rope_table(torch.arange(n)[None], *kind)}
+    context = PassContext(torch.zeros(1, n), rope, torch.ones(n, n, dtype=torch.bool).tril(), model.progress)
+    return depth.layer(residual.from_slots(joined), context)[0]
+
+
+def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[torch.Tensor]:
+    """Of every depth, at all positions of a model that reads the first n_inputs tokens of the text."""
+    residual, d = model.config.residual, model.config.d_model
+    n_slots, b = residual.slot_shape(d)
+    state = residual.to_slots(model.stream(text[:, :n_inputs]), d)
+    embedded = residual.to_slots(model.embed(text), d)
+    found = []
+    for k, depth in enumerate(model.depths, start=1):
+        n = n_inputs - k
+        eps, w = depth.state_norm.eps, depth.w_join.weight
+        # Block by block with one small matrix is one dense map of the whole stream.
+        dense = torch.cat([torch.kron(torch.eye(n_slots), half) for half in (w[:, :b], w[:, b:])], dim=1)
+        h = norm(state[:, :n], depth.state_norm.weight, eps, b)
+        e = norm(embedded[:, k : k + n], depth.embedding_norm.weight, eps, b)
+        joined = torch.cat((h.flatten(2), e.flatten(2)), dim=-1) @ dense.T
+        state = literal_layer(model, depth, joined.unflatten(-1, (n_slots, b)))
+        hidden = depth.exit(residual.from_slots(state))
+        found.append(hidden @ model.head.weight.T * model.config.logit_multiplier)
+    return found
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("share_reduce", [True, False])
+def test_objective_losses_and_gradients_equal_the_definition(stream, share_reduce):
+    model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7, "share_reduce": share_reduce}, logit_multiplier=0.5)
+    text, n = random_tokens(2, 8), 7
+    found = model.loss(text[:, :-1], text[:, 1:])
+    main = without_heads(model).loss(text[:, :-1], text[:, 1:])
+    expected = []
+    for k, logits in enumerate(literal_logits(model, text, n), start=1):
+        assert logits.shape[1] == n - k
+        losses = [[cross_entropy(logits[r, i], text[r, i + k + 1]) for i in range(n - k)] for r in range(2)]
+        expected.append(torch.stack([torch.stack(row) for row in losses]))
+    for of_depth, truth in zip(found.mtp_losses, expected, strict=True):
+        torch.testing.assert_close(of_depth, truth, **TIGHT)
+    torch.testing.assert_close(found.losses, main.losses, rtol=0, atol=0)
+    further = found.objective - without_gradient(model, text)
+    objective = 0.7 * torch.stack([losses.mean() for losses in expected]).mean()
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad(further, parameters, allow_unused=True)
+    truths = torch.autograd.grad(objective, parameters, allow_unused=True)
+    for gradient, truth in zip(ours, truths, strict=True):
+        if truth is not None:
+            torch.testing.assert_close(gradient, truth, rtol=1e-8, atol=1e-10)
+
+
+def without_gradient(model: Decoder, text: torch.Tensor) -> torch.Tensor:
+    """The model's own objective as a function of its weights, without the further heads'."""
+    return cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_the_model_is_the_same_without_its_further_heads(stream):
+    resolved = mtp_config(stream, mtp={"share_reduce": False})
+    model, bare = build(resolved, seed=4), build(resolved.model_copy(update={"mtp": None}), seed=4)
+    mine = {name: value for name, value in model.state_dict().items() if is_main(name)}
+    assert list(mine) == list(bare.state_dict())
+    assert all(torch.equal(value, mine[name]) for name, value in bare.state_dict().items())
+    model, tokens = mtp_decoder(stream), random_tokens(2, 7)
+    assert torch.equal(model(tokens), without_heads(model)(tokens))
+
+
+@pytest.mark.parametrize("changes", [{}, MOE, DYNAMIC], ids=["swiglu", "moe", "dynamic"])
+@pytest.mark.parametrize("stream", ["plain_x", "virtual"])
+def test_with_a_coefficient_of_0_the_model_learns_as_without_further_heads(stream, changes):
+    model = mtp_decoder(stream, mtp={"coefficient": 0.0}, **changes)
+    bare = without_heads(model)
+    for each in (model, bare):
+        each.loss(random_tokens(2, 7), random_tokens(2, 7, seed=1), z_coefficient=0.1).objective.backward()
+    gradients = dict(model.named_parameters())
+    for name, parameter in bare.named_parameters():
+        assert torch.equal(gradients[name].grad, parameter.grad), name
+    others = [p.grad for name, p in model.named_parameters() if not is_main(name)]
+    assert all(gradient is None or not gradient.any() for gradient in others)
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_depth_k_sees_tokens_up_to_k_places_on(stream):
+    model, text, n_depths = mtp_decoder(stream, 3), random_tokens(1, 8), 3
+    seen: dict[str, torch.Tensor] = {}
+    model.embedding.register_forward_hook(lambda module, inputs, output: seen.setdefault("embedded", output))
+    for k, depth in enumerate(model.depths, start=1):
+        depth.exit.register_forward_hook(lambda module, inputs, output, k=k: seen.__setitem__(f"depth {k}", output))
+    model.loss(text[:, :-1], text[:, 1:])
+    for k in range(1, n_depths + 1):
+        hidden = seen[f"depth {k}"]
+        for i in range(hidden.shape[1]):
+            (gradient,) = torch.autograd.grad(hidden[0, i].sum(), seen["embedded"], retain_graph=True)
+            touched = gradient[0].abs().sum(-1) > 0
+            assert touched.tolist() == [s <= i + k for s in range(7)]
+
+
+@pytest.mark.parametrize(("n_tokens", "n_asked"), [(1, 0), (2, 1), (4, 3), (9, 5)])
+def test_depths_beyond_a_short_row_are_left_out(n_tokens, n_asked):
+    model = mtp_decoder("virtual", 5)
+    found = model.loss(random_tokens(2, n_tokens), random_tokens(2, n_tokens, seed=1))
+    assert [losses.shape for losses in found.mtp_losses] == [(2, n_tokens - k) for k in range(1, n_asked + 1)]
+    further = torch.stack([losses.mean() for losses in found.mtp_losses]).mean() if n_asked else torch.zeros(())
+    torch.testing.assert_close(found.objective, found.losses.mean() + 0.3 * further, **TIGHT)
+    found.objective.backward()
+    for k, depth in enumerate(model.depths, start=1):
+        for parameter in (p for name, p in depth.named_parameters() if "w_reduce" not in name):
+            assert (parameter.grad is not None) == (k <= n_asked)
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.25, 1.0])
+def test_the_coefficient_moves_in_a_straight_line_with_training(progress):
+    model = mtp_decoder(mtp={"coefficient": 0.8, "final_coefficient": 0.1})
+    model.progress.fill_(progress)
+    found = model.loss(random_tokens(2, 7), random_tokens(2, 7, seed=1))
+    further = torch.stack([losses.mean() for losses in found.mtp_losses]).mean()
+    torch.testing.assert_close(found.objective - found.losses.mean(), (0.8 - 0.7 * progress) * further, **TIGHT)
+
+
+def test_auxiliary_losses_of_a_depth_join_its_own_loss():
+    model = mtp_decoder("virtual", 2, mtp={"coefficient": 0.4}, **MOE)
+    auxiliary = []
+    for depth in model.depths:
+        depth.register_forward_hook(lambda module, inputs, output: auxiliary.append(output[1]["auxiliary_loss"]))
+    found = model.loss(random_tokens(2, 7), random_tokens(2, 7, seed=1))
+    assert len(found.choices) == 5
+    of_depths = [losses.mean() + term for losses, term in zip(found.mtp_losses, auxiliary, strict=True)]
+    assert min(auxiliary) > 0
+    of_model = found.losses.mean() + sum(chosen["auxiliary_loss"] for chosen in found.choices)
+    torch.testing.assert_close(found.objective, of_model + 0.4 * sum(of_depths) / 2, **TIGHT)
+
+
+def test_a_token_score_looks_at_the_token_that_a_depth_embeds():
+    score = {"kind": "token", "vocab_size": 61}
+    model = mtp_decoder("plain", 2, ffn={"kind": "dynamic", "ratio": 1.7, "score": score})
+    text, widths = random_tokens(2, 8), []
+    for depth in model.depths:
+        depth.register_forward_hook(lambda module, inputs, output: widths.append(output[1]["width_fraction"]))
+    model.loss(text[:, :-1], text[:, 1:])
+    for k, found in enumerate(widths, start=1):
+        tokens, fractions = text[:, k:7].flatten().tolist(), found.flatten().tolist()
+        by_token = dict(zip(tokens, fractions, strict=True))
+        assert [by_token[token] for token in tokens] == fractions
+        assert len(set(by_token.values())) > 3
+
+
+@pytest.mark.parametrize("share_reduce", [True, False])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_cost_equals_the_built_heads_and_their_flops(stream, share_reduce, monkeypatch):
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+    n_depths, n = 3, 11
+    resolved = mtp_config(stream, n_depths, mtp={"share_reduce": share_reduce})
+    model = decoder(resolved)
+    names = [name for name, _ in model.named_parameters() if not is_main(name)]
+    cost = resolved.costs()["mtp"]
+    assert cost.params == cost.active_params == sum(model.get_parameter(name).numel() for name in names)
+    assert resolved.cost().params == sum(p.numel() for p in model.parameters())
+    tokens, bare = random_tokens(2, n), without_heads(model)
+    added = counted_flops(lambda: model.loss(tokens, tokens)) - counted_flops(lambda: bare.loss(tokens, tokens))
+    one = mtp_config(stream, 1, mtp={"share_reduce": share_reduce}).costs()["mtp"]
+    assert added == 2 * sum((n - k) * one.forward_flops(n - k) for k in range(1, n_depths + 1))
+    assert cost.forward_flops(n) == n_depths * one.forward_flops(n)
+
+
+@pytest.mark.parametrize("stream", ["plain", "plain_x", "plain_narrow_end", "gqa"])
+def test_activation_bytes_are_those_autograd_keeps(stream):
+    torch.set_default_dtype(torch.float32)
+    n_depths, n = 2, 9
+    resolved = mtp_config(stream, n_depths)
+    model, bare = (decoder(each, dtype=torch.float32) for each in (resolved, resolved.model_copy(update={"mtp": None})))
+    one = mtp_config(stream, 1).costs()["mtp"]
+
+    def measured(model: Decoder, batch: int) -> int:
+        tokens, targets = random_tokens(batch, n), random_tokens(batch, n, seed=1)
+        return kept_bytes(lambda: model.loss(tokens, targets))
+
+    def added() -> int:
+        return (measured(model, 3) - measured(model, 1)) - (measured(bare, 3) - measured(bare, 1))
+
+    n_asked = 2 * sum(n - k for k in range(1, n_depths + 1))
+    assert added() == n_asked * one.activation_bytes(4)
+
+
+@pytest.mark.parametrize(("m", "n"), [(2, 3), (4, 16), (8, 64)])
+def test_joining_costs_what_the_paper_says(m, n):
+    """Virtual-width paper, section 3.4: 4 r D^2 / m FLOPs and 2 D^2 / m^2 parameters, r = n / m."""
+    d = 64
+    residual = {"kind": "hyper_connections", "n_fractions": m, "n_slots": n}
+    data = {"vocab_size": 61, "d_model": d, "n_layers": 1, "residual": residual, "mtp": {}}
+    resolved = parse(ModelTemplate, data).resolve(seq_len=13)
+    depth = on_meta(lambda: Decoder(resolved)).depths[0]
+    assert depth.w_join.weight.numel() * m**2 == 2 * d**2
+    pair = torch.empty(1, 1, n, 2 * d // m, device="meta")
+    assert counted_flops(lambda: depth.w_join(pair)) * m**2 == 4 * n * d**2
+
+
+def test_a_reduction_that_is_shared_is_one_parameter_in_one_group():
+    model = build(mtp_config("virtual_x"), seed=1)
+    weights = {id(part.exit.reduce.w_reduce.weight) for part in (model, *model.depths)}
+    assert len(weights) == 1
+    grouped = [name for group in parameter_groups(model) for name in group.names]
+    assert sorted(grouped) == sorted(name for name, _ in model.named_parameters())
+    own = build(mtp_config("virtual_x", mtp={"share_reduce": False}), seed=1)
+    assert len({id(part.exit.reduce.w_reduce.weight) for part in (own, *own.depths)}) == 3
+
+
+def test_bf16_autocast_is_near_to_fp64():
+    exact = mtp_decoder("virtual_x", 2)
+    tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
+    truth = exact.loss(tokens, targets).mtp_losses
+    torch.set_default_dtype(torch.float32)
+    model = decoder(exact.config, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model.loss(tokens, targets)
+    found.objective.backward()
+    for losses, exact_losses in zip(found.mtp_losses, truth, strict=True):
+        assert (losses - exact_losses).norm() < 0.1 * exact_losses.norm()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_resolved_model_reads_back_equal():
+    resolved = mtp_config("virtual_x", 3, mtp={"final_coefficient": 0.1})
+    assert parse(ModelConfig, to_data(resolved), "model") == resolved

@@ -1,0 +1,320 @@
+"""The recipes of virtual width, what they cost, and what the documents say of that."""
+
+import re
+import shlex
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from paper_virtual_width import TOTALS, extra_activation_share, site_flops, site_params
+
+from widthwise.config_io import UserError, merge, parse, to_data
+from widthwise.experiments.plan import read_plan
+from widthwise.model.cost import Cost
+from widthwise.model.decoder import Decoder
+from widthwise.model.residual.hyper_connections import site_cost
+from widthwise.shape.search import search
+from widthwise.shape.search_space import SearchSpace
+from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
+from widthwise.shape.totals import Sizes
+from widthwise.training.config import Recipe, inspect_recipe, load_recipe
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "virtual_width.md").read_text()
+PAPER = (ROOT / "docs" / "virtual_width_paper.md").read_text()
+SERIES = {"1.5": (2, 3), "2": (4, 8), "4": (4, 16), "8": (4, 32)}
+"""Virtual width -> (m, n) of its recipe."""
+NAMES = [*(f"virtual_width_{r}x{mtp}" for r in SERIES for mtp in ("", "_mtp")), "x_virtual_width_200m"]
+
+
+def recipe(command: str) -> Recipe:
+    """A recipe of configs/ and overrides, as on a command line."""
+    name, *overrides = shlex.split(command)
+    return load_recipe(ROOT / "configs" / f"{name}.yaml", overrides)
+
+
+def inspected(command: str) -> dict[str, Any]:
+    return inspect_recipe(recipe(command))
+
+
+class TestSite:
+    """Section 3.5 of the paper, worked out by hand, and what the library counts."""
+
+    @pytest.mark.parametrize(("m", "n"), TOTALS)
+    @pytest.mark.parametrize("slot_width", [1, 5, 80])
+    def test_flops_are_the_papers_but_for_the_norm(self, m, n, slot_width):
+        paper, d_model = site_flops(m, n), m * slot_width
+        assert sum(paper) == TOTALS[m, n]
+        dynamic, static = (site_cost(slot_width, n, m, m, dynamic=dynamic).flops for dynamic in (True, False))
+        assert dynamic == (TOTALS[m, n] - paper.norm) * d_model
+        assert static == (paper.width + paper.depth) * d_model
+        assert dynamic - static == paper.coefficients * d_model
+
+    def test_the_example_of_the_paper(self):
+        paper = site_flops(2, 3)
+        assert paper == (6, 21, 15, 6)
+        assert (paper.norm + paper.coefficients + paper.width, paper.depth) == (42, 6)
+
+    @pytest.mark.parametrize(("m", "n", "slot_width", "by_hand"), [(2, 3, 1024, 8234), (8, 64, 256, 30976)])
+    def test_parameters(self, m, n, slot_width, by_hand):
+        assert site_cost(slot_width, n, m, m, dynamic=True).params == site_params(m, n, slot_width) == by_hand
+        assert site_cost(slot_width, n, m, m, dynamic=False).params == n * (2 * m + n)
+
+    @pytest.mark.parametrize(("m", "n"), TOTALS)
+    @pytest.mark.parametrize("dynamic", [True, False])
+    def test_a_site_keeps_the_states_and_the_update(self, m, n, dynamic):
+        """The (n / m + 1) D numbers of the paper's first formula, before it computes any again."""
+        slot_width = 6
+        every, second = (site_cost(slot_width, n, m, m, dynamic, state_every) for state_every in (1, 2))
+        numbers = every.activation_elements + every.activation_fp32_elements
+        assert numbers == (n / m + 1) * m * slot_width
+        assert every.activation_bytes() - second.activation_bytes() == 4 * n * slot_width / 2
+
+    def test_a_layer_that_reads_and_writes_less_costs_less(self):
+        """A third of the coefficients' columns, and the same columns of the carry."""
+        cost = site_cost(7, 20, 3, 5, dynamic=True)
+        assert cost.flops == 2 * 7 * 20 * (3 + 20 + 5) * 2
+        assert cost.params == 2 * 20 * 28 + 7 * 28 + 7
+
+
+class TestEnds:
+    @pytest.mark.parametrize("r", [2, 4, 8])
+    def test_expansion_and_reduction_cost_4_r_d_squared(self, r):
+        residual = recipe(f"virtual_width_{r}x").explicit_model.residual
+        ends = residual.entry_cost(640) + residual.exit_cost(640)
+        gains = r * 640  # of the norm of groups
+        assert (ends.flops, ends.params) == (4 * r * 640**2, 2 * r * 640**2 + gains)
+
+    def test_mixtures_of_slots_cost_next_to_nothing(self):
+        residual = recipe(
+            "virtual_width_8x model.residual.embedding=slot model.residual.reduce=slot model.residual.group_norm=none"
+        ).explicit_model.residual
+        ends = residual.entry_cost(640) + residual.exit_cost(640)
+        assert (ends.flops, ends.params) == (2 * 2 * 32 * 640, 2 * 4 * 32)
+
+    @pytest.mark.parametrize(("r", "break_even"), [("1.5", 3 * 640), ("2", 2 * 640), ("4", Fraction(4, 3) * 640)])
+    def test_expanding_is_smaller_than_a_wide_table_where_the_vocabulary_exceeds_r_d_over_r_minus_1(
+        self, r, break_even
+    ):
+        def difference(vocab_size: int) -> float:
+            sized = f"virtual_width_{r}x model.vocab_size={vocab_size}"
+            models = (
+                recipe(f"{sized} model.residual.embedding={kind}").explicit_model for kind in ("expand", "direct")
+            )
+            expand, direct = (model.costs()["embedding"].params for model in models)
+            return expand - direct
+
+        assert difference(ceil(break_even) - 1) > 0
+        assert difference(int(break_even) + 1) < 0
+
+
+class TestRecipes:
+    @pytest.mark.parametrize(("r", "m", "n"), [(r, *sizes) for r, sizes in SERIES.items()])
+    def test_the_name_is_the_virtual_width(self, r, m, n):
+        summary = inspected(f"virtual_width_{r}x")
+        assert summary["virtual_width"] == float(r) == n / m
+        assert (summary["n_slots"], summary["slot_width"], summary["stream_width"]) == (n, 640 // m, n * 640 // m)
+
+    @pytest.mark.parametrize("r", SERIES)
+    def test_only_the_residual_differs_from_the_baseline(self, r):
+        virtual, uniform = (to_data(recipe(name)) for name in (f"virtual_width_{r}x", "uniform_200m"))
+        assert virtual["model"]["residual"]["multiplier"] == uniform["model"]["residual"]["multiplier"]
+        virtual["model"]["residual"] = uniform["model"]["residual"]
+        assert virtual == uniform
+
+    @pytest.mark.parametrize("r", SERIES)
+    def test_a_sibling_has_a_further_head(self, r):
+        without, sibling = (recipe(f"virtual_width_{r}x{mtp}") for mtp in ("", "_mtp"))
+        assert sibling.model.mtp is not None
+        assert sibling.model.model_copy(update={"mtp": None}) == without.model
+        costs = [each.explicit_model for each in (without, sibling)]
+        assert costs[0].inference_cost() == costs[1].inference_cost() == costs[0].cost()
+
+    def test_variable_and_virtual_width_differ_from_the_x_in_the_residual_alone(self):
+        virtual, x = (to_data(recipe(name)) for name in ("x_virtual_width_200m", "x_200m_hw"))
+        virtual["model"]["residual"] = x["model"]["residual"]
+        assert virtual == x
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_builds_with_the_parameters_it_says(self, name):
+        model = recipe(name).explicit_model
+        with torch.device("meta"):
+            built = Decoder(model)
+        assert sum(parameter.numel() for parameter in built.parameters()) == model.cost().params
+
+
+class TestInspection:
+    @pytest.mark.parametrize("name", ["virtual_width_2x", "virtual_width_8x_mtp"])
+    def test_a_uniform_model_stands_beside_the_plain_one(self, name):
+        baseline = inspected(name)["baseline"]
+        plain = inspected("uniform_200m")
+        assert baseline == {key: plain[key] for key in baseline}
+        assert (baseline["residual"], baseline["n_mtp_depths"], baseline["virtual_width"]) == ("plain", 0, 1)
+
+    def test_a_shape_stands_beside_the_uniform_model_it_is_matched_to(self):
+        summary = inspected("x_virtual_width_200m")
+        assert summary["baseline"]["residual"] == summary["residual"] == "hyper_connections"
+        assert set(summary["baseline"]["widths"]) == {640}
+        assert summary["ratio"]["params"] == pytest.approx(1, abs=1e-3)
+
+    def test_flops_of_the_parts_are_those_of_training(self):
+        summary = inspected("virtual_width_4x_mtp")
+        by_part, flops = summary["flops_by_part"], summary["flops_per_token"]
+        assert by_part["residual"] == 16 * 2 * (400 - 16) * 640 + 2 * 4 * 640**2
+        assert by_part["embedding"] == 2 * 4 * 640**2
+        assert flops["forward"] == sum(by_part.values()) - by_part["mtp"]
+        assert flops["training"] == 3 * sum(by_part.values())
+        assert flops["training_mtp"] == 3 * by_part["mtp"]
+
+    def test_a_further_head_is_a_layer_a_join_a_reduction_and_the_product_with_the_head(self):
+        """The join costs 4 r D^2 / m FLOPs and 2 D^2 / m^2 parameters."""
+        summary = inspected("virtual_width_4x_mtp")
+        layer, square = summary["layers"][0], 640**2
+        ends = {"join": 4 * 4 * square // 4, "reduction": 2 * 4 * square}
+        head = summary["flops_by_part"]["head"]
+        assert summary["flops_by_part"]["mtp"] == layer["forward_flops"] + sum(ends.values()) + head
+        gains = 2 * 160 + 4 * 640 + 640  # of state and embedding, of groups, of the last norm
+        assert summary["params"]["mtp"] == layer["params"] + 2 * square // 4**2 + gains
+
+    def test_the_stream_of_a_plain_shape_is_as_wide_as_its_widest_layer(self):
+        summary = inspected("x_200m_hw")
+        assert (summary["stream_width"], summary["virtual_width"]) == (max(summary["widths"]), 1)
+
+
+SHAPES = [
+    {"kind": "x", "bottleneck_layer": 0.6, "bottleneck_width": 0.4},
+    {"kind": "diamond", "peak_width": 1.7},
+]
+SLOTS = [
+    {"slot_width": 16, "n_slots": 80, "embedding": "expand"},
+    {"slot_width": 16, "n_slots": 64, "dynamic": False, "reduce": "slot"},
+    {"n_fractions": 32, "n_slots": 96, "embedding": "slot", "group_norm": "none"},
+]
+
+
+def small(residual: dict, **changes) -> ModelTemplate:
+    data = {
+        "vocab_size": 61,
+        "d_model": 512,
+        "n_layers": 8,
+        "attention": {"head_dim": 8},
+        "residual": {"kind": "hyper_connections", **residual},
+    }
+    return parse(ModelTemplate, merge(data, changes), "model")
+
+
+class TestBudgets:
+    @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
+    @pytest.mark.parametrize("residual", SLOTS)
+    @pytest.mark.parametrize("match", ["params", "flops"])
+    def test_a_shape_meets_the_budget_of_the_uniform_model_with_its_sites(self, shape, residual, match):
+        template = small(residual, shape={**shape, "match": match, "rounding": "balanced"})
+        models = [each.resolve(100) for each in (template, template.uniform())]
+        assert all(model.costs()["residual"].flops > 0.05 * model.cost().flops for model in models)
+        costs = [QUANTITIES[match](model.cost(), 100) for model in models]
+        assert costs[0] == pytest.approx(costs[1], rel=0.005)
+
+    @pytest.mark.parametrize("residual", SLOTS)
+    @pytest.mark.parametrize("match", ["params", "flops"])
+    @pytest.mark.parametrize("endpoints", ["slim", "full"])
+    def test_what_is_matched_is_the_cost_of_the_layers(self, residual, match, endpoints):
+        widths = [832, 512, 256, 96, 128, 512, 640, 768]
+        template = small(residual, shape={"kind": "explicit", "widths": widths, "endpoints": endpoints})
+        layers = template.resolve(33).layer_costs()
+        expected = sum((cost for layer in layers for part, cost in layer.items() if part != "norm"), Cost())
+        assert TemplateCost(template, match, 33).total(np.array(widths)) == QUANTITIES[match](expected, 33)
+
+    def test_widths_hold_whole_heads_and_whole_slots(self):
+        sizes = {"d_model": 480, "attention": {"head_dim": 12}}
+        residual = {"slot_width": 16, "n_slots": 80}
+        widths = small(residual, **sizes, shape=SHAPES[0]).resolve(8).widths
+        assert all(width % 48 == 0 for width in widths)
+        assert any(width % 96 for width in widths)
+        with pytest.raises(UserError, match=r"model.shape.quantum: got 24; must be a multiple of 48: whole heads"):
+            small(residual, **sizes, shape={**SHAPES[0], "quantum": 24}).resolve(8)
+
+    def test_without_a_number_of_slots_no_shape_can_be_solved(self):
+        residual = {"slot_width": 16}
+        with pytest.raises(UserError, match=r"^model.residual.n_slots: missing; a solved shape needs it"):
+            small(residual, shape=SHAPES[0]).resolve(8)
+        by_hand = {"kind": "explicit", "widths": [512, 256, 64, 1024, 256, 512, 512, 512]}
+        assert small(residual, shape=by_hand).resolve(8).stream_width == 1024
+
+    def test_a_comparison_counts_the_sites(self):
+        """At width 640 virtual_width_2x adds 0.7 percent of parameters, which may differ by one, and 1.2 of FLOPs."""
+        uniform, wide = (ROOT / "configs" / f"{name}.yaml" for name in ("uniform_200m", "virtual_width_2x"))
+        assert [*read_plan([uniform, wide], match="params").recipes] == ["uniform_200m", "virtual_width_2x"]
+        with pytest.raises(UserError, match=r"^virtual_width_2x: flops is 1\.01\d\d of uniform_200m's"):
+            read_plan([uniform, wide], match="flops")
+
+    @pytest.mark.parametrize("match", ["params", "flops"])
+    @pytest.mark.parametrize("residual", [{"n_fractions": 3, "n_slots": 5}, {"slot_width": 12}, {"n_slots": 2}])
+    def test_a_search_counts_the_sites(self, match, residual):
+        base = small(residual, d_model=96, mtp={"n_depths": 2})
+        found = search(base, 33, parse(SearchSpace, {"match": match, "n_layers": [6, 8], "tolerance": 0.02}))
+        best, count = found.best(3), found.count
+        assert best
+        for row in best:  # whose costs `best` counts layer by layer
+            config = count.build(Sizes(*(row[name] for name in Sizes._fields)))
+            quantity = {"params": config.cost().params, "flops": config.inference_cost().forward_flops(33)}[match]
+            assert quantity == pytest.approx(found.budget, rel=0.02)
+            assert config.residual.kind == "hyper_connections"
+
+    def test_a_search_needs_streams_that_grow_with_d_model(self):
+        with pytest.raises(UserError, match=r"^model.residual.slot_width: stands beside n_slots; a search changes"):
+            search(small({"slot_width": 16, "n_slots": 64}), 33, SearchSpace())
+
+
+def cells(document: str, pattern: str) -> list[tuple[str, ...]]:
+    """The groups of every line of a table."""
+    return re.findall(rf"^\| {pattern} \|$", document, re.MULTILINE)
+
+
+class TestDocuments:
+    """The tables of the documents are what the library counts. A failure shows the line as it should be."""
+
+    def test_recipes(self):
+        lines = cells(GUIDE, r"`((?:x_)?virtual_width.+)` \| (\d+), (\d+) \| (.+)")
+        assert {command.split()[0] for command, *_ in lines} >= {name for name in NAMES if "mtp" not in name}
+        for command, m, n, costs in lines:
+            summary = inspected(command)
+            ratio, baseline = summary["ratio"], summary["baseline"]
+            assert (summary["d_model"], summary["n_slots"]) == (int(m) * summary["slot_width"], int(n))
+            training = summary["flops_per_token"]["training"] / baseline["flops_per_token"]["training"]
+            shown = [f"{ratio['params']:.3f}", f"{ratio['flops']:.3f}", f"{training:.3f}"]
+            assert costs.split(" | ") == [*shown, f"{ratio['activation_bytes']:.2f}"], command
+
+    def test_sites(self):
+        lines = cells(GUIDE, r"(\d+), (\d+) \| (.+)")
+        assert len(lines) >= len(TOTALS)
+        for m, n, costs in ((int(m), int(n), costs) for m, n, costs in lines):
+            sites = {d_model: site_cost(d_model / m, n, m, m, dynamic=True) for d_model in (640, 1024, 2048, 4096)}
+            shares = [f"{2 * site.flops / (24 * d_model**2):.1%}" for d_model, site in sites.items()]
+            params = [f"{sites[d_model].params:,.0f}" for d_model in (640, 2048)]
+            assert costs.split(" | ") == [f"{n / m:g}", f"{sites[640].flops / 640:.0f}", *shares, *params], (m, n)
+
+    def test_activation_memory(self):
+        pattern = r"(\d+), (\d+) \| 1/(\d+) \| (.+)"
+        lines = cells(PAPER, pattern)
+        assert len(lines) == 5
+        plain = sum(recipe("uniform_200m").explicit_model.layer_costs()[0].values(), Cost()).activation_bytes()
+        assert round(plain / 640) == 36
+        for m, n, state_every, costs in lines:
+            share = extra_activation_share(int(m), int(n), 1 / int(state_every))
+            slots = f"kind: hyper_connections, n_fractions: {m}, n_slots: {n}, state_every: {state_every}"
+            layer = recipe(f"uniform_200m 'model.residual={{{slots}}}'").explicit_model.layer_costs()[0]
+            kept = layer["residual"].activation_bytes()
+            expected = [f"{34 * share:g}D", f"{share:.1%}", f"{kept / 640:g}D", f"{kept / plain:.1%}"]
+            assert costs.split(" | ") == expected, (m, n, state_every)
+
+    def test_the_law_is_the_line_through_the_printed_points(self):
+        points = [(float(r), float(loss)) for r, loss in cells(PAPER, r"(\d) \| (1\.\d+)")]
+        log_r, losses = np.log2([r for r, _ in points]), np.array([loss for _, loss in points])
+        slope, intercept = np.polyfit(log_r, losses, 1)
+        r_squared = 1 - np.sum((losses - slope * log_r - intercept) ** 2) / np.sum((losses - losses.mean()) ** 2)
+        assert (len(points), round(slope, 5), round(intercept, 4)) == (3, -0.00685, 1.6212)
+        assert f"R^2 {r_squared:.4f}" in PAPER

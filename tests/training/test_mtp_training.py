@@ -1,0 +1,121 @@
+"""Heads for later tokens from the step to the result."""
+
+import math
+
+import pytest
+import torch
+from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from torch.nn.functional import cross_entropy
+
+from widthwise.config_io import UserError
+from widthwise.data.config import open_data
+from widthwise.model.decoder import build
+from widthwise.model.speculative import generate_drafted
+from widthwise.run_dir import RunDir
+from widthwise.training.held_out import HeldOut
+from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.step import optimizer_step
+from widthwise.training.trained import load_trained
+from widthwise.training.trainer import resume, train
+from widthwise.training.validation import validate
+
+BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
+MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
+SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
+STREAMS = pytest.mark.parametrize("overrides", [(), (SLOTS,)], ids=["plain", "slots"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(MTP, SLOTS), path)
+    return path
+
+
+def step(model, micro_batch_size):
+    recipe = tiny_recipe().optimizer
+    settings = {"precision": "fp32", "z_loss": 0.01, "max_grad_norm": 1.0}
+    return optimizer_step(model, recipe.build(model), BATCH, micro_batch_size=micro_batch_size, **settings)
+
+
+@STREAMS
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_accumulation_over_any_split_equals_one_batch_with_further_heads(float64, micro_batch_size, overrides):
+    whole, split = (build(tiny_recipe(MTP, *overrides).explicit_model, seed=1, dtype=torch.float64) for _ in range(2))
+    expected, found = step(whole, 6), step(split, micro_batch_size)
+    assert found.mtp_losses.means() == pytest.approx(expected.mtp_losses.means(), rel=1e-12)
+    assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
+    for ours, truth in zip(split.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, truth.grad, rtol=1e-9, atol=1e-13)
+
+
+def test_means_weigh_every_asked_position_alike():
+    losses, generator = MTPLosses(), torch.Generator().manual_seed(2)
+    assert losses.means() == []
+    assert losses.record() == {}
+    passes = [[torch.rand(rows, 5 - k, generator=generator) for k in (1, 2)] for rows in (3, 1)]
+    for found in passes:
+        losses.add(found)
+    expected = [torch.cat([found[k] for found in passes]).double().mean().item() for k in (0, 1)]
+    assert losses.means() == pytest.approx(expected, rel=1e-12)
+    assert losses.record() == {"mtp_losses": losses.means()}
+
+
+def test_validation_reports_each_depth_over_what_it_was_asked(float64):
+    data, seq_len, n_windows = open_data(tiny_recipe().data), 17, 5
+    model = build(tiny_recipe(MTP).explicit_model, seed=1, dtype=torch.float64)
+    tokens = torch.from_numpy(data.held_out.tokens(0, seq_len * n_windows + 1).astype("int64"))
+    hidden: list[list[torch.Tensor]] = [[], []]
+    for found, depth in zip(hidden, model.depths, strict=True):
+        depth.exit.register_forward_hook(lambda module, inputs, output, found=found: found.append(output))
+    validation = validate(model, HeldOut(data, seq_len, 2, max_tokens=seq_len * n_windows, precision="fp32"))
+    for k, found in enumerate(hidden, start=1):
+        logits = model.logits(torch.cat(found))
+        assert logits.shape[:2] == (n_windows, seq_len - k)
+        targets = [tokens[w * seq_len + k + 1 : (w + 1) * seq_len + 1] for w in range(n_windows)]
+        expected = cross_entropy(logits.flatten(0, 1), torch.cat(targets)).item()
+        assert validation.mtp_losses[k - 1] == pytest.approx(expected, rel=1e-9)
+
+
+def test_records_and_result_hold_the_losses_of_every_depth(finished):
+    records = RunDir(finished).metrics()
+    assert all(len(record["mtp_losses"]) == 2 for record in records)
+    assert all(0 < loss < 2 * math.log(257) for record in records for loss in record["mtp_losses"])
+    assert RunDir(finished).result()["val_mtp_losses"] == records[-1]["mtp_losses"]
+
+
+@STREAMS
+def test_with_a_coefficient_of_0_the_reported_losses_are_those_of_a_run_without(tmp_path, overrides):
+    runs = {"with": ("model.mtp={coefficient: 0.0}",), "without": ()}
+    losses = {}
+    for name, mtp in runs.items():
+        train(tiny_recipe("train.steps=4", "train.log_every=1", *mtp, *overrides), tmp_path / name)
+        losses[name] = [record["loss"] for record in RunDir(tmp_path / name).metrics()]
+        has_key = ["mtp_losses" in record for record in RunDir(tmp_path / name).metrics()]
+        assert set(has_key) == {name == "with"}
+        assert ("val_mtp_losses" in RunDir(tmp_path / name).result()) == (name == "with")
+    # Not bitwise: the norm to which gradients are clipped adds up more squares, all of them 0.
+    assert losses["with"] == pytest.approx(losses["without"], rel=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_run_with_further_heads_resumes_bitwise(finished, tmp_path, step):
+    run = unfinished_copy(finished, tmp_path / "run", step)
+    resume(run)
+    assert outcome(run) == outcome(finished)
+
+
+def test_the_heads_learn_and_draft(tmp_path):
+    recipe = tiny_recipe("model.mtp={n_depths: 1}", "train.steps=40", "train.checkpoint_every=null")
+    result = train(recipe, tmp_path / "run")
+    assert result["val_mtp_losses"][0] < math.log(257) - 1
+    trained = load_trained(tmp_path / "run")
+    _, counts = generate_drafted(trained.model, [trained.tokenizer.encode("the ")], 40)
+    assert counts.n_accepted > 0
+
+
+def test_more_depths_than_a_row_can_ask_are_refused():
+    recipe = tiny_recipe("model.mtp={n_depths: 5}", "seq_len=5")
+    with pytest.raises(UserError, match=r"model\.mtp\.n_depths: got 5; must be less than seq_len = 5"):
+        recipe.check()
+    tiny_recipe("model.mtp={n_depths: 4}", "seq_len=5").check()
