@@ -4,7 +4,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check compare-small compare-ffn bench bench-gpu clean
+.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width bench bench-gpu clean
 
 install: .venv/installed
 
@@ -40,6 +40,9 @@ compare-small: install
 
 compare-ffn: install
 	$(BIN)/widthwise compare configs/compare_ffn.yaml
+
+compare-virtual-width: install
+	$(BIN)/widthwise compare configs/compare_virtual_width.yaml
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py

@@ -166,7 +166,7 @@ def against_target(variant: dict[str, Any], target: Target) -> dict[str, Any]:
 def sites_over_reference(size: Size, m: int, n: int, n_rounds: int) -> dict[str, Any]:
     """The hand-written form beside plain torch: the sites of a model, around sublayers that add a row to their input.
 
-    That both compute the same is tested, see tests/kernels/test_hyper_connections.py.
+    That both compute the same is tested, see tests/kernels/test_hyper_connections_kernel.py.
     """
     model = build(slots_config(size, m, n), seed=0)
     sites = [site for layer in model.layers for site in (layer.attention_residual, layer.ffn_residual)]

@@ -15,6 +15,7 @@ from widthwise.config_io import (
     UserError,
     apply_override,
     merge,
+    mistakes_at,
     nearest_hint,
     parse,
     parse_yaml,
@@ -519,3 +520,11 @@ class TestMutations:
 def test_nearest_hint():
     assert nearest_hint("d_f", ["d_ff", "kind"]) == "did you mean 'd_ff'?"
     assert nearest_hint("zzz", ["b", "a"]) == "allowed: a, b"
+
+
+def test_mistakes_are_named_with_the_path_to_where_they_were_found():
+    unlucky = pytest.raises(UserError, match=r"^model\.box\.size: got 13, which is unlucky$")
+    with unlucky, mistakes_at("model"), mistakes_at("box"):
+        Box(size=13)
+    with pytest.raises(UserError, match=r"^model\.width: got 0$"), mistakes_at("model"):
+        raise ValueError("width: got 0")

@@ -8,7 +8,8 @@ back equal.
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,17 @@ class UserError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
+
+
+@contextmanager
+def mistakes_at(path: str) -> Iterator[None]:
+    """What is raised inside as a ValueError `key: ...`, by a config too, leaves as a UserError `path.key: ...`."""
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise UserError(f"{path}.{_describe(error, {})}") from None
+    except ValueError as error:
+        raise UserError(f"{path}.{error}") from None
 
 
 class Config(pydantic.BaseModel):
@@ -41,6 +53,11 @@ class Config(pydantic.BaseModel):
             context = {"key": str(unknown[0]), "hint": nearest_hint(str(unknown[0]), cls.model_fields)}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
         return {key: _frozen(value) for key, value in data.items()}
+
+
+def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
+    """The config's values of the fields that it has from a base which other configs share."""
+    return {name: getattr(config, name) for name in mixin.model_fields}
 
 
 def _frozen(value: Any) -> Any:

@@ -44,6 +44,19 @@ def test_any_gain_has_the_right_gradient(gain, dtype):
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("values", [[1.5, -0.5, 2.0], [0.0, 1.0, -2.0]])
+@pytest.mark.parametrize("form", [fused, reference])
+def test_groups_with_gains_of_their_own_are_norms_of_their_own(form, values):
+    x, _ = tensors((2, 5, 4, 3))
+    gain = (torch.tensor(values, dtype=torch.float64) * torch.arange(1, 5)[:, None]).requires_grad_()
+    direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
+    ours = form.rms_norm(x, gain, 1e-5, 3)
+    alone = torch.stack([reference.rms_norm(x[:, :, i], gain[i], 1e-5, 3) for i in range(4)], dim=2)
+    torch.testing.assert_close(ours, alone)
+    for one, other in zip(*(torch.autograd.grad(out, (x, gain), direction) for out in (ours, alone))):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("eps", [1e-12, 1e-5, 10.0])
 def test_gradcheck(eps):
     x, gain = tensors((2, 5))

@@ -1,4 +1,4 @@
-"""Small models with heads for later tokens, over every kind of stream."""
+"""Small models with further heads, over every kind of stream."""
 
 from model_cases import config, decoder
 

@@ -60,7 +60,7 @@ def test_cost_equals_the_built_model(template):
 def test_kv_bytes_equal_the_caches(template):
     resolved = template.resolve(SEQ_LEN)
     model = on_meta(lambda: Decoder(resolved))
-    own, further = model.new_cache(3, 7).n_bytes, model.new_further_cache(3, 7).n_bytes
+    own, further = model.new_cache(3, 7).n_bytes, model.new_mtp_cache(3, 7).n_bytes
     assert own == 3 * 7 * resolved.inference_cost().kv_bytes(bytes_per_element=4)
     assert own + further == 3 * 7 * resolved.cost().kv_bytes(bytes_per_element=4)
 
@@ -95,7 +95,7 @@ def surplus(resolved: ModelConfig) -> int:
         return 0
     if resolved.residual.kind == "hyper_connections":
         return -sum(layer.d_model + layer.d_out for layer in resolved.layers)
-    before = zip(resolved.stream_widths, resolved.layers, strict=True)
+    before = zip(resolved.widths_before, resolved.layers, strict=True)
     return sum(max(0, width - layer.d_in) for width, layer in before)
 
 

@@ -5,7 +5,8 @@ import torch
 from model_cases import CASES, OVER_WIDTH, config, decoder, random_tokens, started_from, variant
 from torch import Tensor
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, parse, to_data
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
@@ -190,3 +191,9 @@ def test_mistakes_are_named_in_one_line(changes, message):
     with pytest.raises(UserError, match=message) as error:
         config("x", **changes)
     assert "\n" not in str(error.value)
+
+
+def test_a_resolved_model_whose_last_norm_covers_more_than_the_head_reads_is_refused():
+    data = {**to_data(variant("x", "slots")), "final_norm_width": 28}
+    with pytest.raises(UserError, match="final_norm_width: got 28; with hyper_connections it is d_model, 20"):
+        parse(ModelConfig, data, "model")

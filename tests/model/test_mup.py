@@ -63,22 +63,26 @@ ROLES = [
     (r".*\.(attention|ffn)_residual\.scale\.weight", "scale"),
     (r".*\.(static|bias|log_gain|theta)\.weight", "vector"),
     (r".*\.(dynamic|w_router|score\.\w+)\.weight", "control"),
-    (r".*\.w_(q|k|v|o|gate|up|down|widen|expand|reduce|join)\.weight", "matrix"),
+    (r"(entry\.w_expand|(.*\.)?exit\.reduce\.w_reduce)\.weight", "ends"),
+    (r".*\.w_(q|k|v|o|gate|up|down|widen|join)\.weight", "matrix"),
 ]
 """Names of parameters, and what they are; the first that fits."""
 
 
-def role(name: str, has_experts: bool) -> str:
-    if has_experts and re.fullmatch(r"layers\.\d+\.ffn\.w_(gate|up|down)\.weight", name):
+def role(name: str, model_name: str) -> str:
+    if model_name == "moe" and re.fullmatch(r"layers\.\d+\.ffn\.w_(gate|up|down)\.weight", name):
         return "experts"
-    return next(role for pattern, role in ROLES if re.fullmatch(pattern, name))
+    found = next(role for pattern, role in ROLES if re.fullmatch(pattern, name))
+    if found == "ends":  # of a stream of slots: matrices between states, or coefficients of mixtures of slots
+        return "control" if model_name == "slots" else "matrix"
+    return found
 
 
 @pytest.mark.parametrize("model_name", MODELS)
 def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model_name):
     changes, further = MODELS[model_name]
     model = build(config("x", **changes, **RECIPE), 0)
-    roles = {name: role(name, model_name == "moe") for name, _ in model.named_parameters()}
+    roles = {name: role(name, model_name) for name, _ in model.named_parameters()}
     usual = {"embedding", "gain", "matrix"} | (set() if model_name == "tied" else {"head"})
     assert set(roles.values()) == usual | further
     widths, d_model = model.config.widths, model.config.d_model

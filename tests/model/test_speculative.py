@@ -150,7 +150,7 @@ def whole_draft(model, text: torch.Tensor, k: int) -> torch.Tensor:
 
 def test_caches_have_a_layer_for_each_depth():
     resolved = mtp_config("gqa", 3)
-    cache = build(resolved, seed=1).new_further_cache(2, 7)
+    cache = build(resolved, seed=1).new_mtp_cache(2, 7)
     attention = resolved.mtp.layer.attention
     shapes = [tuple(layer.keys.shape) for layer in cache.layers]
     assert shapes == [(2, attention.n_kv_heads, 7, attention.head_dim)] * 3

@@ -58,7 +58,7 @@ def test_thinning_keeps_the_mean_of_equal_groups(n_groups: int, n_each: int) -> 
 
 
 def test_a_run_directory_gives_its_records(tmp_path: Path) -> None:
-    from widthwise.reports.records import read_run
+    from widthwise.reports.reading import read_run
 
     write_run(tmp_path / "r", "x", 1, [64, 63], 0.0)
     lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.reports.export import csv_cell, csv_text, latex_escape, latex_text
-from widthwise.reports.records import read_comparison
+from widthwise.reports.reading import read_comparison
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
 COMMANDS = r"x_{\input{/etc/passwd}}"

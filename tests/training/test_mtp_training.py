@@ -1,4 +1,4 @@
-"""Heads for later tokens from the step to the result."""
+"""Further heads from the step to the result."""
 
 import math
 

@@ -102,8 +102,8 @@ MODELS = {
     "direct": ((SLOTS, "model.residual.embedding=direct"), {"w_reduce"}, {"dynamic"}),
     "slots": (
         (SLOTS, "model.residual.embedding=slot", "model.residual.reduce=slot"),
-        {"w_expand", "w_reduce"},
-        {"dynamic"},
+        set(),
+        {"dynamic", "w_expand", "w_reduce"},
     ),
     "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
 }

@@ -8,21 +8,21 @@ class Moments:
     """Of many quantities at once, in fp64. What is kept does not grow with the number of values."""
 
     def __init__(self) -> None:
-        self._n = 0
+        self.n = 0
         self.mean = torch.zeros((), dtype=torch.float64)
         self._squares = torch.zeros((), dtype=torch.float64)
 
     @property
     def variance(self) -> Tensor:
         """Mean squared distance from the mean."""
-        return self._squares / self._n
+        return self._squares / self.n
 
     def add(self, values: Tensor) -> None:
         """values: (n, ...), the same quantities every time."""
         values = values.double()
         n, mean = len(values), values.mean(dim=0)
-        n_all, shift = self._n + n, mean - self.mean
+        n_all, shift = self.n + n, mean - self.mean
         # Means and squared distances merge without the cancellation of a sum of squares (Chan, Golub, LeVeque 1979).
-        self._squares = self._squares + (values - mean).square().sum(dim=0) + shift.square() * (self._n * n / n_all)
+        self._squares = self._squares + (values - mean).square().sum(dim=0) + shift.square() * (self.n * n / n_all)
         self.mean = self.mean + shift * (n / n_all)
-        self._n = n_all
+        self.n = n_all

@@ -14,7 +14,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
 from widthwise.model.residual.interface import Site, Stream
 
-PARTS = ("attention", "ffn")
+SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
 
 
@@ -106,7 +106,7 @@ def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
     named = {
         f"layers.{i}.{part}": getattr(layer, f"{part}_residual")
         for i, layer in enumerate(model.layers)
-        for part in PARTS
+        for part in SUBLAYERS
     }
     return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
 
@@ -129,7 +129,7 @@ class _Watched(Site):
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Calls see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
-    places = [(layer, f"{part}_residual") for layer in model.layers for part in PARTS]
+    places = [(layer, f"{part}_residual") for layer in model.layers for part in SUBLAYERS]
     sites = [getattr(layer, place) for layer, place in places]
     try:
         for index, ((layer, place), site) in enumerate(zip(places, sites)):

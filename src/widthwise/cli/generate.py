@@ -19,7 +19,7 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     speculative: Annotated[
-        bool, typer.Option("--speculative", help="Draft with the heads for later tokens; needs --temperature 0.")
+        bool, typer.Option("--speculative", help="Draft with the further heads of `model.mtp`; needs --temperature 0.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -108,7 +108,7 @@ class LineObserver:
 
 
 def _loss(record: dict[str, Any]) -> str:
-    """Of the next token, and behind it those of heads for later ones."""
+    """Of the next token, and behind it those of further heads."""
     later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
     return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
 

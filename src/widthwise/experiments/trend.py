@@ -42,11 +42,13 @@ class TrendConfig(Config):
     def values(self, summaries: Mapping[str, dict[str, Any]]) -> dict[str, float]:
         """Variant -> its quantity. summaries: the cost summary of every variant. Raises UserError without a line."""
         names = summaries if self.variants is None else self.variants
-        return check_values({name: QUANTITIES[self.over](summaries[name]) for name in names}, self.over)
+        values = {name: QUANTITIES[self.over](summaries[name]) for name in names}
+        check_values(values, self.over)
+        return values
 
 
-def check_values(values: dict[str, float], over: str) -> dict[str, float]:
-    """The values; raises UserError where no line over their logarithm is determined."""
+def check_values(values: dict[str, float], over: str) -> None:
+    """Raises UserError where no line over their logarithm is determined."""
     found = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
     if min(values.values(), default=1) <= 0:
         raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
@@ -55,7 +57,6 @@ def check_values(values: dict[str, float], over: str) -> dict[str, float]:
             f"compare.trend.over: {over} is {found or 'asked of no variant'}; a trend needs at least {FEWEST_VALUES} "
             "different values"
         )
-    return values
 
 
 @dataclass(frozen=True)

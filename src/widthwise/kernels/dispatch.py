@@ -20,6 +20,11 @@ def reference_wanted() -> bool:
     return os.environ.get("WIDTHWISE_KERNELS") == "reference"
 
 
+def triton_wanted() -> bool:
+    """Whether the environment variable WIDTHWISE_KERNELS=triton turns on what is written in Triton."""
+    return os.environ.get("WIDTHWISE_KERNELS") == "triton"
+
+
 def refuse_double_backward() -> None:
     """Called by hand-written backward passes, whose own derivative would be silently wrong. Raises RuntimeError."""
     if torch.is_grad_enabled():

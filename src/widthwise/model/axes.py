@@ -16,7 +16,6 @@ from widthwise.kernels import rms_norm
 Axes = dict[str, int]
 """Axis names with their sizes, outermost first: {"n_heads": 16, "head_dim": 40} is an axis of 640 entries."""
 
-
 Start = float | Callable[[Tensor, torch.Generator], None] | None
 """What the entries of a weight start at: one number, what a function fills in, or None where they are drawn."""
 
@@ -50,9 +49,9 @@ class Linear(Weight):
 
 
 class Control(Linear):
-    """A Linear whose outputs are no coordinates of a state, but steer what becomes of one.
+    """A Linear that steers what becomes of a state, and leads to none.
 
-    Scores of experts, widths, coefficients of a mixture.
+    Its outputs are scores of experts, widths or coefficients of a mixture, or its entries are such coefficients.
     """
 
 

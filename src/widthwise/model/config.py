@@ -1,12 +1,11 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pydantic
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, mistakes_at
 from widthwise.model.cost import Cost, linear, rms_norm
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
@@ -16,36 +15,6 @@ from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 
 PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
-
-
-def check_fit(
-    vocab_size: int,
-    d_model: int,
-    layers: Sequence[LayerConfig],
-    residual: Residual,
-    mtp: MTPConfig | None,
-    tie_embeddings: bool,
-) -> None:
-    """Raises ValueError where parts of a model do not fit together."""
-    named = {f"layers.{index}": layer for index, layer in enumerate(layers)}
-    if mtp is not None:
-        named["mtp.layer"] = mtp.layer
-    for name, layer in named.items():
-        if layer.ffn.vocab_size not in (None, vocab_size):
-            raise ValueError(f"{name}.ffn: its vocab_size is {layer.ffn.vocab_size}; must be the model's, {vocab_size}")
-    if mtp is not None and {mtp.layer.d_in, mtp.layer.d_model, mtp.layer.d_out} != {d_model}:
-        raise ValueError(f"mtp.layer.d_model: got {mtp.layer.d_model}; must be the model's, {d_model}")
-    try:
-        residual.check_widths(
-            d_model, [width for layer in layers for width in (layer.d_model, layer.d_in, layer.d_out)]
-        )
-    except ValueError as error:
-        raise ValueError(f"residual.{error}") from None
-    if tie_embeddings and residual.embedding_width(d_model) != d_model:
-        raise ValueError(
-            f"tie_embeddings: the embedding has {residual.embedding_width(d_model)} columns and the head {d_model}; "
-            "use residual.embedding: expand, slot or pad"
-        )
 
 
 class ModelConfig(Config):
@@ -66,8 +35,35 @@ class ModelConfig(Config):
     init: InitConfig = InitConfig()
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> "ModelConfig":
-        check_fit(self.vocab_size, self.d_model, self.layers, self.residual, self.mtp, self.tie_embeddings)
+    def _layers_fit(self) -> "ModelConfig":
+        named = {f"layers.{index}": layer for index, layer in enumerate(self.layers)}
+        if self.mtp is not None:
+            named["mtp.layer"] = self.mtp.layer
+        for name, layer in named.items():
+            found = layer.ffn.vocab_size
+            if found not in (None, self.vocab_size):
+                raise ValueError(f"{name}.ffn: its vocab_size is {found}; must be the model's, {self.vocab_size}")
+        if self.mtp is not None:
+            layer = self.mtp.layer
+            if {layer.d_in, layer.d_model, layer.d_out} != {self.d_model}:
+                raise ValueError(f"mtp.layer.d_model: got {layer.d_model}; must be the model's, {self.d_model}")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _residual_fits(self) -> "ModelConfig":
+        d_model, residual = self.d_model, self.residual
+        widths = [width for layer in self.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
+        with mistakes_at("residual"):
+            residual.check_widths(d_model, widths)
+        n_columns = residual.embedding_width(d_model)
+        if self.tie_embeddings and n_columns != d_model:
+            raise ValueError(
+                f"tie_embeddings: the embedding has {n_columns} columns and the head {d_model}; "
+                "use residual.embedding: expand, slot or pad"
+            )
+        width = self.final_norm_width
+        if width != d_model and not residual.final_norm_spans_layer:
+            raise ValueError(f"final_norm_width: got {width}; with {residual.kind} it is d_model, {d_model}")
         return self
 
     @property
@@ -88,8 +84,8 @@ class ModelConfig(Config):
         return [layer.d_model for layer in self.layers]
 
     @property
-    def stream_widths(self) -> list[int]:
-        """Width of the stream as it arrives at each layer."""
+    def widths_before(self) -> list[int]:
+        """Of each layer what its predecessor wrote; of the first d_model."""
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
@@ -99,7 +95,7 @@ class ModelConfig(Config):
 
     def layer_costs(self) -> list[dict[str, Cost]]:
         """Cost of every layer by part."""
-        return [layer.costs(self.residual, d_before) for layer, d_before in zip(self.layers, self.stream_widths)]
+        return [layer.costs(self.residual, d_before) for layer, d_before in zip(self.layers, self.widths_before)]
 
     def costs(self) -> dict[str, Cost]:
         """Cost of the whole model by part, see PARTS.

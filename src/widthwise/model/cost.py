@@ -47,9 +47,11 @@ class Cost:
         return self.activation_elements * bytes_per_element + self.activation_fp32_elements * 4
 
 
-def linear(n_in: float, n_out: float) -> Cost:
-    """A weight matrix; what it keeps for the backward pass (its input) is counted by whoever produces it."""
-    return Cost(params=n_in * n_out, active_params=n_in * n_out, flops=2 * n_in * n_out)
+def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
+    """A weight matrix that maps n_vectors of each token; what it keeps for the backward pass (its input) is counted by
+    whoever produces it.
+    """
+    return Cost(params=n_in * n_out, active_params=n_in * n_out, flops=2 * n_in * n_out * n_vectors)
 
 
 def vector(n: float) -> Cost:

@@ -1,4 +1,4 @@
-"""The decoder: embedding, layers, norm, head, and heads for later tokens."""
+"""The decoder: embedding, layers, norm, head, and further heads for later tokens."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config.vocab_size, {"d_model": residual.embedding_width(d_model)})
         self.entry = residual.build_entry(d_model)
         self.layers = nn.ModuleList(
-            layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.stream_widths)
+            layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
         )
         self.exit = residual.build_exit(d_model, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
 
     @property
     def depths(self) -> Sequence[MTPDepth]:
-        """The heads for later tokens, in order."""
+        """The further heads, in order."""
         return cast(Sequence[MTPDepth], self.mtp)
 
     @torch.no_grad()
@@ -140,14 +140,14 @@ class Decoder(nn.Module):
             objective = objective + chosen.get("auxiliary_loss", 0.0)
         if self.config.mtp is None:
             return Loss(objective, losses, log_normalisers, choices)
-        further, mtp_losses = self._further_losses(entered, stream, targets, context)
+        further, mtp_losses = self._mtp_losses(entered, stream, targets, context)
         objective = objective + self.config.mtp.coefficient_at(self.progress) * further
         return Loss(objective, losses, log_normalisers, choices, mtp_losses)
 
     def _cross_entropy(self, hidden: Tensor, targets: Tensor, z_coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
         return linear_cross_entropy(hidden, self.head.weight, targets, self.config.logit_multiplier, z_coefficient)
 
-    def _further_losses(
+    def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Of multi-token prediction: the mean of the depths' objectives, and their losses.
@@ -171,7 +171,7 @@ class Decoder(nn.Module):
         """The stream as further heads take it, (B, T, n_slots, slot_width)."""
         return self.config.residual.to_slots(stream, self.config.d_model)
 
-    def further_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
+    def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
         """The slots of depth k behind what the cache of the depths holds, whose length stays.
 
         slots: (B, T, n_slots, slot_width), of depth k - 1, 0 being the model; tokens: integers (B, T), those k places
@@ -186,7 +186,7 @@ class Decoder(nn.Module):
         """An empty cache for `capacity` tokens in the model's type, on its device."""
         return self._cache_of(self.config.layers, batch_size, capacity)
 
-    def new_further_cache(self, batch_size: int, capacity: int) -> KVCache:
+    def new_mtp_cache(self, batch_size: int, capacity: int) -> KVCache:
         """The same for the further heads, one layer each."""
         mtp = self.config.mtp
         return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from widthwise.config_io import Config
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.context import PassContext
-from widthwise.model.cost import Cost, linear, rms_norm
+from widthwise.model.cost import Cost, linear, rms_norm, vector
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.layer import LayerConfig
@@ -53,22 +53,15 @@ class MTPConfig(MTPOptions):
         the layer and the exit keep: the normalised halves, alone and joined, and the gradient of the head's input.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
-        join = linear(2 * slot_width, slot_width)
-        slot = rms_norm(slot_width)
-        depth = Cost(
-            params=join.params + 2 * slot_width,
-            active_params=join.active_params + 2 * slot_width,
-            flops=n_slots * join.flops + head.flops,
-            activation_elements=2 * n_slots * (slot.activation_elements + slot_width) + d_model,
-            activation_fp32_elements=2 * n_slots * slot.activation_fp32_elements,
-        )
-        exit_cost = residual.exit_cost(d_model) + rms_norm(d_model)
-        depth += sum(self.layer.costs(residual, d_model).values(), exit_cost)
-        total = sum([depth] * self.n_depths, Cost())
-        if not self.share_reduce:
-            return total
-        shared = -self.n_depths * residual.reduction_params(d_model)
-        return total + Cost(params=shared, active_params=shared)
+        n_halves = 2 * n_slots
+        join = linear(2 * slot_width, slot_width, n_slots) + vector(2 * slot_width)
+        kept = Cost(activation_elements=2 * n_halves * slot_width + d_model, activation_fp32_elements=n_halves)
+        exit_cost = residual.exit_cost(d_model) + rms_norm(d_model) + Cost(flops=head.flops)
+        if self.share_reduce:
+            n_shared = residual.reduction_params(d_model)
+            exit_cost += Cost(params=-n_shared, active_params=-n_shared)
+        depth = sum(self.layer.costs(residual, d_model).values(), join + kept + exit_cost)
+        return sum([depth] * self.n_depths, Cost())
 
     def build(self, residual: Residual, d_model: int) -> nn.ModuleList:
         return nn.ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))

@@ -56,7 +56,7 @@ class Drafter:
 
     def __init__(self, model: Decoder, capacity: int):
         self._model = model
-        self._cache = model.new_further_cache(1, capacity)
+        self._cache = model.new_mtp_cache(1, capacity)
         self._slots: Tensor | None = None
 
     def draft(self, tokens: Tensor, n_known: int, slots: Tensor, n_drafts: int) -> None:
@@ -70,7 +70,7 @@ class Drafter:
         kept = slots if self._slots is None else torch.cat((self._slots, slots), dim=1)
         slots = kept
         for k in range(1, n_drafts + 1):
-            slots = model.further_slots(k, slots, tokens[:, start + k : stop + k], self._cache)
+            slots = model.mtp_slots(k, slots, tokens[:, start + k : stop + k], self._cache)
             logits = model.logits(model.depths[k - 1].hidden(slots[:, -1:]))
             tokens[:, stop + k] = logits[:, -1].argmax(dim=-1)
         n_certain = max(0, n_known - len(model.depths) - start)

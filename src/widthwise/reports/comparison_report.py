@@ -12,7 +12,8 @@ from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_se
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
 from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
-from widthwise.reports.records import Comparison, Result, Run, Variant, read_comparison, read_run
+from widthwise.reports.reading import read_comparison, read_run
+from widthwise.reports.records import Comparison, Result, Run, Variant
 from widthwise.reports.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.trend import trend_section
@@ -45,8 +46,6 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
     compared = {name: style for name, style in chosen.items() if name != comparison.baseline}
     variants, baseline = comparison.variants, comparison.baseline
     results = _first_results(runs)
-    token_widths = {name: result.token_widths for name, result in results.items() if result.token_widths}
-    virtual_width = {name: result.virtual_width for name, result in results.items() if result.virtual_width}
     return render(
         "comparison.html",
         title=f"{comparison.title} · widthwise comparison",
@@ -57,8 +56,8 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         rows=[_row(variant, comparison, chosen[variant.name]) for variant in variants],
         notes=tables.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
-        token_widths=token_width_section(token_widths, chosen),
-        virtual_width=virtual_width_section(virtual_width, chosen),
+        token_widths=token_width_section(results, chosen),
+        virtual_width=virtual_width_section(results, chosen),
         curves=panels(_curves(comparison, runs, chosen)),
         curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
         differences=panels(

@@ -1,17 +1,11 @@
-"""What the reports read: `comparison.json` and run directories, checked once, here."""
+"""What `comparison.json` and run directories hold, as far as reports show it."""
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import pydantic
-
-from widthwise.config_io import parse
-from widthwise.files import read_json
-from widthwise.run_dir import RunDir
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell"]
 
@@ -261,7 +255,7 @@ class Result(Record):
     pflops_days: float | None = None
     """Training compute in PFLOP/s-days, all passes over a token counted."""
     val_mtp_losses: list[float] | None = None
-    """Of the heads for later tokens, nearest first; None for a model without."""
+    """Of the further heads, nearest first; None for a model without."""
     cost: Cost | None = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
@@ -286,32 +280,6 @@ class Run:
     @property
     def cost(self) -> Cost | None:
         return self.result.cost if self.result else None
-
-
-def parse_comparison(data: Mapping[str, Any], where: str = "comparison") -> Comparison:
-    """Plain data -> Comparison. Raises UserError for the first key that is missing or wrong."""
-    as_read = json.loads(json.dumps(data))  # a comparison just made may hold tuples where its file holds lists
-    return parse(Comparison, as_read, where)
-
-
-def read_comparison(folder: Path) -> Comparison:
-    """Reads `folder/comparison.json`. Raises UserError where it is missing or broken."""
-    path = Path(folder) / "comparison.json"
-    return parse_comparison(read_json(path), str(path))
-
-
-def read_run(path: Path, shown_as: str | None = None) -> Run:
-    """Reads a run directory, finished or not; `shown_as` replaces its path in the report. UserError if it is broken."""
-    folder = RunDir(path)
-    config_yaml = folder.config_yaml()
-    environment, result = folder.environment(), folder.result()
-    return Run(
-        path=shown_as or str(path),
-        config_yaml=config_yaml,
-        environment=environment,
-        metrics=folder.metrics(),
-        result=None if result is None else parse(Result, result, f"{path}/result.json"),
-    )
 
 
 def finite(value: Any) -> float:

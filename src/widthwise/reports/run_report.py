@@ -11,7 +11,8 @@ from widthwise.reports import plots, tables
 from widthwise.reports.curves import by_step
 from widthwise.reports.formats import clean
 from widthwise.reports.html import FoldedRecipe, legend, panels, render
-from widthwise.reports.records import Run, read_run
+from widthwise.reports.reading import read_run
+from widthwise.reports.records import Run
 from widthwise.reports.svg import Style, styles
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.virtual_width import virtual_width_section
@@ -48,8 +49,6 @@ def _page(runs: Sequence[Run]) -> str:
     chosen = styles(list(named))
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
-    token_widths = {name: each.token_widths for name, each in results.items() if each.token_widths}
-    virtual_width = {name: each.virtual_width for name, each in results.items() if each.virtual_width}
     n_unfinished = sum(run.result is None for run in runs)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return render(
@@ -57,11 +56,11 @@ def _page(runs: Sequence[Run]) -> str:
         title=title,
         lead=_lead(runs, n_unfinished),
         run_table=tables.run_table(named),
-        mtp_table=tables.mtp_table(named),
+        mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
         legend=legend(chosen),
-        token_widths=token_width_section(token_widths, chosen),
-        virtual_width=virtual_width_section(virtual_width, chosen),
+        token_widths=token_width_section(results, chosen),
+        virtual_width=virtual_width_section(results, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
         cost_table=tables.cost_table(list(costs.items())),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],

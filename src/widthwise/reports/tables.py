@@ -6,7 +6,7 @@ from typing import Any
 
 from widthwise.reports.curves import Curve
 from widthwise.reports.formats import MISSING, TIMES, clean, fixed, hidden_widths, interval, plain, si, signed
-from widthwise.reports.records import Comparison, Cost, Estimate, Run, Variant
+from widthwise.reports.records import Comparison, Cost, Estimate, Result, Run, Variant
 
 
 @dataclass(frozen=True)
@@ -252,10 +252,9 @@ def run_table(named: Mapping[str, Run]) -> Table:
     )
 
 
-def mtp_table(named: Mapping[str, Run]) -> Table | None:
-    """Held-out losses of the heads for later tokens, one row per run that has some."""
-    losses = {name: run.result.val_mtp_losses for name, run in named.items() if run.result}
-    found = {name: own for name, own in losses.items() if own}
+def mtp_table(results: Mapping[str, Result]) -> Table | None:
+    """Held-out losses of the further heads, one row per run that has some."""
+    found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}
     if not found:
         return None
     n_depths = max(map(len, found.values()))
@@ -264,7 +263,7 @@ def mtp_table(named: Mapping[str, Run]) -> Table | None:
         for name, own in found.items()
     ]
     header = ["Run", *(f"{k} after the next" for k in range(1, n_depths + 1))]
-    return Table("Held-out loss of the heads for later tokens, by how many tokens", header, rows)
+    return Table("Held-out loss of the further heads, by the token they predict", header, rows)
 
 
 def _run_row(name: str, run: Run) -> list[str]:

@@ -8,7 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from widthwise.reports.formats import clean, fixed, ratio, shorten, signed
-from widthwise.reports.records import Comparison, Estimate, Variant, parse_comparison
+from widthwise.reports.reading import parse_comparison
+from widthwise.reports.records import Comparison, Estimate, Variant
 from widthwise.reports.tables import MAIN_COLUMNS, cells
 
 _VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widthwise.reports.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.html import Panel
-from widthwise.reports.records import LayerWidths, TokenWidths
+from widthwise.reports.records import LayerWidths, Result, TokenWidths
 from widthwise.reports.svg import CARD, INK, Style, draw
 from widthwise.reports.tables import Table
 
@@ -25,8 +25,9 @@ class TokenWidthSection:
     token_tables: list[Table]
 
 
-def token_width_section(found: Mapping[str, TokenWidths], styles: Mapping[str, Style]) -> TokenWidthSection | None:
-    """found: model -> its widths. None where no model has any."""
+def token_width_section(results: Mapping[str, Result], styles: Mapping[str, Style]) -> TokenWidthSection | None:
+    """None where no model has dynamic-width layers."""
+    found = {name: result.token_widths for name, result in results.items() if result.token_widths}
     if not found:
         return None
     return TokenWidthSection(

@@ -34,14 +34,14 @@ def trend_section(comparison: Comparison, styles: Mapping[str, Style]) -> TrendS
     variants = {variant.name: variant for variant in comparison.variants}
     return TrendSection(
         trend.over,
-        [Panel(f"Held-out loss over {trend.over}", _figure("trend", trend, variants, styles))],
+        [Panel(f"Held-out loss over {trend.over}", _figure(trend, variants, styles))],
         legend({point.variant: styles[point.variant] for point in trend.points}),
         _line_table(trend),
         _point_table(trend, variants),
     )
 
 
-def _figure(key: str, trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, Style]) -> Markup:
+def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, Style]) -> Markup:
     """Seeds are shifted to a common mean, because runs are compared within a seed; so the band is that of the slope."""
     points = sorted(trend.points, key=lambda point: point.value)
     values = np.array([point.value for point in points])
@@ -77,7 +77,7 @@ def _figure(key: str, trend: Trend, variants: Mapping[str, Variant], styles: Map
     ]
     slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
     label = f"Held-out loss over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
-    return draw(key, label, (5.4, 3.4), paint)
+    return draw("trend", label, (5.4, 3.4), paint)
 
 
 def _apart(values: Sequence[float] | np.ndarray) -> list[float]:

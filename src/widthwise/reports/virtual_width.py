@@ -13,7 +13,7 @@ from widthwise.reports.curves import Curve
 from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.html import Panel, panels
 from widthwise.reports.plots import Bundle, curve_figure, layer_ticks
-from widthwise.reports.records import SiteSlots, VirtualWidth
+from widthwise.reports.records import Result, SiteSlots, VirtualWidth, finite
 from widthwise.reports.svg import MUTED, Style, draw
 from widthwise.reports.tables import Table
 
@@ -33,8 +33,9 @@ class VirtualWidthSection:
     site_tables: list[Table]
 
 
-def virtual_width_section(found: Mapping[str, VirtualWidth], styles: Mapping[str, Style]) -> VirtualWidthSection | None:
-    """found: model -> its stream. None where no model has any."""
+def virtual_width_section(results: Mapping[str, Result], styles: Mapping[str, Style]) -> VirtualWidthSection | None:
+    """None where no model has hyper-connections."""
+    found = {name: result.virtual_width for name, result in results.items() if result.virtual_width}
     if not found:
         return None
     top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
@@ -82,17 +83,14 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
     return draw(key, label, (5.4, 3.9), paint)
 
 
-def _row_norms(table: list[list[float]]) -> Grid:
-    return np.linalg.norm(np.array(table), axis=1)
+def _row_norms(table: list[list[float]] | Grid) -> Grid:
+    return np.linalg.norm(np.asarray(table), axis=1)
 
 
 _SLOT_MAPS: dict[str, tuple[str, Callable[[SiteSlots], Grid]]] = {
     "read": ("read from slots", lambda site: _row_norms(site.read)),
     "write": ("written to slots", lambda site: _row_norms(site.write)),
-    "carry": (
-        "moved between slots",
-        lambda site: _row_norms((np.array(site.carry) - np.eye(len(site.carry))).tolist()),
-    ),
+    "carry": ("moved between slots", lambda site: _row_norms(np.array(site.carry) - np.eye(len(site.carry)))),
 }
 """Part -> what its map shows, and its numbers for each slot."""
 
@@ -151,12 +149,8 @@ def _distance_figure(found: Mapping[str, VirtualWidth], styles: Mapping[str, Sty
     deepest = max(found.values(), key=lambda width: len(width.sites))
     bundles = [bundle("equal weights", _GREY, [site.plain_distance for site in deepest.sites])]
     for name, width in found.items():
-        bundles.append(bundle(name, styles[name], [_or_nan(site.mean_distance) for site in width.sites]))
+        bundles.append(bundle(name, styles[name], [finite(site.mean_distance) for site in width.sites]))
     return curve_figure("reach-distance", bundles, "layer that reads", "mean distance in layers")
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
 
 
 def _summary(found: Mapping[str, VirtualWidth]) -> Table:
@@ -186,6 +180,7 @@ def _variation(width: VirtualWidth) -> float | None:
 
 def _site_table(name: str, width: VirtualWidth) -> Table:
     header = ["Sublayer", "embedding", "sublayer before", "largest", "distance", "with equal weights"]
+    header += [f"sd of {part}" for part in _SLOT_MAPS]
     rows = [
         [
             clean(site.name),
@@ -198,6 +193,5 @@ def _site_table(name: str, width: VirtualWidth) -> Table:
         ]
         for site in width.sites
     ]
-    spread = [f"sd of {part}" for part in _SLOT_MAPS]
     caption = f"Sublayers of {clean(name)}: weights of what they read; sd: of the slot that differs most between tokens"
-    return Table(caption, [*header, *spread], rows)
+    return Table(caption, header, rows)

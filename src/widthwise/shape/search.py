@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, mistakes_at, options_of
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.hourglass import Blocks, HourglassTemplate
-from widthwise.model.ffn.interface import options_of
 from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search_space import GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
@@ -95,10 +94,8 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     """
     if base.layers:
         raise UserError("model.layers: a search gives all layers the same sizes; leave changes to single layers out")
-    try:
+    with mistakes_at("model.residual"):
         base.residual.check_searchable()
-    except ValueError as error:
-        raise UserError(f"model.residual.{error}") from None
     heads = space.heads(base.attention)
     quantum = math.lcm(heads.quantum, base.residual.d_model_quantum)
     baseline = totals(base.resolve(seq_len), seq_len)

@@ -7,9 +7,9 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, merge, parse, to_data
+from widthwise.config_io import Config, UserError, merge, mistakes_at, options_of, parse, to_data
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.config import ModelConfig, check_fit
+from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
@@ -46,7 +46,7 @@ class ModelTemplate(Config):
     residual: ResidualTemplate = PlainResidualConfig()
     norm: NormTemplate = NormTemplate()
     mtp: MTPOptions | None = None
-    """Heads for later tokens, each with a layer of width d_model."""
+    """Further heads for later tokens, each with a layer of width d_model."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -67,30 +67,25 @@ class ModelTemplate(Config):
     def resolve(self, seq_len: int) -> ModelConfig:
         """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
-        slim = self.shape.endpoints == "slim"
         layers = tuple(self._layer(index, widths) for index in range(self.n_layers))
         mtp = self._mtp()
-        try:
+        with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
-        except ValueError as error:
-            raise UserError(f"model.residual.{error}") from None
-        try:
-            check_fit(self.vocab_size, self.d_model, layers, residual, mtp, self.tie_embeddings)
-        except ValueError as error:
-            raise UserError(f"model.{error}") from None
-        return ModelConfig(
-            vocab_size=self.vocab_size,
-            d_model=self.d_model,
-            layers=layers,
-            residual=residual,
-            final_norm_eps=self.norm.eps,
-            final_norm_width=self.d_model if slim else self.residual.final_norm_width(self.d_model, widths[-1]),
-            mtp=mtp,
-            tie_embeddings=self.tie_embeddings,
-            embedding_multiplier=self.embedding_multiplier,
-            logit_multiplier=self.logit_multiplier,
-            init=self.init,
-        )
+        norms_layer = residual.final_norm_spans_layer and self.shape.endpoints == "full"
+        with mistakes_at("model"):
+            return ModelConfig(
+                vocab_size=self.vocab_size,
+                d_model=self.d_model,
+                layers=layers,
+                residual=residual,
+                final_norm_eps=self.norm.eps,
+                final_norm_width=widths[-1] if norms_layer else self.d_model,
+                mtp=mtp,
+                tie_embeddings=self.tie_embeddings,
+                embedding_multiplier=self.embedding_multiplier,
+                logit_multiplier=self.logit_multiplier,
+                init=self.init,
+            )
 
     def uniform(self) -> "ModelTemplate":
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
@@ -108,12 +103,10 @@ class ModelTemplate(Config):
 
     def _widths(self, seq_len: int) -> list[int]:
         cost = TemplateCost(self, self.shape.match, seq_len)
-        try:
+        with mistakes_at("model.residual"):
             quantum = math.lcm(self.attention.quantum, self.residual.quantum(self.d_model))
             if isinstance(self.shape, SolvedShape):
                 self.residual.check_solvable()
-        except ValueError as error:
-            raise UserError(f"model.residual.{error}") from None
         widths = self.shape.layer_widths(self.n_layers, cost, quantum)
         for index, change in self.layers.items():
             widths[index] = change.get("d_model", widths[index])
@@ -144,11 +137,11 @@ class ModelTemplate(Config):
             return None
         width = self.d_model
         layer = self._layer_of(width, width, width, "model.mtp.layer")
-        return MTPConfig(**vars(self.mtp), layer=layer, norm_eps=self.norm.eps)
+        return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, norm_eps=self.norm.eps)
 
     def _layer_of(self, width: int, d_in: int, d_out: int, where: str) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
-        try:
+        with mistakes_at(where):
             return LayerConfig(
                 d_model=width,
                 d_in=d_in,
@@ -159,8 +152,6 @@ class ModelTemplate(Config):
                 ffn_norm=NormConfig(eps=self.norm.eps, norm_dim=ffn_norm_dim),
                 ffn=self.ffn.at_width(width),
             )
-        except ValueError as error:
-            raise UserError(f"{where}.{error}") from None
 
 
 class TemplateCost(WidthCost):

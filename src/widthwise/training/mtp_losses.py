@@ -1,4 +1,4 @@
-"""What the heads for later tokens lose, as records and results show it."""
+"""What further heads lose, as records and results show it."""
 
 from collections.abc import Sequence
 

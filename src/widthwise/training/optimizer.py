@@ -61,8 +61,8 @@ class MuonConfig(Config):
     """Momentum of hidden matrices made orthogonal before each step; AdamW for all else.
 
     Hidden matrices lead from one hidden state to another. All else is the embedding, the head, gains and biases, the
-    coefficients of hyper-connections, maps to coefficients, to widths or to scores of experts, and the matrices of
-    experts: those stand several in one parameter, and would be made orthogonal to each other.
+    coefficients of hyper-connections and of mixtures of slots, maps to coefficients, to widths or to scores of experts,
+    and the matrices of experts: those stand several in one parameter, and would be made orthogonal to each other.
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/.
     """
 

@@ -25,7 +25,7 @@ class StepOutcome:
     choices: ChoiceMeans
     """What the layers chose, over the batch; of the first pass too."""
     mtp_losses: MTPLosses
-    """Of the heads for later tokens, likewise."""
+    """Of the further heads, likewise."""
 
 
 def optimizer_step(

@@ -32,8 +32,7 @@ class Validation:
     expert_loads: list[list[float] | None] | None
     """A layer's shares of the routed choices, one an expert; None where no layer routes."""
     mtp_losses: list[float] | None
-    """Of the heads for later tokens, depth 1 first, each over the tokens it was asked for; None where there are none.
-    """
+    """Of the further heads, depth 1 first, each over the tokens it was asked for; None where there are none."""
 
     def record(self) -> dict[str, Any]:
         """What a validation record says; width_fraction is the mean_fraction of token_widths, for its curve."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from widthwise.kernels.boundary import reference
 from widthwise.kernels.boundary.reference import PendingWrite, PreNorm, Reading, written
-from widthwise.kernels.dispatch import reference_wanted
+from widthwise.kernels.dispatch import reference_wanted, triton_wanted
 
 
 def boundary(
@@ -33,4 +33,12 @@ def use_triton(x: Tensor) -> bool:
     )
 
 
-__all__ = ["PendingWrite", "PreNorm", "Reading", "boundary", "use_triton", "written"]
+def defers_writes(stream: Tensor | PendingWrite) -> bool:
+    """Whether a model leaves each write to the next read: where WIDTHWISE_KERNELS=triton asks for it and Triton runs.
+
+    It is not the default, because the kernels have not been timed on a GPU yet.
+    """
+    return triton_wanted() and use_triton(stream.state if isinstance(stream, PendingWrite) else stream)
+
+
+__all__ = ["PendingWrite", "PreNorm", "Reading", "boundary", "defers_writes", "use_triton", "written"]

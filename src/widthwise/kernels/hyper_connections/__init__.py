@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import use_fused
@@ -29,7 +30,8 @@ def read_slots(
 
     state_every: the hand-written form keeps the state for the backward pass at every so many sites in a row only.
     """
-    if use_fused(state):
+    is_recorded = state.requires_grad or static.requires_grad  # else a write finds no read to go back to
+    if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
         return fused.read_slots(state, static, projection, scale, n_read, eps, state_every)
     x, coefficients = reference.read_slots(state, static, projection, scale, n_read, eps)
     return x, Kept(state, coefficients, n_read)

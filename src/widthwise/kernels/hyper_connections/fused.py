@@ -176,7 +176,7 @@ class _Write(torch.autograd.Function):
             grad_write = torch.bmm(blocks, wide.transpose(1, 2)).mul_(ctx.multiplier).transpose(0, 1)
             grad_update = torch.bmm((ctx.multiplier * write).transpose(0, 1), wide)
         grad_update = grad_update.view(update.shape).to(update.dtype)
-        return grad, grad_carry, grad_write, None, grad_update, None
+        return grad, grad_carry, grad_write, None, grad_update, None  # the first goes through the carry in the read
 
 
 def _site_of(reading: Any) -> _Site:

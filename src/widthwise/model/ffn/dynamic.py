@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, mistakes_at, options_of
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all
@@ -22,7 +22,7 @@ from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import swiglu_cost
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
@@ -101,10 +101,8 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> DynamicConfig:
         d_ff, options = self.whole_hidden(d_model), options_of(WidthChoice, self)
-        try:
+        with mistakes_at("ffn"):
             options["mask"] = self.mask.at_width(d_ff)
-        except ValueError as error:
-            raise ValueError(f"ffn.{error}") from None
         return DynamicConfig(d_ff=d_ff, **options)
 
 

@@ -9,10 +9,10 @@ import pydantic
 from pydantic import Field
 from torch import Tensor, nn
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, options_of
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 

@@ -1,7 +1,7 @@
 """What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pydantic
 from pydantic import Field
@@ -71,11 +71,6 @@ class FFNTemplate(Config, ABC):
     @abstractmethod
     def at_width(self, d_model: int) -> FFNConfig:
         """The config of a layer. Raises ValueError where the width does not allow one."""
-
-
-def options_of(mixin: type[Config], template: Config) -> dict[str, Any]:
-    """The template's values of the fields that the mixin declares for template and layer alike."""
-    return {name: getattr(template, name) for name in mixin.model_fields}
 
 
 class HiddenWidthTemplate(FFNTemplate):

@@ -9,12 +9,12 @@ import pydantic
 import torch
 from torch import Tensor
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, options_of
 from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, options_of
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 

@@ -12,18 +12,19 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, options_of
 from widthwise.kernels import read_slots, write_slots
+from widthwise.kernels.boundary import PendingWrite, Reading, boundary, defers_writes, written
 from widthwise.kernels.hyper_connections import reference
 from widthwise.model.axes import Control, RMSNorm, Scale, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
 from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
+from widthwise.model.residual.pattern import Pattern
 
 
 class HyperConnectionOptions(Config):
@@ -54,46 +55,6 @@ class HyperConnectionOptions(Config):
 GroupNormKind = Literal["rms", "layer"]
 
 
-class Pattern(NamedTuple):
-    """Where the coefficients of a site start; fills the rows of a table [read | carry | write] of n_slots rows."""
-
-    n_slots: int
-    n_read: int
-    n_write: int
-    write_init: str
-    n_owned_slots: int
-
-    @property
-    def n_coefficients(self) -> int:
-        """Columns: what a slot gives to each read block, to each carried slot, and takes of each written block."""
-        return self.n_read + self.n_slots + self.n_write
-
-    def __call__(self, table: Tensor, generator: torch.Generator) -> None:
-        """Sublayers read the first slots, and every slot is carried: 0 in the carry part, a deviation from that."""
-        rows = table.zero_().view(self.n_slots, self.n_coefficients)
-        rows[:, : self.n_read].fill_diagonal_(1)
-        for slot in range(self.n_slots):
-            block = WRITE_INITS[self.write_init](slot, self.n_write, self.n_owned_slots)
-            if block is not None:
-                rows[slot, self.n_read + self.n_slots + block] = 1
-
-
-def _cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot % n_write
-
-
-def _slice(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot if slot < n_write else None
-
-
-def _tail_cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
-    return slot % n_write if slot < n_write or slot >= n_owned_slots else None
-
-
-WRITE_INITS = {"tail_cyclic": _tail_cyclic, "cyclic": _cyclic, "slice": _slice}
-"""Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""
-
-
 def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynamic: bool, state_every: int = 1) -> Cost:
     """Of one site; n_read and n_write need not be whole. The norm of the slots is not counted, as no norm is.
 
@@ -108,9 +69,7 @@ def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynami
     )
     if not dynamic:
         return vector(n_entries) + mixing
-    project = linear(slot_width, n_coefficients)
-    projection = Cost(params=project.params, active_params=project.params, flops=n_slots * project.flops)
-    return vector(2 * n_entries + slot_width) + projection + mixing
+    return vector(2 * n_entries + slot_width) + linear(slot_width, n_coefficients, n_slots) + mixing
 
 
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
@@ -177,8 +136,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
 
-    def to_slots(self, stream: Tensor, d_model: int) -> Tensor:
-        return stream
+    def to_slots(self, stream: Tensor | PendingWrite, d_model: int) -> Tensor:
+        return written(stream)
 
     def from_slots(self, slots: Tensor) -> Tensor:
         return slots
@@ -211,7 +170,14 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         return self.slot_width or self.n_fractions or 1
 
     def quantum(self, d_model: int) -> int:
-        return self.slot_width_at(d_model)
+        """The slot width."""
+        if self.slot_width is not None:
+            _n_blocks(d_model, self.slot_width)
+            return self.slot_width
+        n_fractions = self.n_fractions or 1
+        if d_model % n_fractions:
+            raise ValueError(f"n_fractions: got {n_fractions}; must divide d_model = {d_model}")
+        return d_model // n_fractions
 
     def check_solvable(self) -> None:
         if self.n_slots is None:
@@ -223,39 +189,28 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         if self.slot_width is not None and self.n_slots is not None:
             raise ValueError("slot_width: stands beside n_slots; a search changes d_model, so give n_fractions instead")
 
-    def slot_width_at(self, d_model: int) -> int:
-        """Raises ValueError where d_model is no whole number of slots."""
-        if self.slot_width is not None:
-            _n_blocks(d_model, self.slot_width)
-            return self.slot_width
-        n_fractions = self.n_fractions or 1
-        if d_model % n_fractions:
-            raise ValueError(f"n_fractions: got {n_fractions}; must divide d_model = {d_model}")
-        return d_model // n_fractions
-
-    def final_norm_width(self, d_model: int, last_width: int) -> int:
-        return d_model
-
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
-        slot_width = self.slot_width_at(d_model)
+        slot_width = self.quantum(d_model)
         n_slots = self.n_slots or d_model // slot_width  # as in a uniform model; see check_solvable
         n_read, n_write = d_read / slot_width, d_write / slot_width
         return site_cost(slot_width, n_slots, n_read, n_write, self.dynamic, self.state_every)
 
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
-        slot_width = self.slot_width_at(d_model)
+        slot_width = self.quantum(d_model)
         n_owned_slots = max(_n_blocks(width, slot_width) for width in (d_model, *widths))
-        n_slots, n_fractions = self.n_slots or n_owned_slots, d_model // slot_width
-        tiles = n_slots % n_fractions == 0 and n_slots > n_fractions
-        group_norm: dict[str, GroupNormKind | None]
-        group_norm = {"auto": "rms" if tiles else None, "rms": "rms", "layer": "layer", "none": None}
+        n_slots = self.n_slots or n_owned_slots
         return HyperConnectionsConfig(
-            **{name: getattr(self, name) for name in HyperConnectionOptions.model_fields},
             slot_width=slot_width,
             n_slots=n_slots,
             n_owned_slots=n_owned_slots,
-            group_norm=group_norm[self.group_norm],
+            group_norm=self._group_norm(n_slots, d_model // slot_width),
+            **options_of(HyperConnectionOptions, self),
         )
+
+    def _group_norm(self, n_slots: int, n_fractions: int) -> GroupNormKind | None:
+        if self.group_norm == "auto":
+            return "rms" if n_slots > n_fractions and n_slots % n_fractions == 0 else None
+        return None if self.group_norm == "none" else self.group_norm
 
 
 def _n_blocks(width: int, slot_width: int) -> int:
@@ -264,8 +219,15 @@ def _n_blocks(width: int, slot_width: int) -> int:
     return width // slot_width
 
 
+class Unwritten(NamedTuple):
+    """What a write that is left to the next read needs."""
+
+    state: Tensor
+    coefficients: Tensor
+
+
 class HyperConnection(Site):
-    """One sublayer's mixtures. The stream is a tensor (B, T, n_slots, slot_width)."""
+    """One sublayer's mixtures. The stream is a tensor (B, T, n_slots, slot_width), or the write that will make it."""
 
     def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
         super().__init__()
@@ -279,7 +241,7 @@ class HyperConnection(Site):
             self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0)
 
-    def _tables(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    def _reading(self) -> Reading:
         """Static coefficients, projection and scale as the kernels take them."""
         table = tuple(self.table.values())
         projection = scale = None
@@ -288,16 +250,21 @@ class HyperConnection(Site):
             gain = self.norm.weight / math.sqrt(self.config.slot_width)
             projection = gain[:, None] * self.dynamic.weight.T
             scale = self.scale().view(table)
-        return self.static().view(table), projection, scale
+        return Reading(self.static().view(table), projection, scale, self.n_read, self.config.eps)
 
-    def coefficients(self, stream: Tensor) -> Tensor:
+    def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
         """What a token's slots are mixed with, (B, T, n_slots, n_coefficients), or without the first two axes where it
         is the same for all tokens; in fp32 or wider. See `kernels.hyper_connections.reference`.
         """
-        return reference.read_slots(stream, *self._tables(), self.n_read, self.config.eps)[1]
+        return reference.read_slots(written(stream), *self._reading())[1]
 
-    def read(self, stream: Tensor) -> tuple[Tensor, Any]:
-        return read_slots(stream, *self._tables(), self.n_read, self.config.eps, self.config.state_every)
+    def read(self, stream: Tensor | PendingWrite) -> tuple[Tensor, Any]:
+        if defers_writes(stream):
+            state, x, coefficients = boundary(stream, self._reading())
+            return x, Unwritten(state, coefficients)
+        return read_slots(written(stream), *self._reading(), self.config.state_every)
 
-    def write(self, kept: Any, update: Tensor) -> Tensor:
+    def write(self, kept: Any, update: Tensor) -> Tensor | PendingWrite:
+        if isinstance(kept, Unwritten):
+            return PendingWrite(kept.state, update, kept.coefficients, self.n_read, self.config.multiplier)
         return write_slots(kept, update, self.config.multiplier)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -39,6 +39,9 @@ class Exit(nn.Module, ABC):
 
 class ResidualConfig(Config, ABC):
     """One residual for all layers, with every size written out. d_model: width of embedding and head."""
+
+    final_norm_spans_layer: ClassVar[bool] = False
+    """Whether the last norm may cover what the last layer owns; where not, it covers the head's d_model."""
 
     @abstractmethod
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
@@ -106,10 +109,6 @@ class ResidualTemplate(Config, ABC):
 
     def check_searchable(self) -> None:
         """Raises ValueError where costs are no polynomials of d_model, as a search for shapes needs them."""
-
-    @abstractmethod
-    def final_norm_width(self, d_model: int, last_width: int) -> int:
-        """Coordinates that the last norm covers where the last layer, last_width wide, writes all its own."""
 
     @abstractmethod
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:

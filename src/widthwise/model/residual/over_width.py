@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
+from widthwise.kernels.boundary import PendingWrite, written
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Linear, RMSNorm, Vector
+from widthwise.model.axes import Control, Linear, RMSNorm, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.residual.interface import Exit
 
@@ -70,11 +71,11 @@ class SlotEntry(PadEntry):
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__(d_model, n_slots, slot_width)
-        self.w_expand = Linear({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identities_in_turn)
+        self.w_expand = Control({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identities_in_turn)
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        return _slot_mixing_cost(d_model, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
+        return linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
 
     def forward(self, embedding: Tensor) -> Tensor:
         return _mix(self.w_expand.weight, embedding.unflatten(-1, (-1, self.slots[1])))
@@ -110,12 +111,12 @@ class SlotReduction(nn.Module):
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__()
-        self.w_reduce = Linear({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, identity)
+        self.w_reduce = Control({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, identity)
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
         """As in `FullReduction`."""
-        return _slot_mixing_cost(d_model, n_slots, slot_width) + Cost(activation_elements=n_slots * slot_width)
+        return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
 
     def forward(self, slots: Tensor) -> Tensor:
         """As in `FullReduction`."""
@@ -169,8 +170,9 @@ class OverWidthExit(Exit):
     def share_reduction(self, other: "OverWidthExit") -> None:
         self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
 
-    def forward(self, stream: Tensor) -> Tensor:
-        return self.norm(self.reduce(stream if self.group_norm is None else self.group_norm(stream)))
+    def forward(self, stream: Tensor | PendingWrite) -> Tensor:
+        slots = written(stream)
+        return self.norm(self.reduce(slots if self.group_norm is None else self.group_norm(slots)))
 
 
 def identity(weight: Tensor, generator: torch.Generator) -> None:
@@ -198,8 +200,3 @@ def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
         # Not weight @ blocks, which keeps a copy of the blocks.
         mixed = torch.bmm(weight.to(blocks.dtype).expand(len(tokens), -1, -1), tokens)
     return mixed.view(*blocks.shape[:-2], -1, blocks.shape[-1])
-
-
-def _slot_mixing_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    mixing = linear(d_model // slot_width, n_slots)
-    return Cost(params=mixing.params, active_params=mixing.params, flops=slot_width * mixing.flops)

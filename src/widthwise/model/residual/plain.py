@@ -119,14 +119,12 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     It has no sizes, so that a recipe's words are the resolved ones.
     """
 
+    final_norm_spans_layer = True
     kind: Literal["plain"] = "plain"
     resize: Literal["carry", "zero", "projection"] = "carry"
     """What a layer wider than its predecessor finds in its new coordinates."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
-
-    def final_norm_width(self, d_model: int, last_width: int) -> int:
-        return last_width
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         return Cost()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from widthwise.analysis.moments import Moments
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic import DynamicWidth
 from widthwise.model.ffn.interface import Choices
@@ -51,12 +52,12 @@ class WidthMeter:
         meters = self._meters
         if not meters:
             return None
-        means = np.array([meter.mean for meter in meters])
-        within = float(np.mean([meter.variance for meter in meters]))
+        means = np.array([float(meter.fractions.mean) for meter in meters])
+        within = float(np.mean([float(meter.fractions.variance) for meter in meters]))
         total = within + float(means.var())
-        flops = sum(meter.layer.flops_per_unit * meter.units / meter.n_tokens for meter in meters)
+        flops = sum(meter.layer.flops_per_unit * meter.units / meter.fractions.n for meter in meters)
         return {
-            "n_tokens": meters[0].n_tokens,
+            "n_tokens": meters[0].fractions.n,
             "mean_fraction": float(means @ flops_shares([meter.layer for meter in meters])),
             "token_variance_share": within / total if total > NO_SPREAD**2 else None,
             "flops_per_token": dict(zip(("full", "asked", "bucketed", "executed"), np.asarray(flops).tolist())),
@@ -70,34 +71,25 @@ class _LayerMeter:
     def __init__(self, layer: DynamicLayer, ffn: DynamicWidth, progress: Tensor, is_compiled: bool):
         self.layer, self._ffn, self._d_ff = layer, ffn, layer.config.d_ff
         self._progress, self._is_compiled = progress, is_compiled
-        self.n_tokens, self.mean, self._squares = 0, 0.0, 0.0
+        self.fractions = Moments()
         self._low, self._high = math.inf, -math.inf
         self._histogram = np.zeros(N_BINS, dtype=np.int64)
         self._n_floor, self._n_ceiling = 0, 0
         self.units = np.zeros(4)
         """Sums over tokens: all, asked, bucketed, computed."""
 
-    @property
-    def variance(self) -> float:
-        """Of the fractions of its tokens."""
-        return self._squares / self.n_tokens
-
     def add(self, fraction: Tensor) -> None:
         """fraction: (n,)."""
-        values = fraction.double().cpu().numpy()
-        n, mean = len(values), float(values.mean())
-        n_all = self.n_tokens + n
-        # Means and squared distances merge without the cancellation of a sum of squares (Chan, Golub, LeVeque 1979).
-        self._squares += float(((values - mean) ** 2).sum()) + (mean - self.mean) ** 2 * self.n_tokens * n / n_all
-        self.mean += (mean - self.mean) * n / n_all
-        self.n_tokens = n_all
+        values = fraction.double().cpu()
+        self.fractions.add(values)
+        values = values.numpy()
         self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
         self._histogram += np.histogram(values, bins=N_BINS, range=(0.0, 1.0))[0]
         self._n_floor += int((values <= self.layer.narrowest + NEAR).sum())
         self._n_ceiling += int((values >= 1 - NEAR).sum())
         width = self._d_ff * fraction
         self.units += [
-            n * self._d_ff,
+            len(values) * self._d_ff,
             float(width.double().sum()),
             self._ffn.bucketed_units(width, self._progress),
             self._ffn.computed_units(width, self._progress, self._is_compiled),
@@ -113,13 +105,13 @@ class _LayerMeter:
         return {
             "layer": self.layer.index + 1,
             "d_ff": self._d_ff,
-            "mean": self.mean,
-            "sd": math.sqrt(self.variance),
+            "mean": float(self.fractions.mean),
+            "sd": math.sqrt(self.fractions.variance),
             "min": self._low,
             "max": self._high,
-            "histogram": (self._histogram / self.n_tokens).tolist(),
-            "floor_share": self._n_floor / self.n_tokens,
-            "ceiling_share": self._n_ceiling / self.n_tokens,
+            "histogram": (self._histogram / self.fractions.n).tolist(),
+            "floor_share": self._n_floor / self.fractions.n,
+            "ceiling_share": self._n_ceiling / self.fractions.n,
             "dead_share": 1 - max_units / self._d_ff,
             "max_units": max_units,
             **self._ffn.numbers(self._progress),

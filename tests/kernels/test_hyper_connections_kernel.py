@@ -234,6 +234,20 @@ def test_a_read_that_nobody_writes_after():
     )
 
 
+@pytest.mark.parametrize("frozen", ["all", "first", "state"])
+def test_only_the_wanted_gradients(frozen):
+    """Of sublayers between frozen sites, of sites after frozen ones, of everything but the state."""
+    chain = Chain(n_sites=3)
+    gone = {"all": chain.inputs[:10], "first": chain.inputs[:4], "state": chain.inputs[:1]}[frozen]
+    for tensor in gone:
+        tensor.requires_grad_(False)
+    inputs = [tensor for tensor in chain.inputs if tensor.requires_grad]
+    ours, truth = chain.run(read_slots, write_slots, state_every=2), chain.reference()
+    assert_same(
+        list(torch.autograd.grad(ours.sin().sum(), inputs)), list(torch.autograd.grad(truth.sin().sum(), inputs)), 1e-10
+    )
+
+
 def test_gradients_that_arrive_are_left_alone():
     chain = Chain()
     out = chain.fused()

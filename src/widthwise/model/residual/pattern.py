@@ -1,0 +1,46 @@
+"""Where the coefficients of hyper-connections start."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Pattern(NamedTuple):
+    """Of one site; fills a table [read | carry | write] of n_slots rows."""
+
+    n_slots: int
+    n_read: int
+    n_write: int
+    write_init: str
+    n_owned_slots: int
+
+    @property
+    def n_coefficients(self) -> int:
+        """Columns: what a slot gives to each read block, to each carried slot, and takes of each written block."""
+        return self.n_read + self.n_slots + self.n_write
+
+    def __call__(self, table: Tensor, generator: torch.Generator) -> None:
+        """Sublayers read the first slots, and every slot is carried: 0 in the carry part, a deviation from that."""
+        rows = table.zero_().view(self.n_slots, self.n_coefficients)
+        rows[:, : self.n_read].fill_diagonal_(1)
+        for slot in range(self.n_slots):
+            block = WRITE_INITS[self.write_init](slot, self.n_write, self.n_owned_slots)
+            if block is not None:
+                rows[slot, self.n_read + self.n_slots + block] = 1
+
+
+def _cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write
+
+
+def _slice(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot if slot < n_write else None
+
+
+def _tail_cyclic(slot: int, n_write: int, n_owned_slots: int) -> int | None:
+    return slot % n_write if slot < n_write or slot >= n_owned_slots else None
+
+
+WRITE_INITS = {"tail_cyclic": _tail_cyclic, "cyclic": _cyclic, "slice": _slice}
+"""Slot, blocks written, slots that layers own -> the block that the slot receives before training, if any."""

@@ -1,0 +1,53 @@
+"""A whole model whose writes are left to the next read, in Triton's interpreter, against the same model as usual."""
+
+import importlib.util
+import multiprocessing
+import os
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from model_cases import decoder, random_tokens, variant
+
+from widthwise.kernels.boundary import PendingWrite
+
+CASES = [("uniform", "2_of_3_static"), ("uniform", "1_of_4_mixed_at_both_ends"), ("x", "slots_further_heads")]
+
+
+def loss_and_gradients(case):
+    """Also whether the stream that left the last layer was a pending write."""
+    model, tokens = decoder(variant(*case), dtype=torch.float32), random_tokens(2, 5)
+    stream = model.stream(tokens)
+    loss = model.loss(tokens, tokens.flip(1)).objective
+    loss.backward()
+    gradients = {key: parameter.grad.numpy() for key, parameter in model.named_parameters()}
+    return isinstance(stream, PendingWrite), loss.item(), gradients
+
+
+def in_the_interpreter(case):
+    os.environ["WIDTHWISE_KERNELS"] = "triton"
+    return loss_and_gradients(case)
+
+
+@pytest.fixture(scope="module")
+def interpreter():
+    """A process of its own, because Triton reads TRITON_INTERPRET when it is imported."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            yield pool
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_loss_and_gradients_are_those_of_the_usual_form(interpreter, case):
+    was_pending, loss, gradients = interpreter.submit(in_the_interpreter, case).result()
+    is_pending, usual_loss, usual_gradients = loss_and_gradients(case)
+    assert (was_pending, is_pending) == (True, False)
+    assert loss == pytest.approx(usual_loss, rel=1e-6)
+    for key, usual in usual_gradients.items():
+        difference = np.linalg.norm(gradients[key] - usual) / np.linalg.norm(usual)
+        assert difference < 2e-3, key  # of fp64 the usual form is off by 2e-4 at most; the sums have another order here
