@@ -199,9 +199,10 @@ def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path:
     assert error.startswith(f"{drafting['accept_rate']:.1%} of the drafts accepted, ")
     assert re.search(r", [\d.]+ tokens a pass, [\d,.]+ tokens/s\n$", error)
 
-    code, _, error = widthwise("generate", run, "--speculative")
+    assert widthwise("generate", run, *greedy[:-2], "--speculative")[1] == out  # greedy if nothing else is said
+    code, _, error = widthwise("generate", run, "--speculative", "--temperature", 0.7)
     assert (code, error.count("\n")) == (2, 1)
-    assert "--temperature 0.8" in error
+    assert "--temperature 0.7" in error
     assert widthwise("train", recipe, "--out", plain)[0] == 0
     code, _, error = widthwise("generate", plain, "--temperature", 0, "--speculative")
     assert (code, error.count("\n")) == (2, 1)

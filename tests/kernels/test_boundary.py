@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from widthwise.kernels.boundary import PendingWrite, PreNorm, Reading, boundary, reference, use_triton
+from widthwise.config_io import UserError
+from widthwise.kernels.boundary import PendingWrite, PreNorm, Reading, boundary, defers_writes, reference, use_triton
 
 
 class Case(NamedTuple):
@@ -320,6 +321,18 @@ def test_triton_runs_where_it_can(monkeypatch, interpret, kernels, dtype, has_tr
     monkeypatch.setenv("WIDTHWISE_KERNELS", kernels)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if has_triton else None)
     assert use_triton(torch.ones(1, dtype=dtype)) == expected
+
+
+def test_a_model_refuses_what_it_cannot_run(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "triton")
+    with pytest.raises(UserError, match="WIDTHWISE_KERNELS: got triton; it needs the package triton, a CUDA device"):
+        defers_writes(torch.ones(1))
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "tritn")
+    with pytest.raises(UserError, match="WIDTHWISE_KERNELS: got 'tritn'; allowed: fused, reference, triton"):
+        defers_writes(torch.ones(1))
+    monkeypatch.setenv("WIDTHWISE_KERNELS", "")
+    assert not defers_writes(torch.ones(1))
 
 
 def test_elsewhere_the_reference_runs(monkeypatch):

@@ -176,7 +176,7 @@ def residuals(draw, d_model: int, quantum: int) -> dict:
         "n_slots": n_slots,
         "dynamic": draw(st.booleans()),
         "write_init": draw(st.sampled_from(["tail_cyclic", "slice"])),
-        "embedding": draw(st.sampled_from(["direct", "expand", "slot", "pad"])),
+        "embedding": draw(st.sampled_from(["direct", "expand", "slot", *(["pad"] if n_slots is None else [])])),
         "reduce": draw(st.sampled_from(["full", "slot"])),
         "group_norm": draw(st.sampled_from(["auto", "none", *(["rms", "layer"] if tiles else [])])),
         "multiplier": multiplier,

@@ -163,6 +163,10 @@ class TestTokens:
             r"model.residual.group_norm: got layer; its groups of 5 slots do not tile n_slots = 11",
         ),
         (
+            {"residual": {"slot_width": 4, "n_slots": 10, "embedding": "pad", "write_init": "slice"}},
+            r"model.residual.embedding: got pad; of the 1 slots that no layer owns only 0 would ever differ",
+        ),
+        (
             {"residual": {"slot_width": 4, "write_init": "cyclic"}},
             r"model.residual.write_init: got cyclic; with layers of different widths use tail_cyclic",
         ),

@@ -13,7 +13,6 @@ from widthwise.model.residual.over_width import (
     ENTRIES,
     REDUCTIONS,
     GroupNorm,
-    identities_in_turn,
     identity,
     identity_on_top,
 )
@@ -74,12 +73,18 @@ class TestEntries:
         slots = end(ENTRIES[kind], is_random=False)(rows)
         assert torch.equal(slots.flatten(-2)[..., :D_MODEL], rows)
 
-    def test_slot_starts_as_copies_in_turn(self):
-        rows = random(2, 4, D_MODEL)
-        slots = end(ENTRIES["slot"], is_random=False)(rows)
-        for j in range(N_SLOTS):
-            k = j % (D_MODEL // SLOT_WIDTH)
-            assert torch.equal(slots[..., j, :], rows[..., k * SLOT_WIDTH : (k + 1) * SLOT_WIDTH])
+    @pytest.mark.parametrize(("m", "n"), [(1, 4), (2, 8)])
+    @pytest.mark.parametrize("embedding", ["slot", "expand", "direct"])
+    def test_no_two_slots_stay_equal(self, embedding, m, n):
+        """Slots that start alike, are written alike and are not read have equal gradients for ever."""
+        model = build(over_width(m, n, embedding=embedding, reduce="slot"), seed=3, dtype=torch.float64)
+        optimizer, tokens = torch.optim.SGD(model.parameters(), lr=0.1), random_tokens(2, 9)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.loss(tokens, tokens.flip(1)).objective.backward()
+            optimizer.step()
+        rows = model.exit.reduce.w_reduce.weight.T
+        assert torch.pdist(rows.detach()).min() > 1e-9
 
     def test_expand_starts_with_further_slots_of_the_size_of_the_row(self):
         d_model, n_slots = 64, 12
@@ -172,7 +177,7 @@ class TestGroupNorm:
         assert (model.exit.group_norm is None) == (found is None)
 
 
-@pytest.mark.parametrize("start", [identity, identity_on_top, identities_in_turn])
+@pytest.mark.parametrize("start", [identity, identity_on_top])
 def test_starts_overwrite_whatever_the_memory_held(start):
     weight = torch.full((9, 4), math.nan)
     start(weight, torch.Generator().manual_seed(0))
@@ -190,7 +195,7 @@ class TestWholeModelBeforeTraining:
     @pytest.mark.parametrize("dynamic", [False, True])
     @pytest.mark.parametrize("reduce", ["full", "slot"])
     @pytest.mark.parametrize("embedding", ["expand", "slot", "pad"])
-    @pytest.mark.parametrize(("m", "n"), [(1, 4), (2, 3), (2, 4), (4, 4), (5, 8)])
+    @pytest.mark.parametrize(("m", "n"), [(1, 2), (2, 3), (2, 4), (4, 4), (5, 8)])
     def test_is_the_plain_one_of_the_same_seed_to_the_last_bit(self, m, n, embedding, reduce, dynamic):
         options = {"embedding": embedding, "reduce": reduce, "dynamic": dynamic, "group_norm": "none"}
         model, plain = build(over_width(m, n, **options), seed=3), build(config("uniform"), seed=3)

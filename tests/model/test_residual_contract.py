@@ -20,10 +20,10 @@ OPTIONS = {
     "hyper_connections": [
         {"slot_width": 4},
         {"n_fractions": 5, "n_slots": 11, "embedding": "expand", "multiplier": 0.22},
-        {"slot_width": 2, "n_slots": 20, "embedding": "pad", "write_init": "slice", "reduce": "slot"},
-        {"slot_width": 4, "n_slots": 10, "embedding": "slot", "group_norm": "layer"},
+        {"slot_width": 2, "n_slots": 20, "embedding": "pad", "reduce": "slot"},
+        {"slot_width": 4, "n_slots": 10, "embedding": "slot", "write_init": "slice", "group_norm": "layer"},
         {"slot_width": 4, "n_slots": 15, "dynamic": False, "reduce": "slot", "group_norm": "none"},
-        {"slot_width": 4, "n_slots": 9, "dynamic": False, "embedding": "pad", "write_init": "slice"},
+        {"slot_width": 4, "n_slots": 9, "dynamic": False, "embedding": "pad"},
     ],
 }
 SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (5, 5, 9), (9, 9, 5), (9, 9, 7), (1, 3, 3)]

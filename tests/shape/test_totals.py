@@ -47,7 +47,7 @@ PLAIN = st.fixed_dictionaries({"kind": st.just("plain"), "resize": st.sampled_fr
 SLOTS = st.fixed_dictionaries(
     {
         "kind": st.just("hyper_connections"),
-        "embedding": st.sampled_from(["direct", "expand", "slot", "pad"]),
+        "embedding": st.sampled_from(["direct", "expand", "slot"]),
         "reduce": st.sampled_from(["full", "slot"]),
         "dynamic": st.booleans(),
     },

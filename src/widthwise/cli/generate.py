@@ -14,12 +14,15 @@ def generate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; several --prompt make a batch.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Tokens to add.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.8,
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="0 takes the most probable token. 0.8, or 0 with --speculative, if not given."),
+    ] = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
     speculative: Annotated[
-        bool, typer.Option("--speculative", help="Draft with the further heads of `model.mtp`; needs --temperature 0.")
+        bool, typer.Option("--speculative", help="Draft with the further heads of `model.mtp`, greedily.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -33,6 +36,8 @@ def generate(
     from widthwise.model.speculative import generate_drafted
     from widthwise.training.trained import load_trained
 
+    if temperature is None:
+        temperature = 0.0 if speculative else 0.8
     if speculative and temperature != 0:
         raise UserError(
             f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"

@@ -6,6 +6,13 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from widthwise.config_io import UserError
+
+VARIABLE = "WIDTHWISE_KERNELS"
+"""The environment variable that chooses among FORMS."""
+FORMS = ("fused", "reference", "triton")
+"""Hand-written forms for the CPU, the default; plain torch everywhere; and besides the default what is in Triton."""
+
 
 def use_fused(x: Tensor) -> bool:
     """Whether the hand-written form is meant for this tensor.
@@ -16,13 +23,20 @@ def use_fused(x: Tensor) -> bool:
 
 
 def reference_wanted() -> bool:
-    """Whether the environment variable WIDTHWISE_KERNELS=reference turns the hand-written forms off."""
-    return os.environ.get("WIDTHWISE_KERNELS") == "reference"
+    """Whether the environment turns the hand-written forms off."""
+    return _wanted() == "reference"
 
 
 def triton_wanted() -> bool:
-    """Whether the environment variable WIDTHWISE_KERNELS=triton turns on what is written in Triton."""
-    return os.environ.get("WIDTHWISE_KERNELS") == "triton"
+    """Whether the environment turns on what is written in Triton."""
+    return _wanted() == "triton"
+
+
+def _wanted() -> str:
+    value = os.environ.get(VARIABLE) or "fused"
+    if value not in FORMS:
+        raise UserError(f"{VARIABLE}: got {value!r}; allowed: {', '.join(FORMS)}")
+    return value
 
 
 def refuse_double_backward() -> None:

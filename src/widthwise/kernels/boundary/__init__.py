@@ -6,9 +6,10 @@ import os
 import torch
 from torch import Tensor
 
+from widthwise.config_io import UserError
 from widthwise.kernels.boundary import reference
 from widthwise.kernels.boundary.reference import PendingWrite, PreNorm, Reading, written
-from widthwise.kernels.dispatch import reference_wanted, triton_wanted
+from widthwise.kernels.dispatch import VARIABLE, reference_wanted, triton_wanted
 
 
 def boundary(
@@ -36,9 +37,14 @@ def use_triton(x: Tensor) -> bool:
 def defers_writes(stream: Tensor | PendingWrite) -> bool:
     """Whether a model leaves each write to the next read: where WIDTHWISE_KERNELS=triton asks for it and Triton runs.
 
-    It is not the default, because the kernels have not been timed on a GPU yet.
+    It is not the default, because the kernels have not been timed on a GPU yet. Raises UserError where it is asked for
+    and cannot be.
     """
-    return triton_wanted() and use_triton(stream.state if isinstance(stream, PendingWrite) else stream)
+    if not triton_wanted():
+        return False
+    if not use_triton(stream.state if isinstance(stream, PendingWrite) else stream):
+        raise UserError(f"{VARIABLE}: got triton; it needs the package triton, a CUDA device and fp32, bf16 or fp16")
+    return True
 
 
 __all__ = ["PendingWrite", "PreNorm", "Reading", "boundary", "defers_writes", "use_triton", "written"]

@@ -99,6 +99,14 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
                 f"{self.n_slots}, so it must be none"
             )
 
+        n_spare = self.n_slots - self.n_owned_slots
+        n_distinct = 0 if self.write_init == "slice" else math.lcm(*n_blocks)
+        if self.embedding == "pad" and n_spare > n_distinct:
+            raise ValueError(
+                f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
+                "since all start at 0; use direct, expand or slot"
+            )
+
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         b = self.slot_width
         return site_cost(b, self.n_slots, d_read // b, d_write // b, self.dynamic, self.state_every)

@@ -67,11 +67,14 @@ class ExpandEntry(PadEntry):
 
 
 class SlotEntry(PadEntry):
-    """Every slot is a mixture of the blocks of a token's d_model numbers; before training, copies of them in turn."""
+    """Every slot is a mixture of the blocks of a token's d_model numbers.
+
+    Before training the first slots are the blocks, the others are drawn: equal slots would stay equal.
+    """
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__(d_model, n_slots, slot_width)
-        self.w_expand = Control({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identities_in_turn)
+        self.w_expand = Control({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identity_on_top)
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
@@ -185,12 +188,6 @@ def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
     n_in = weight.shape[1]
     nn.init.eye_(weight[:n_in])
     weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
-
-
-def identities_in_turn(weight: Tensor, generator: torch.Generator) -> None:
-    """I over I over I."""
-    n_out, n_in = weight.shape
-    weight.copy_(nn.functional.one_hot(torch.arange(n_out) % n_in, n_in))
 
 
 def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
