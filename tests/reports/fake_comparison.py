@@ -22,6 +22,7 @@ def cost(widths: list[int]) -> dict[str, Any]:
     return {
         "widths": widths,
         "average_width": sum(widths) / len(widths),
+        "virtual_width": 1 + len(widths) / 8,
         "d_model": max(widths),
         "n_heads": [width // 64 for width in widths],
         "n_kv_heads": [width // 64 for width in widths],

@@ -24,6 +24,7 @@ def test_csv_holds_every_number_at_full_precision(comparison: Path) -> None:
         assert float(row["val_loss_mean"]) == variant["val_loss"]["mean"]
         assert float(row["flops_per_token_forward_causal"]) == variant["cost"]["flops_per_token"]["forward_causal"]
         assert float(row["kv_bytes_ratio"]) == variant["ratio"]["kv_bytes"]
+        assert float(row["virtual_width"]) == variant["cost"]["virtual_width"]
     assert rows[0]["difference_mean"] == ""
 
 

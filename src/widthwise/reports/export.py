@@ -69,6 +69,7 @@ def _csv_row(variant: Variant) -> dict[str, str | float | None]:
     row["flops_per_token_forward_causal"] = cost.flops_per_token.forward_causal
     row["flops_per_token_training"] = cost.flops_per_token.training
     row["average_width"] = cost.average_width
+    row["virtual_width"] = cost.virtual_width
     row["kv_bytes_per_token"] = cost.kv_bytes_per_token
     row["activation_bytes_per_token"] = cost.activation_bytes_per_token
     return row | {f"{key}_ratio": variant.ratio.get(key) for key in _RATIOS}

@@ -39,6 +39,8 @@ class Cost(Record):
 
     widths: list[int]
     average_width: float
+    virtual_width: float = 1.0
+    """Width of a stream of slots over d_model; older runs say nothing of it, and have none."""
     d_model: int
     n_heads: list[int] = []
     n_kv_heads: list[int] = []

@@ -179,6 +179,7 @@ _COST_ROWS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
     ("activation bytes per token", lambda cost: si(cost.activation_bytes_per_token)),
     ("d_model", lambda cost: str(cost.d_model)),
     ("average width", lambda cost: fixed(cost.average_width, 1)),
+    ("virtual width, times d_model", lambda cost: fixed(cost.virtual_width, 2)),
 )
 
 
