@@ -36,6 +36,13 @@ def test_a_layer_too_narrow_for_any_quantum_is_named():
         round_nearest(np.array([0.5, 63.0]), 1)
 
 
+def test_the_remedy_is_a_quantum_that_may_be_given():
+    with pytest.raises(UserError, match=r"the largest quantum that works is 24$"):
+        round_nearest(np.array([15.0, 63.0]), 32, least_quantum=8)
+    with pytest.raises(UserError, match="no quantum works: widen the shape, or give smaller heads or slots"):
+        round_nearest(np.array([15.0, 63.0]), 32, least_quantum=32)
+
+
 @pytest.mark.parametrize("name", ["200M", "500M", "1B", "2B"])
 def test_balanced_rounding_meets_the_papers_budgets(name):
     config = ORACLE["configs"][name]

@@ -71,8 +71,9 @@ class SolvedShape(Config):
         turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
         widths = solve_widths(self.schedule, cost, n_layers, turn_layer, turn_ratio)
         if self.rounding == "nearest":
-            return [int(width) for width in round_nearest(widths, quantum)]
-        return [int(width) for width in round_balanced(widths, quantum, cost, cost.uniform(n_layers))]
+            return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
+        budget = cost.uniform(n_layers)
+        return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
 
 
 class XShape(SolvedShape):

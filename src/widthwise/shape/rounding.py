@@ -12,16 +12,20 @@ TOLERANCE = 0.0005
 MOST_CANDIDATES = 200_000
 
 
-def round_nearest(widths: np.ndarray, quantum: int) -> np.ndarray:
+def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> np.ndarray:
     """(n_layers,) widths -> the nearest multiples of `quantum` as integers; ties go to the even multiple.
 
-    Source: arXiv:2606.18246, Appendix A, last equation. Raises UserError where a layer would vanish.
+    least_quantum: what a quantum must be a multiple of. Source: arXiv:2606.18246, Appendix A, last equation. Raises
+    UserError where a layer would vanish.
     """
     rounded = np.rint(widths / quantum).astype(np.int64) * quantum
     if rounded.min() < 1:
         layer = int(np.argmin(widths))
         largest = math.ceil(2 * widths[layer]) - 1  # half a quantum itself is a tie, and goes to 0
+        largest -= largest % least_quantum
         remedy = f"the largest quantum that works is {largest}" if largest >= 1 else "no quantum works: widen the shape"
+        if largest < 1 < least_quantum:
+            remedy += f", or give smaller heads or slots, of which a quantum of {least_quantum} must be whole ones"
         raise UserError(
             f"model.shape.quantum: {quantum} rounds layer {layer + 1} of {len(widths)} ({widths[layer]:.4g} channels) "
             f"to no channels; {remedy}"
@@ -29,14 +33,16 @@ def round_nearest(widths: np.ndarray, quantum: int) -> np.ndarray:
     return rounded
 
 
-def round_balanced(widths: np.ndarray, quantum: int, cost: WidthCost, budget: float) -> np.ndarray:
+def round_balanced(
+    widths: np.ndarray, quantum: int, cost: WidthCost, budget: float, least_quantum: int = 1
+) -> np.ndarray:
     """(n_layers,) widths -> multiples of `quantum` as integers that together cost `budget` to within TOLERANCE.
 
     Each layer goes up or down to the next multiple. Among the choices within TOLERANCE the one with the least summed
     distance from `widths` wins; where there is none, the one with the smallest miss. Every choice is examined for up to
     17 layers, and for more those with few layers away from the nearest multiple. Raises what `round_nearest` raises.
     """
-    nearest = round_nearest(widths, quantum)
+    nearest = round_nearest(widths, quantum, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
     movable = np.flatnonzero((second != nearest) & (second > 0))
     changes = (cost.per_layer(second) - cost.per_layer(nearest))[movable]
