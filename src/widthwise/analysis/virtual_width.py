@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
@@ -103,12 +103,15 @@ def _rounded(values: Tensor) -> list[Any]:
 
 def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
     """Name, as `layers.3.attention` -> site, in the order of the stream."""
-    named = {
-        f"layers.{i}.{part}": getattr(layer, f"{part}_residual")
-        for i, layer in enumerate(model.layers)
-        for part in SUBLAYERS
-    }
+    named = {name: getattr(layer, attribute) for name, layer, attribute in _places(model)}
     return {name: site for name, site in named.items() if isinstance(site, HyperConnection)}
+
+
+def _places(model: Decoder) -> list[tuple[str, nn.Module, str]]:
+    """Of all sites, in the order of the stream: name, the layer that holds it, the attribute there."""
+    return [
+        (f"layers.{i}.{part}", layer, f"{part}_residual") for i, layer in enumerate(model.layers) for part in SUBLAYERS
+    ]
 
 
 class _Watched(Site):
@@ -129,13 +132,12 @@ class _Watched(Site):
 @contextmanager
 def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     """Calls see(index of the site, its coefficients) in every pass of the layers, which run uncompiled meanwhile."""
-    places = [(layer, f"{part}_residual") for layer in model.layers for part in SUBLAYERS]
-    sites = [getattr(layer, place) for layer, place in places]
+    places = [(layer, attribute, getattr(layer, attribute)) for _, layer, attribute in _places(model)]
     try:
-        for index, ((layer, place), site) in enumerate(zip(places, sites)):
-            setattr(layer, place, _Watched(site, partial(see, index)))
+        for index, (layer, attribute, site) in enumerate(places):
+            setattr(layer, attribute, _Watched(site, partial(see, index)))
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:
-        for (layer, place), site in zip(places, sites):
-            setattr(layer, place, site)
+        for layer, attribute, site in places:
+            setattr(layer, attribute, site)

@@ -16,15 +16,16 @@ def boundary(
     stream: Tensor | PendingWrite, reading: Reading, norm: PreNorm | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.boundary`."""
-    if not use_triton(stream.state if isinstance(stream, PendingWrite) else stream):
+    if not use_triton(stream):
         return reference.boundary(stream, reading, norm)
     from widthwise.kernels.boundary import fused  # Triton is not everywhere, and takes its time to import.
 
     return fused.boundary(stream, reading, norm)
 
 
-def use_triton(x: Tensor) -> bool:
-    """Whether the Triton form is meant for this tensor: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+def use_triton(stream: Tensor | PendingWrite) -> bool:
+    """Whether the Triton form is meant for this state: on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1)."""
+    x = stream.state if isinstance(stream, PendingWrite) else stream
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     return (
         (x.is_cuda or is_interpreted)
@@ -42,7 +43,7 @@ def defers_writes(stream: Tensor | PendingWrite) -> bool:
     """
     if not triton_wanted():
         return False
-    if not use_triton(stream.state if isinstance(stream, PendingWrite) else stream):
+    if not use_triton(stream):
         raise UserError(f"{VARIABLE}: got triton; it needs the package triton, a CUDA device and fp32, bf16 or fp16")
     return True
 

@@ -98,7 +98,6 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
                 f"group_norm: got {self.group_norm}; its groups of {n_blocks[0]} slots do not tile n_slots = "
                 f"{self.n_slots}, so it must be none"
             )
-
         n_spare = self.n_slots - self.n_owned_slots
         n_distinct = 0 if self.write_init == "slice" else math.lcm(*n_blocks)
         if self.embedding == "pad" and n_spare > n_distinct:
