@@ -1,4 +1,4 @@
-"""Linear, Embedding, Vector and RMSNorm whose axes have names and sizes.
+"""Linear, Embedding, Vector and norms whose axes have names and sizes.
 
 Initialisation, muP, counting, growth and export read the names. They live on the module, because an attribute of a
 Parameter is lost by deepcopy, by `to_empty` and by sharding. Construct on the meta device if the weights are to be
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.kernels import rms_norm
+from widthwise.kernels.dispatch import compute_dtype, without_autocast
+from widthwise.kernels.rms_norm import reference
 
 Axes = dict[str, int]
 """Axis names with their sizes, outermost first: {"n_heads": 16, "head_dim": 40} is an axis of 640 entries."""
@@ -38,14 +40,18 @@ class Weight(nn.Module):
 
 
 class Linear(Weight):
-    """y = x W^T without bias; W has shape (size(out_axes), size(in_axes)). With start = 0 the map starts unheard."""
+    """y = x W^T, plus a bias if asked for; W has shape (size(out_axes), size(in_axes)).
 
-    def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None):
+    With start = 0 the map starts unheard. A bias starts at 0 and is a `Vector` of its own, `bias.weight`.
+    """
+
+    def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None, has_bias: bool = False):
         super().__init__(in_axes, out_axes, (size(out_axes), size(in_axes)), start)
+        self.bias = Vector(out_axes, start=0.0) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(in_axes)) -> (..., size(out_axes))."""
-        return nn.functional.linear(x, self.weight)
+        return nn.functional.linear(x, self.weight, None if self.bias is None else self.bias())
 
 
 class Control(Linear):
@@ -96,16 +102,44 @@ class RMSNorm(Weight):
 
     `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the
     part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
-    by w_1.
+    by w_1; and in a grown model, whose norms divide by what they divided by before. `stat_width`: the squares of the
+    first so many coordinates are summed, None: all; a layer grown into coordinates that others had written measures
+    what it measured before.
     """
 
-    def __init__(self, axes: Axes, eps: float, norm_dim: int):
+    def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None):
         super().__init__(axes, axes, (size(axes),), start=1.0)
-        self.eps, self.norm_dim = eps, norm_dim
+        self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
+        if self.stat_width is not None:
+            return reference.rms_norm(x, self.weight, self.eps, self.norm_dim, self.stat_width)
         return rms_norm(x, self.weight, self.eps, self.norm_dim)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
+
+
+class LayerNorm(Weight):
+    """y = gain * (x - mean(x)) / sqrt(sum((x - mean(x))^2) / norm_dim + eps) + bias, over the last axis.
+
+    `norm_dim`: as in `RMSNorm`. Computed in fp32 or wider. Source: Ba et al. 2016, arXiv:1607.06450.
+    """
+
+    def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None):
+        assert stat_width is None
+        super().__init__(axes, axes, (size(axes),), start=1.0)
+        self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
+        self.bias = Vector(axes, start=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As in `RMSNorm`."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        with without_autocast(wide):
+            centred = wide - wide.mean(dim=-1, keepdim=True)
+            inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
+            return (centred * inverse * self.weight + self.bias()).to(compute_dtype(x))
 
     def extra_repr(self) -> str:
         return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"

@@ -1,4 +1,4 @@
-"""RMSNorm of a sublayer: before it, after it, or not at all."""
+"""The norms: what one computes, and where it stands in a sublayer: before it, after it, or nowhere."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,20 +8,41 @@ from torch import Tensor, nn
 
 from widthwise.config_io import Config
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import RMSNorm
-from widthwise.model.cost import Cost, rms_norm
+from widthwise.model.axes import Axes, LayerNorm, RMSNorm
+from widthwise.model.cost import Cost, rms_norm, vector
+
+NormKind = Literal["rms", "layer"]
+NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
 
 
 class NormConfig(Config):
-    """One RMSNorm; see `model.axes.RMSNorm` for the divisor."""
+    """One norm; see `model.axes.RMSNorm` and `model.axes.LayerNorm`."""
 
+    kind: NormKind = "rms"
     eps: pydantic.PositiveFloat = 1e-5
     norm_dim: pydantic.PositiveInt
     """Divisor of the sum of squares."""
+    stat_width: pydantic.PositiveInt | None = None
+    """Coordinates whose squares are summed, the first ones; null: all. Only of `rms`."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "NormConfig":
+        if self.kind != "rms" and self.stat_width is not None:
+            raise ValueError(f"stat_width: got {self.stat_width}; only an rms norm has one")
+        return self
+
+    def cost(self, width: int) -> Cost:
+        """Gain, output and the reciprocal root mean square; of `layer` a bias, and what autograd keeps of the steps."""
+        if self.kind == "rms":
+            return rms_norm(width)
+        return rms_norm(width) + vector(width) + Cost(activation_fp32_elements=3 * width)
+
+    def build(self, axes: Axes) -> RMSNorm | LayerNorm:
+        return NORMS[self.kind](axes, self.eps, self.norm_dim, self.stat_width)
 
 
-class PreNorm(RMSNorm):
-    """f(norm(x)), the usual order."""
+class Before:
+    """f(norm(x)), the usual order. Mixed into a norm."""
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
@@ -29,39 +50,51 @@ class PreNorm(RMSNorm):
         return d_read
 
     @staticmethod
-    def cost(d_read: int, d_write: int) -> Cost:
+    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
         """With what the sublayer keeps of its input for the backward pass: the norm's output."""
-        return rms_norm(d_read)
+        return config.cost(d_read)
 
     def before(self, x: Tensor) -> Tensor:
         """x: (B, T, d_read), the stream -> what the sublayer works on."""
-        return self(x)
+        return self(x)  # pyright: ignore[reportCallIssue]
 
     def after(self, update: Tensor) -> Tensor:
         """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
         return update
 
 
-class ReorderedNorm(RMSNorm):
+class After:
     """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
-        """As in `PreNorm`."""
+        """As in `Before`."""
         return d_write
 
     @staticmethod
-    def cost(d_read: int, d_write: int) -> Cost:
+    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
         """With what the sublayer keeps of its input: the stream itself, in the type of the matrix products."""
-        return rms_norm(d_write) + Cost(activation_elements=d_read)
+        return config.cost(d_write) + Cost(activation_elements=d_read)
 
     def before(self, x: Tensor) -> Tensor:
-        """As in `PreNorm`. Cast once, or autocast would make and keep a copy for every matrix that reads x."""
+        """As in `Before`. Cast once, or autocast would make and keep a copy for every matrix that reads x."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
-        """As in `PreNorm`."""
-        return self(update)
+        """As in `Before`."""
+        return self(update)  # pyright: ignore[reportCallIssue]
+
+
+class PreNorm(Before, RMSNorm): ...
+
+
+class PreLayerNorm(Before, LayerNorm): ...
+
+
+class ReorderedNorm(After, RMSNorm): ...
+
+
+class ReorderedLayerNorm(After, LayerNorm): ...
 
 
 class NoNorm(nn.Module):
@@ -72,26 +105,34 @@ class NoNorm(nn.Module):
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
-        """As in `PreNorm`."""
+        """As in `Before`."""
         return 0
 
     @staticmethod
-    def cost(d_read: int, d_write: int) -> Cost:
-        """As in `ReorderedNorm`."""
+    def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
+        """As in `After`."""
         return Cost(activation_elements=d_read)
 
     def before(self, x: Tensor) -> Tensor:
-        """As in `ReorderedNorm`."""
+        """As in `After`."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
-        """As in `PreNorm`."""
+        """As in `Before`."""
         return update
 
 
-SublayerNorm = PreNorm | ReorderedNorm | NoNorm
+SublayerNorm = PreNorm | PreLayerNorm | ReorderedNorm | ReorderedLayerNorm | NoNorm
 Placement = Literal["pre", "reordered"]
-PLACEMENTS: dict[str, type[SublayerNorm]] = {"pre": PreNorm, "reordered": ReorderedNorm, "none": NoNorm}
+PLACEMENTS: dict[str, type[Before] | type[After] | type[NoNorm]] = {"pre": Before, "reordered": After, "none": NoNorm}
+PLACED: dict[tuple[str, str], type[SublayerNorm]] = {
+    ("pre", "rms"): PreNorm,
+    ("pre", "layer"): PreLayerNorm,
+    ("reordered", "rms"): ReorderedNorm,
+    ("reordered", "layer"): ReorderedLayerNorm,
+    ("none", "rms"): NoNorm,
+    ("none", "layer"): NoNorm,
+}
 
 
 @dataclass(frozen=True)
@@ -103,7 +144,7 @@ class NormSite:
 
     def cost(self, d_read: int, d_write: int) -> Cost:
         """Of the norm around a sublayer that reads d_read coordinates and writes d_write."""
-        return PLACEMENTS[self.placement].cost(d_read, d_write)
+        return PLACEMENTS[self.placement].cost(self.config, d_read, d_write)
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """Where a part of that sublayer which writes d_part coordinates has its norm at `placement`.
@@ -113,10 +154,10 @@ class NormSite:
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
         moved_width = PLACEMENTS[placement].normalised_width(d_read, d_part) or width  # 0 where there is no norm
         norm_dim = self.config.norm_dim + moved_width - width
-        return NormSite(placement, NormConfig(eps=self.config.eps, norm_dim=norm_dim))
+        return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
     def build(self, d_read: int, d_write: int) -> SublayerNorm:
         """The arguments are those of `cost`."""
-        placed = PLACEMENTS[self.placement]
-        width = placed.normalised_width(d_read, d_write)
-        return placed({"d_model": width}, self.config.eps, self.config.norm_dim)
+        width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
+        placed = PLACED[self.placement, self.config.kind]
+        return placed({"d_model": width}, self.config.eps, self.config.norm_dim, self.config.stat_width)

@@ -6,12 +6,14 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype
 
 
-def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
+def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_width: int | None = None) -> Tensor:
     """gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
+
+    stat_width: coordinates whose squares are summed, the first ones; None: all.
 
     x: (..., n), gain: (n,), or (groups, n) where x is (..., groups, n) -> the shape of x, in the autocast type where
     autocast is on, else x's.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    inverse_rms = torch.rsqrt(wide.square().sum(dim=-1, keepdim=True) / norm_dim + eps)
+    inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)
     return (wide * inverse_rms * gain).to(compute_dtype(x))
