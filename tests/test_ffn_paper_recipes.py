@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import merge, to_data
+from widthwise.config_io import merge, parse, to_data
 from widthwise.training.config import Recipe, inspect_recipe, load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -154,7 +154,7 @@ class TestHourglassRecipes:
     def test_olmo_2_differs_from_the_conventional_model_in_its_norms_alone(self):
         conventional, olmo2 = (recipe(f"{name}_1074m") for name in ("conventional", "olmo2"))
         norms = {"norm": {"placement": "reordered"}, "attention": {"qk_norm": {"over": "all_heads", "eps": 1e-6}}}
-        assert merge(to_data(conventional), {"model": norms}) == to_data(olmo2)
+        assert parse(Recipe, merge(to_data(conventional), {"model": norms})) == olmo2
         assert olmo2.explicit_model.costs()["norm"].params == (16 * 4 + 1) * 2048
 
 

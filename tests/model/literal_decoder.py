@@ -10,6 +10,7 @@ import torch
 from literal_hyper_connections import entered, left, through
 from torch import Tensor
 
+from widthwise.model.axes import LayerNorm
 from widthwise.model.decoder import Decoder
 
 
@@ -40,37 +41,53 @@ def norm(x: Tensor, gain: Tensor, eps: float, divisor: int) -> Tensor:
     return x / ((x**2).sum(-1, keepdim=True) / divisor + eps).sqrt() * gain
 
 
-def rope(x: Tensor, base: float) -> Tensor:
-    """x: (B, T, head_dim); pair i turns by position * base^(-2i / head_dim)."""
+def normalised(module, x: Tensor) -> Tensor:
+    """RMSNorm, or LayerNorm as the class of the module says."""
+    centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
+    y = norm(centred, module.weight, module.eps, module.norm_dim)
+    return y + module.bias.weight if isinstance(module, LayerNorm) else y
+
+
+def rope(x: Tensor, config) -> Tensor:
+    """x: (B, T, head_dim); pair i turns by position * base^(-2i / head_dim), or by its own frequency."""
+    if config.rope_base is None:
+        return x
     half = x.shape[-1] // 2
+    frequencies = config.rope_frequencies or [config.rope_base ** (-2 * i / x.shape[-1]) for i in range(half)]
     out = torch.empty_like(x)
     for position in range(x.shape[1]):
         for i in range(half):
-            angle = position * base ** (-2 * i / x.shape[-1])
+            angle = position * frequencies[i]
             a, b = x[:, position, i], x[:, position, half + i]
             out[:, position, i] = a * math.cos(angle) - b * math.sin(angle)
             out[:, position, half + i] = a * math.sin(angle) + b * math.cos(angle)
     return out
 
 
+def affine(module, x: Tensor) -> Tensor:
+    y = x @ module.weight.T
+    return y if module.bias is None else y + module.bias.weight
+
+
 def attention(module, x: Tensor) -> Tensor:
     c = module.config
-    q, k, v = (x @ w.weight.T for w in (module.w_q, module.w_k, module.w_v))
+    v_head_dim = c.v_head_dim or c.head_dim
+    q, k, v = (affine(w, x) for w in (module.w_q, module.w_k, module.w_v))
     if c.qk_norm is not None and c.qk_norm.over == "all_heads":
-        q = norm(q, module.q_norm.weight, c.qk_norm.eps, q.shape[-1])
-        k = norm(k, module.k_norm.weight, c.qk_norm.eps, k.shape[-1])
-    q, k, v = (list(t.split(c.head_dim, dim=-1)) for t in (q, k, v))
+        q = norm(q, module.q_norm.weight, c.qk_norm.eps, c.qk_norm.q_norm_dim or q.shape[-1])
+        k = norm(k, module.k_norm.weight, c.qk_norm.eps, c.qk_norm.k_norm_dim or k.shape[-1])
+    q, k, v = (list(t.split(n, dim=-1)) for t, n in ((q, c.head_dim), (k, c.head_dim), (v, v_head_dim)))
     if c.qk_norm is not None and c.qk_norm.over == "head":
-        q = [norm(t, module.q_norm.weight, c.qk_norm.eps, c.head_dim) for t in q]
-        k = [norm(t, module.k_norm.weight, c.qk_norm.eps, c.head_dim) for t in k]
+        q = [norm(t, module.q_norm.weight, c.qk_norm.eps, c.qk_norm.q_norm_dim or c.head_dim) for t in q]
+        k = [norm(t, module.k_norm.weight, c.qk_norm.eps, c.qk_norm.k_norm_dim or c.head_dim) for t in k]
     n = x.shape[1]
     future = torch.ones(n, n, dtype=torch.bool).triu(1)
     heads = []
     for head in range(c.n_heads):
         group = head // (c.n_heads // c.n_kv_heads)
-        scores = c.scale * rope(q[head], c.rope_base) @ rope(k[group], c.rope_base).transpose(1, 2)
+        scores = c.scale * rope(q[head], c) @ rope(k[group], c).transpose(1, 2)
         heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ v[group])
-    return torch.cat(heads, dim=-1) @ module.w_o.weight.T
+    return affine(module.w_o, torch.cat(heads, dim=-1))
 
 
 def swiglu(module, x: Tensor) -> Tensor:
@@ -78,15 +95,38 @@ def swiglu(module, x: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
 
 
-def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
-    def normalise(t: Tensor) -> Tensor:
-        return norm(t, module.norm.weight, module.norm.eps, module.norm.norm_dim)
+def mlp(module, x: Tensor) -> Tensor:
+    """Phi, the distribution of a normal number, is written out."""
 
+    def phi(t: Tensor) -> Tensor:
+        return (1 + torch.erf(t / math.sqrt(2))) / 2
+
+    def affine(t: Tensor, w) -> Tensor:
+        return t @ w.weight.T + (0.0 if w.bias is None else w.bias.weight)
+
+    h = affine(x, module.w_up)
+    match module.config.activation:
+        case "gelu":
+            h = h * phi(h)
+        case "gelu_tanh":
+            h = h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2
+        case "relu":
+            h = h * (h > 0)
+        case "relu2":
+            h = h**2 * (h > 0)
+        case "silu":
+            h = h / (1 + torch.exp(-h))
+        case other:
+            raise AssertionError(other)
+    return affine(h, module.w_down)
+
+
+def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
     match placement:
         case "pre":
-            return function(module, normalise(x))
+            return function(module, normalised(module.norm, x))
         case "reordered":
-            return normalise(function(module, x))
+            return normalised(module.norm, function(module, x))
         case "none":
             return function(module, x)
     raise AssertionError(placement)
@@ -96,7 +136,7 @@ def hourglass(module, x: Tensor, placement: str) -> Tensor:
     """h^K - h^0, coordinates that only some blocks write being 0 for the others."""
     c = module.config
     placement = c.norm or placement
-    start = h = norm(x, module.norm.weight, module.norm.eps, module.norm.norm_dim) if placement == "shared" else x
+    start = h = normalised(module.norm, x) if placement == "shared" else x
     for block in module.blocks:
         update = sublayer(block, swiglu, h, "none" if placement == "shared" else placement)
         h = h + c.block_multiplier * torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
@@ -132,7 +172,7 @@ def dynamic(module, x: Tensor) -> Tensor:
 def feed_forward(module, kind: str, x: Tensor, placement: str) -> Tensor:
     if kind == "hourglass":
         return hourglass(module, x, placement)
-    return sublayer(module, {"swiglu": swiglu, "moe": mixture, "dynamic": dynamic}[kind], x, placement)
+    return sublayer(module, {"swiglu": swiglu, "mlp": mlp, "moe": mixture, "dynamic": dynamic}[kind], x, placement)
 
 
 def sublayers(layer, sizes):
@@ -144,11 +184,17 @@ def sublayers(layer, sizes):
     )
 
 
+def rows(model: Decoder, tokens: Tensor) -> Tensor:
+    """What enters the stream: rows of the table, times the multiplier, and those of the positions."""
+    found = model.embedding.weight[tokens] * model.config.embedding_multiplier
+    return found if model.positions is None else found + model.positions.weight[: tokens.shape[1]]
+
+
 def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
     """x^0, ..., x^L of the plain residual."""
     config = model.config
     multiplier = config.residual.multiplier
-    past = [model.embedding.weight[tokens] * config.embedding_multiplier]
+    past = [rows(model, tokens)]
     for layer, sizes in zip(model.layers, config.layers, strict=True):
         h = resized(past, sizes.d_model, config.residual.resize if sizes.d_in == sizes.d_model else "carry", layer)
         attend, feed = sublayers(layer, sizes)
@@ -161,25 +207,24 @@ def literal_states(model: Decoder, tokens: Tensor) -> list[Tensor]:
 def hidden_of_slots(model: Decoder, tokens: Tensor) -> Tensor:
     """What the head multiplies, with hyper-connections."""
     config = model.config
-    state = entered(model, model.embedding.weight[tokens] * config.embedding_multiplier)
+    state = entered(model, rows(model, tokens))
     for layer, sizes in zip(model.layers, config.layers, strict=True):
         attend, feed = sublayers(layer, sizes)
         state = through(layer.attention_residual, state, attend)
         state = through(layer.ffn_residual, state, feed)
-    return left(model, state)
+    return normalised(model.exit.norm, left(model, state))
 
 
 def hidden_of_prefix(model: Decoder, tokens: Tensor) -> Tensor:
     """What the head multiplies, with the plain residual."""
     config = model.config
     past = literal_states(model, tokens)
-    d, n = config.d_model, config.final_norm_width
-    gain, eps = model.exit.norm.weight, config.final_norm_eps
+    d, n, last = config.d_model, config.final_norm_width, model.exit.norm
     if n == d:
-        return norm(carried(past, d), gain, eps, d)
+        return normalised(last, carried(past, d))
     if n > d:
-        return norm(past[-1], gain, eps, n)[..., :d]
-    return torch.cat((norm(past[-1], gain, eps, n), carried(past, d)[..., n:]), dim=-1)
+        return normalised(last, past[-1])[..., :d]
+    return torch.cat((normalised(last, past[-1]), carried(past, d)[..., n:]), dim=-1)
 
 
 def literal_logits(model: Decoder, tokens: Tensor) -> Tensor:

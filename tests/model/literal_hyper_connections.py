@@ -15,22 +15,22 @@ from torch import Tensor
 State = list[Tensor]
 
 
-def normalised(x: Tensor, eps: float) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+def normalised(x: Tensor, eps: float, divisor: int) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) / divisor + eps).sqrt()
 
 
 def coefficients(site, state: State) -> list[list[Tensor]]:
     """Of slot i in row i: what it gives to each block that is read and to each slot, what it takes of each block that
     is written. A row depends on its own slot alone.
     """
-    n, slot_width = len(state), state[0].shape[-1]
+    n, divisor = len(state), site.config.slot_norm_dim or state[0].shape[-1]
     n_read = site.n_read
     table = []
     for i, slot in enumerate(state):
         values = site.static.weight.view(n, -1)[i]
         if site.config.dynamic:
-            x = normalised(slot, site.config.eps) * site.norm.weight
-            projected = x @ site.dynamic.weight.T / math.sqrt(slot_width)
+            x = normalised(slot, site.config.eps, divisor) * site.norm.weight
+            projected = x @ site.dynamic.weight.T / math.sqrt(divisor)
             values = values + site.scale.weight.view(n, -1)[i] * projected.tanh()
         row = list(values.split(1, dim=-1))
         row[n_read + i] = row[n_read + i] + 1
@@ -72,19 +72,20 @@ def entered(model, rows: Tensor) -> State:
 
 
 def left(model, state: State) -> Tensor:
-    """The state after the last layer -> what the head multiplies, (B, T, d_model)."""
-    residual, d_model, eps = model.config.residual, model.config.d_model, model.config.final_norm_eps
+    """The state after the last layer -> what the last norm is of, (B, T, d_model)."""
+    residual, d_model, eps = model.config.residual, model.config.d_model, model.config.final_norm.eps
+    divisor = residual.group_norm_dim or d_model
     flat = torch.cat(state, dim=-1)
     if residual.group_norm is not None:
         groups = list(flat.split(d_model, dim=-1))
         if residual.group_norm == "layer":
             groups = [group - group.mean(-1, keepdim=True) for group in groups]
-        flat = torch.cat([normalised(group, eps) for group in groups], dim=-1) * model.exit.group_norm.norm.weight
+        flat = (
+            torch.cat([normalised(group, eps, divisor) for group in groups], dim=-1) * model.exit.group_norm.norm.weight
+        )
         if residual.group_norm == "layer":
             flat = flat + model.exit.group_norm.bias.weight
     weights = model.exit.reduce.w_reduce.weight
     if residual.reduce == "full":
-        reduced = flat @ weights.T
-    else:
-        reduced = torch.cat(mixtures(weights, list(flat.split(residual.slot_width, dim=-1))), dim=-1)
-    return normalised(reduced, eps) * model.exit.norm.weight
+        return flat @ weights.T
+    return torch.cat(mixtures(weights, list(flat.split(residual.slot_width, dim=-1))), dim=-1)

@@ -20,12 +20,14 @@ def part_of(name: str) -> str:
     first = name.split(".")[0]
     if first in ("embedding", "head", "mtp"):
         return first
+    if first == "positions":
+        return "embedding"
     if first in ("entry", "exit"):
-        return {"entry": "embedding", "exit": "norm" if name == "exit.norm.weight" else "residual"}[first]
+        return {"entry": "embedding", "exit": "norm" if name.startswith("exit.norm.") else "residual"}[first]
     sublayer = name.split(".")[2]
     if sublayer.endswith("residual"):
         return "residual"
-    return "norm" if name.endswith("norm.weight") else sublayer
+    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer
 
 
 def parameters_by_part(model: Decoder) -> dict[str, int]:

@@ -31,12 +31,45 @@ VARIANTS = {
     "qk_norm_all_heads": {
         "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "all_heads"}}
     },
+    "qk_norm_with_divisors": {
+        "attention": {"rope_base": None, "qk_norm": {"over": "all_heads", "q_norm_dim": 3, "k_norm_dim": 7}}
+    },
+    "biases": {"attention": {"bias": True, "out_bias": True, "qk_norm": {"over": "head", "q_norm_dim": 3}}},
+    "unrotated": {"attention": {"n_heads": 4, "rope_base": None}},
+    "frequencies": {
+        "attention": {"n_heads": None, "head_dim": 4},
+        "layers": {i: {"attention": {"rope_frequencies": [0.9 / (i + 1), 0.01]}} for i in (0, 1, 3)},
+    },
+    "values_of_other_sizes": {
+        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "bias": True},
+        "layers": {
+            0: {"attention": {"v_head_dim": 5}},
+            1: {"attention": {"v_head_dim": 3}},
+            2: {"attention": {"n_heads": 6, "n_kv_heads": 2, "head_dim": 6, "v_head_dim": 3}},
+        },
+    },
+    "values_of_other_sizes_unrotated": {
+        "attention": {"n_heads": 4, "rope_base": None, "qk_norm": {"over": "head"}},
+        "layers": {i: {"attention": {"v_head_dim": n}} for i, n in enumerate([10, 2, 3])},
+    },
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
     "released_recipe": {
         "attention": {"scale": "1/head_dim"},
         "residual": {"kind": "plain", "multiplier": 0.22},
         "logit_multiplier": 0.125,
+    },
+    "layer_norm_reordered": {"norm": {"kind": "layer", "placement": "reordered"}},
+    "layer_norm_hourglass": {"norm": {"kind": "layer"}, "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5}},
+    "layer_norm_moe": {"norm": {"kind": "layer"}, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5}},
+    "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "d_ff": 11}},
+    "learned_positions": {"positions": {"n_positions": 19}, "tie_embeddings": True},
+    "gpt2": {
+        "attention": {"rope_base": None, "bias": True, "out_bias": True},
+        "norm": {"kind": "layer"},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
+        "positions": {"n_positions": 19},
+        "tie_embeddings": True,
     },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
     "hourglass_reordered": {
@@ -74,6 +107,12 @@ VARIANTS = {
     "slots_hourglass": {"residual": SLOTS, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}},
     "slots_moe": {"residual": SLOTS, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 1, "ratio": 0.5}},
     "slots_dynamic": {"residual": SLOTS, "ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5}},
+    "slots_layer_norm_mlp": {
+        "residual": {**SLOTS, "n_slots": 15, "embedding": "expand", "group_norm": "layer"},
+        "norm": {"kind": "layer"},
+        "ffn": {"kind": "mlp", "bias": True},
+        "positions": {"n_positions": 19},
+    },
     "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1, "share_reduce": False}},
 }
 """For layers of any widths."""
@@ -153,6 +192,7 @@ FEED_FORWARDS = [
     {"kind": "swiglu", "ratio": 2.6},
     {"kind": "swiglu", "ratio": 2.5, "multiple_of": 3},
     {"kind": "swiglu", "d_ff": 7},
+    {"kind": "mlp", "ratio": 2.6, "bias": True},
     {"kind": "hourglass", "n_blocks": 1, "d_hidden": 9},
     {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "share_weights": True},
     {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5, "norm": "shared"},
@@ -199,6 +239,9 @@ def templates(draw) -> ModelTemplate:
     attention |= {
         "kv_group_size": group,
         "scale": draw(st.sampled_from(["1/sqrt(head_dim)", "1/head_dim"])),
+        "rope_base": draw(st.sampled_from([10000.0, 500.0, None])),
+        "bias": draw(st.booleans()),
+        "out_bias": draw(st.booleans()),
         "qk_norm": draw(st.sampled_from([None, {"over": "head"}, {"over": "all_heads", "eps": 1e-6}])),
     }
     ffn = draw(st.sampled_from(FEED_FORWARDS))
@@ -212,6 +255,7 @@ def templates(draw) -> ModelTemplate:
                     {"d_model": 3 * quantum},
                     {"attention": {"n_heads": 3, "n_kv_heads": 1, "rope_base": 50.0}},
                     {"attention": {"qk_norm": None}},
+                    {"attention": {"v_head_dim": 3}},
                 ]
             ),
             max_size=2,
@@ -228,7 +272,12 @@ def templates(draw) -> ModelTemplate:
         "ffn": ffn,
         "residual": residual,
         "mtp": draw(st.sampled_from([None, {"n_depths": 2}, {"n_depths": 1, "share_reduce": False}])),
-        "norm": {"placement": draw(st.sampled_from(["pre", "reordered"])), "eps": draw(st.sampled_from([1e-5, 1e-6]))},
+        "norm": {
+            "kind": draw(st.sampled_from(["rms", "layer"])),
+            "placement": draw(st.sampled_from(["pre", "reordered"])),
+            "eps": draw(st.sampled_from([1e-5, 1e-6])),
+        },
+        "positions": draw(st.sampled_from([None, {"n_positions": 14}])),
         "tie_embeddings": residual.get("embedding") != "direct" and draw(st.booleans()),
         "embedding_multiplier": draw(st.sampled_from([1.0, 12])),
         "logit_multiplier": draw(st.sampled_from([1.0, 0.125])),

@@ -9,6 +9,7 @@ STREAMS = {
     "plain": {"shape": "uniform"},
     "plain_x": {"shape": "x", "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7}},
     "plain_narrow_end": {"shape": "narrowing", "endpoints": "full"},
+    "layer_norm": {"shape": "uniform", "norm": {"kind": "layer"}},
     "gqa": {"shape": "zigzag", "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2}},
     "hyper": {"shape": "uniform", "residual": {"kind": "hyper_connections", "n_fractions": 1, "n_slots": 3}},
     "virtual": {"shape": "uniform", "residual": {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}},

@@ -11,7 +11,10 @@ def compiled_layers(model):
     return model
 
 
-@pytest.mark.parametrize("name", ["plain", "qk_norm_all_heads", "reordered", "slots", "slots_static_padded"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "qk_norm_all_heads", "values_of_other_sizes", "reordered", "slots", "slots_static_padded"],
+)
 def test_compiled_layers_equal_eager_ones(name):
     torch._dynamo.reset()
     resolved = variant("x", name)

@@ -8,7 +8,7 @@ from model_cases import CASES, SEQ_LEN, SHAPES_AND_ENDPOINTS, config, decoder, r
 
 from widthwise.config_io import merge, parse, read_recipe
 from widthwise.model.config import PARTS, ModelConfig, cost_summary
-from widthwise.model.cost import Cost, linear, rms_norm, vector
+from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.moe import MoE
 from widthwise.shape.template import ModelTemplate
@@ -131,7 +131,7 @@ def test_costs_of_the_parts_of_a_model_are_its_cost():
     costs = resolved.costs()
     assert tuple(costs) == PARTS
     by_layer = sum((cost for layer in resolved.layer_costs() for cost in layer.values()), Cost())
-    outside = costs["embedding"] + costs["head"] + rms_norm(resolved.final_norm_width)
+    outside = costs["embedding"] + costs["head"] + resolved.final_norm.cost(resolved.final_norm_width)
     assert (by_layer + outside).params == resolved.cost().params
     assert (by_layer + outside).activation_elements == resolved.cost().activation_elements
 

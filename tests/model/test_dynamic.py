@@ -10,10 +10,12 @@ from model_cases import config, decoder, random_tokens, template
 from test_ffn_contract import build, context, norm_site, random_input
 
 from widthwise.config_io import UserError, parse, parse_yaml, to_data, to_yaml
+from widthwise.kernels.sliced_swiglu.buckets import bucket_edges
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.ffn.unit_ranks import old_index, unit_ranks
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.model.init import fill
 from widthwise.model.norm import NormConfig, NormSite
@@ -59,8 +61,9 @@ def plain(module, n_units):
     return found
 
 
-def forced(fraction):
-    return PassContext(random_tokens(2, 5), {}, None, torch.ones(()), width_fraction=torch.tensor(fraction).double())
+def forced(fraction, batch=2, length=5):
+    width_fraction = torch.tensor(fraction).double()
+    return PassContext(random_tokens(batch, length), {}, None, torch.ones(()), width_fraction=width_fraction)
 
 
 class TestWidths:
@@ -344,6 +347,183 @@ class TestExecution:
             results.append([update, *(p.grad for p in module.parameters() if p.grad is not None)])
         for ours, truth in zip(*results, strict=True):
             torch.testing.assert_close(ours, truth, rtol=1e-4, atol=1e-4)
+
+
+FIRST, ONCE, TWICE = 150, 211, 390
+"""Sizes of a layer before a growth, after it, and after another; bounds of slices lie between them."""
+LEARNED = [{"kind": kind, "learn_temperature": True} for kind in ("ste", "soft", "linear_ramp")]
+
+
+def grown(module, d_ff, placement="pre"):
+    """The layer after a growth: in w_down new columns are 0, elsewhere new entries are random."""
+    sizes = (*module.config.sizes, d_ff)
+    config = parse(DynamicConfig, {**to_data(module.config), "grown_from": sizes[:-1], "d_ff": d_ff})
+    found = config.build(D, D_OUT, norm_site(placement, D, D_OUT)).double().train(module.training)
+    old, generator = module.state_dict(), torch.Generator().manual_seed(d_ff)
+    with torch.no_grad():
+        for name, weight in found.state_dict().items():
+            if name.startswith("w_"):
+                weight.normal_(generator=generator)
+                at_units(name, weight)[places(sizes)] = at_units(name, old[name])
+                if name == "w_down.weight":
+                    weight[:, torch.tensor(old_index(sizes)) < 0] = 0
+            else:
+                weight.copy_(old[name])
+    return found
+
+
+def places(sizes, earlier=-2):
+    """Where the units of an earlier size are now."""
+    found = torch.arange(sizes[earlier])
+    for n_sizes in range(len(sizes) + earlier + 2, len(sizes) + 1):
+        index = torch.tensor(old_index(sizes[:n_sizes]))
+        found = (index >= 0).nonzero()[:, 0][found]
+    return found
+
+
+def at_units(name, weight):
+    """A view of a matrix, or of its gradient, whose first axis are the units."""
+    return weight.T if name == "w_down.weight" else weight
+
+
+def outcome(module, passed, x):
+    """Update, widths and every gradient, of a pass that draws what others draw."""
+    x = x.clone().requires_grad_()
+    torch.manual_seed(0)
+    update, choices = module(x, passed)
+    weights = torch.randn(update.shape, generator=torch.Generator().manual_seed(6), dtype=update.dtype)
+    loss = (update * weights).sum() + choices["width_fraction"].square().sum()
+    gradients = torch.autograd.grad(loss, [x, *module.parameters()], allow_unused=True)
+    names = ["x", *(name for name, _ in module.named_parameters())]
+    return {"update": update, **choices, **dict(zip(names, gradients, strict=True))}
+
+
+class TestGrown:
+    """Every token goes on with the units that it used before."""
+
+    @pytest.mark.parametrize("mask", [*MASKS, "none", *LEARNED])
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("execution", ["masked", "sliced", "auto"])
+    def test_update_widths_and_gradients_of_what_was_there_stay(self, mask, training, execution):
+        module = layer("linear", mask, d_ff=FIRST, min_fraction=0.1, start=0.5, execution=execution).train(training)
+        if mask in LEARNED:
+            torch.nn.init.constant_(module.mask.temperature.theta.weight, 9.0)  # stopped by the bound of the first size
+        once = grown(module, ONCE)
+        twice = grown(once, TWICE)
+        x = torch.randn(4, 9, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # enough for stripes
+        for passed in (context(4, 9), *(forced(fraction, 4, 9) for fraction in (0.0, 0.3, 41 / FIRST, 1.0))):
+            truth = outcome(module, passed, x)
+            for found, earlier in ((once, -2), (twice, -3)):
+                ours, kept = outcome(found, passed, x), places(found.config.sizes, earlier)
+                for name, expected in truth.items():
+                    if expected is None:
+                        assert ours[name] is None
+                        continue
+                    if name.startswith("w_"):
+                        expected, ours[name] = at_units(name, expected), at_units(name, ours[name])[kept]
+                    torch.testing.assert_close(ours[name], expected, rtol=1e-12, atol=1e-12)
+
+    @pytest.mark.parametrize("mask", MASKS)
+    def test_old_units_keep_their_masks_to_the_bit_in_fp32(self, mask):
+        module = layer(mask=mask, d_ff=FIRST, execution="masked")
+        found, masks = grown(module, ONCE), []
+        for each in (module, found):
+            width = torch.linspace(0, FIRST, 601)
+            masks.append(each.mask.edge(torch.tensor(0.3)).mask(width[:, None], each._centres(width)))
+        assert torch.equal(masks[1][:, places(found.config.sizes)], masks[0])
+
+    @pytest.mark.parametrize("mask", [*MASKS, *LEARNED])
+    def test_new_units_are_used_and_learn(self, mask):
+        found = grown(layer(mask=mask, d_ff=FIRST, min_fraction=0.1, start=0.5), TWICE)
+        is_new = torch.tensor(old_index(found.config.sizes)) < 0
+        x = random_input(D)
+        optimizer = torch.optim.SGD(found.parameters(), lr=1e-3)
+        for name in ("w_down", "w_gate", "w_up"):  # what reads the new units moves first, since it is 0
+            optimizer.zero_grad()
+            torch.manual_seed(0)
+            found(x, context(2, 5))[0].square().sum().backward()
+            gradient = at_units(f"{name}.weight", getattr(found, name).weight.grad)[is_new].abs().sum(dim=1)
+            assert 0.3 * TWICE - 0.3 * FIRST < (gradient > 0).sum() <= is_new.sum()
+            optimizer.step()
+
+    def test_a_width_computed_from_the_new_size_would_change_the_old_units(self):
+        module, x = layer(d_ff=FIRST), random_input(D)
+        found = grown(module, ONCE)
+        forgotten = parse(DynamicConfig, {**to_data(found.config), "grown_from": []})
+        other = forgotten.build(D, D_OUT, norm_site("pre", D, D_OUT)).double()
+        other.load_state_dict(found.state_dict())
+        truth = module(x, context(2, 5))[0]
+        assert (found(x, context(2, 5))[0] - truth).norm() < 1e-12 * truth.norm()
+        assert (other(x, context(2, 5))[0] - truth).norm() > 0.05 * truth.norm()
+
+    @pytest.mark.parametrize("mask", [*MASKS, "none"])
+    @pytest.mark.parametrize("training", [True, False])
+    @pytest.mark.parametrize("execution", ["masked", "sliced", "auto"])
+    @pytest.mark.parametrize("batch", [1, 40])  # few tokens share the units of the widest
+    def test_counts_the_units_that_it_computes(self, mask, training, execution, batch):
+        module = layer("rms_mean", mask, d_ff=FIRST, min_fraction=0.1, start=0.2, execution=execution)
+        found = grown(grown(module, ONCE), TWICE).train(training)
+        x, passed = random_input(D, batch=batch), context(batch, 5)
+        widths = []
+        update = found._update
+        found._update = lambda x, width, edge: (widths.append(width), update(x, width, edge))[1]
+        counted = counted_flops(lambda: found(x, passed))
+        width = widths[0].flatten()
+        of_unit = found.config.flops_of_units(1, D, D_OUT)
+        assert counted == of_unit * found.computed_units(width, passed.progress, is_compiled=False)
+        is_step = mask in ("hard", "nested") or (mask in ("ste", "anneal") and not training)
+        if not is_step or execution == "masked":
+            assert counted == of_unit * TWICE * len(width)
+        elif batch > 1:
+            assert counted < of_unit * TWICE * len(width)
+
+    def test_used_units_are_those_whose_rank_lies_below_the_fraction(self):
+        found = grown(grown(layer(d_ff=FIRST), ONCE), TWICE)
+        fraction = torch.linspace(0, 1, 401, dtype=torch.float64)
+        ranks = torch.tensor(unit_ranks((FIRST, ONCE, TWICE)), dtype=torch.float64)
+        centres = torch.tensor([rank * FIRST for rank in ranks.tolist()], dtype=torch.float64)
+        near = ((FIRST * fraction[:, None] - centres).abs() < 1e-9).any(dim=1)  # where rounding may decide
+        used = found.used_units(FIRST * fraction)
+        assert torch.equal(used[~near], (ranks < fraction[:, None]).sum(dim=1)[~near])
+        assert near.sum() < 100
+        assert int(found.used_units(torch.tensor(float(FIRST)))) == TWICE
+
+    @pytest.mark.parametrize("kind", ["hard", "linear_ramp"])
+    def test_buckets_hold_the_units_that_a_mask_reaches(self, kind):
+        found, progress = grown(grown(layer(mask=kind, d_ff=FIRST), ONCE), TWICE), torch.ones(())
+        width = torch.linspace(0, FIRST, 77, dtype=torch.float64)
+        centres = FIRST * torch.tensor(unit_ranks((FIRST, ONCE, TWICE)), dtype=torch.float64)
+        reached = (found.mask.edge(progress).mask(width[:, None], centres) > 0).sum(dim=1)
+        expected = sum(min(edge for edge in (0, *bucket_edges(TWICE)) if edge >= n) for n in reached.tolist())
+        assert found.bucketed_units(width, progress) == expected
+
+    @pytest.mark.parametrize("mask", ["ste", "linear_ramp"])
+    def test_traces_as_one_graph(self, mask):
+        torch._dynamo.reset()
+        found = grown(layer(mask=mask, d_ff=FIRST), ONCE)
+        compiled = torch.compile(found, backend="aot_eager", fullgraph=True, dynamic=False)
+        ours, truth = (outcome(form, context(2, 5), random_input(D)) for form in (compiled, found))
+        torch.testing.assert_close(list(ours.values()), list(truth.values()), rtol=1e-10, atol=1e-10)
+
+    def test_cost_is_that_of_the_units_it_has(self):
+        found = grown(layer(d_ff=FIRST), ONCE)
+        assert found.config.hidden_widths == (ONCE,)
+        params = sum(p.numel() for name, p in found.named_parameters() if name != "norm.weight")
+        assert found.config.cost(D, D_OUT).params == params
+
+    def test_the_temperature_is_measured_in_the_units_of_the_first_size(self):
+        mask = {"kind": "soft", "temperature": 5.0, "learn_temperature": True}
+        assert parse(DynamicConfig, {"d_ff": 512, "mask": mask}).full_width == 512
+        grown_config = parse(DynamicConfig, {"d_ff": 512, "grown_from": [96, 100], "mask": mask})
+        assert grown_config.full_width == 96
+        assert parse(DynamicConfig, to_data(grown_config)) == grown_config
+        with pytest.raises(UserError, match=r"mask\.temperature: got 5; .* between 1 and 4"):
+            parse(DynamicConfig, {"d_ff": 512, "grown_from": [64, 100], "mask": mask})
+
+    @pytest.mark.parametrize("sizes", [[64], [80], [30, 30], [30, 20], [0]])
+    def test_sizes_that_do_not_increase_are_refused(self, sizes):
+        with pytest.raises(UserError, match=r"grown_from.*: got "):
+            parse(DynamicConfig, {"d_ff": 64, "grown_from": sizes, "mask": {"kind": "hard"}})
 
 
 def model(score="linear", mask="ste", **more):

@@ -9,7 +9,7 @@ import torch
 from measured import counted_flops, kept_bytes, on_meta
 
 from widthwise.config_io import parse, to_data
-from widthwise.model.axes import RMSNorm
+from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.context import PassContext
 from widthwise.model.ffn import FFN, FFNTemplate
 from widthwise.model.norm import NormConfig, NormSite
@@ -22,6 +22,13 @@ OPTIONS = {
         {"d_hidden": 7, "n_blocks": 3, "share_weights": True},
         {"d_hidden": 7, "n_blocks": 2, "norm": "shared"},
         {"d_hidden": 7, "n_blocks": 2, "norm": "none", "block_multiplier": 0.5},
+    ],
+    "mlp": [
+        {},
+        {"bias": True, "activation": "gelu_tanh", "ratio": 1.3},
+        {"activation": "relu", "d_ff": 57},
+        {"bias": True, "activation": "relu2", "ratio": 2.5, "multiple_of": 8},
+        {"activation": "silu", "d_ff": 7},
     ],
     "moe": [
         {"n_experts": 3, "top_k": 2, "ratio": 0.25},
@@ -55,18 +62,19 @@ CASES = [
 ]
 
 
-def norm_site(placement, d_model, d_out):
-    return NormSite(placement, NormConfig(eps=1e-5, norm_dim=d_model if placement == "pre" else d_out))
+def norm_site(placement, d_model, d_out, kind="rms"):
+    return NormSite(placement, NormConfig(kind=kind, eps=1e-5, norm_dim=d_model if placement == "pre" else d_out))
 
 
-def build(template, d_model, d_out, dtype=torch.float64, placement="pre"):
+def build(template, d_model, d_out, dtype=torch.float64, placement="pre", kind="rms"):
     """A module with random weights, its gains around 1."""
-    module = template.at_width(d_model).build(d_model, d_out, norm_site(placement, d_model, d_out)).to(dtype)
+    module = template.at_width(d_model).build(d_model, d_out, norm_site(placement, d_model, d_out, kind)).to(dtype)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for owner in module.modules():
             for parameter in owner.parameters(recurse=False):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8 + isinstance(owner, RMSNorm))
+                is_gain = isinstance(owner, (RMSNorm, LayerNorm))
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / 8 + is_gain)
     return module
 
 
@@ -80,9 +88,9 @@ def context(batch, length):
     return PassContext(tokens, rope={}, mask=None, progress=torch.ones(()))
 
 
-def whole_cost(template, d_model, d_out, placement):
+def whole_cost(template, d_model, d_out, placement, kind="rms"):
     config = template.at_width(d_model)
-    return config.cost(d_model, d_out) + config.norm_cost(d_model, d_out, norm_site(placement, d_model, d_out))
+    return config.cost(d_model, d_out) + config.norm_cost(d_model, d_out, norm_site(placement, d_model, d_out, kind))
 
 
 def random_input(d_model, dtype=torch.float64, batch=2):
@@ -147,6 +155,25 @@ class TestContract:
     def test_config_survives_yaml_data(self, template, placement, d_model, d_out):
         config = template.at_width(d_model)
         assert parse(type(config), to_data(config)) == config
+
+
+@pytest.mark.parametrize("template", CASES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+class TestBehindALayerNorm:
+    D_MODEL, D_OUT = 63, 41
+
+    def test_cost_equals_the_built_parameters_and_what_autograd_keeps(self, template, placement):
+        module = build(template, self.D_MODEL, self.D_OUT, torch.float32, placement, "layer")
+        cost = whole_cost(template, self.D_MODEL, self.D_OUT, placement, "layer")
+        assert cost.params == sum(p.numel() for p in module.parameters())
+        x = {batch: random_input(self.D_MODEL, torch.float32, batch).requires_grad_() for batch in (1, 3)}
+        kept = {batch: kept_bytes(lambda batch=batch: run(module, x[batch])) for batch in x}
+        assert kept[3] - kept[1] == 2 * 5 * cost.activation_bytes(bytes_per_element=4)
+
+    def test_gradients_reach_every_parameter(self, template, placement):
+        module = build(template, self.D_MODEL, self.D_OUT, placement=placement, kind="layer")
+        (run(module, random_input(self.D_MODEL)) * random_input(self.D_OUT)).square().sum().backward()
+        assert all(p.grad is not None and (p.grad != 0).any() for p in module.parameters())
 
 
 @pytest.mark.parametrize("template", CASES)

@@ -100,6 +100,34 @@ class TestFormulas:
         for ours, truth in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
             torch.testing.assert_close(ours, truth, **TIGHT)
 
+    @pytest.mark.parametrize("reference", [False, True])
+    @pytest.mark.parametrize("slot_norm_dim", [1, SLOT_WIDTH, 20])
+    def test_a_slot_is_divided_by_the_given_number_and_its_root(self, slot_norm_dim, reference, monkeypatch):
+        """Values and gradients, with an eps that matters."""
+        if reference:
+            monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+        site = connection(2, 5, slot_norm_dim=slot_norm_dim, eps=0.3)
+        state, update = state_of(site).requires_grad_(), update_of(site).requires_grad_()
+        literal = torch.stack(through(site, list(state.unbind(-2)), lambda x: update), dim=-2)
+        _, out = connect(site, state, update)
+        torch.testing.assert_close(out, literal, **TIGHT)
+        inputs = (state, update, *site.parameters())
+        losses = [(y * random(*y.shape, seed=6)).sum() for y in (out, literal)]
+        for ours, truth in zip(*(torch.autograd.grad(loss, inputs) for loss in losses), strict=True):
+            torch.testing.assert_close(ours, truth, **TIGHT)
+
+    def test_wider_slots_with_zeros_behind_have_the_coefficients_of_the_old_divisor(self):
+        site = connection(2, 5, eps=0.3)
+        wider = connection(2, 5, slot_width=SLOT_WIDTH + 4, eps=0.3, slot_norm_dim=SLOT_WIDTH)
+        with torch.no_grad():
+            wider.dynamic.weight[:, :SLOT_WIDTH] = site.dynamic.weight
+            wider.norm.weight[:SLOT_WIDTH] = site.norm.weight
+            for of in ("static", "scale"):
+                getattr(wider, of).weight.copy_(getattr(site, of).weight)
+        state = state_of(site)
+        padded = torch.nn.functional.pad(state, (0, 4))
+        torch.testing.assert_close(wider.coefficients(padded), site.coefficients(state), **TIGHT)
+
     def test_one_block_is_the_hyper_connection_of_its_paper(self):
         """arXiv:2409.19606, Eq. (10)-(14), with RMSNorm: one scale for A and one for B, no factor 1 / sqrt(d)."""
         n, d = 4, SLOT_WIDTH

@@ -84,11 +84,16 @@ def test_padding_does_not_change_what_the_padding_holds():
 
 
 def test_every_layer_has_its_own_cache_shape():
-    resolved = config("zigzag", attention={"n_heads": None, "head_dim": 2, "kv_group_size": 2})
+    resolved = config(
+        "zigzag",
+        attention={"n_heads": None, "head_dim": 2, "kv_group_size": 2},
+        layers={1: {"attention": {"v_head_dim": 5}}, 3: {"attention": {"v_head_dim": 1}}},
+    )
     cache = decoder(resolved).new_cache(3, 11)
     shapes = [(3, layer.attention.n_kv_heads, 11, layer.attention.head_dim) for layer in resolved.layers]
     assert [tuple(layer.keys.shape) for layer in cache.layers] == shapes
-    assert [tuple(layer.values.shape) for layer in cache.layers] == shapes
+    assert [layer.values.shape[:3] for layer in cache.layers] == [shape[:3] for shape in shapes]
+    assert [layer.values.shape[3] for layer in cache.layers] == [2, 5, 2, 1, 2]
     assert len(set(shapes)) == 5
     assert cache.n_bytes == 3 * 11 * resolved.cost().kv_bytes(bytes_per_element=8)
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from literal_decoder import attention, norm, sublayer, swiglu
+from literal_decoder import attention, normalised, sublayer, swiglu
 from measured import counted_flops, kept_bytes, on_meta
 from model_cases import decoder, random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
@@ -38,9 +38,9 @@ def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
         h = joined.flatten(2)
         h = h + residual.multiplier * sublayer(depth.layer.attention, attention, h, "pre")
         return (h + residual.multiplier * sublayer(depth.layer.ffn, swiglu, h, "pre"))[..., None, :]
-    n, kind = joined.shape[1], (sizes.attention.head_dim, sizes.attention.rope_base)
-    rope = {kind: rope_table(torch.arange(n)[None], *kind)}
-    context = PassContext(torch.zeros(1, n), rope, torch.ones(n, n, dtype=torch.bool).tril(), model.progress)
+    n, rope = joined.shape[1], sizes.attention.rope
+    tables = {rope: rope_table(torch.arange(n)[None], rope)}
+    context = PassContext(torch.zeros(1, n), tables, torch.ones(n, n, dtype=torch.bool).tril(), model.progress)
     return depth.layer(residual.from_slots(joined), context)[0]
 
 
@@ -53,11 +53,11 @@ def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[to
     found = []
     for k, depth in enumerate(model.depths, start=1):
         n = n_inputs - k
-        eps, w = depth.state_norm.eps, depth.w_join.weight
+        w = depth.w_join.weight
         # Block by block with one small matrix is one dense map of the whole stream.
         dense = torch.cat([torch.kron(torch.eye(n_slots), half) for half in (w[:, :b], w[:, b:])], dim=1)
-        h = norm(state[:, :n], depth.state_norm.weight, eps, b)
-        e = norm(embedded[:, k : k + n], depth.embedding_norm.weight, eps, b)
+        h = normalised(depth.state_norm, state[:, :n])
+        e = normalised(depth.embedding_norm, embedded[:, k : k + n])
         joined = torch.cat((h.flatten(2), e.flatten(2)), dim=-1) @ dense.T
         state = literal_layer(model, depth, joined.unflatten(-1, (n_slots, b)))
         hidden = depth.exit(residual.from_slots(state))
@@ -204,7 +204,7 @@ def test_cost_equals_the_built_heads_and_their_flops(stream, share_reduce, monke
     assert cost.forward_flops(n) == n_depths * one.forward_flops(n)
 
 
-@pytest.mark.parametrize("stream", ["plain", "plain_x", "plain_narrow_end", "gqa"])
+@pytest.mark.parametrize("stream", ["plain", "plain_x", "plain_narrow_end", "layer_norm", "gqa"])
 def test_activation_bytes_are_those_autograd_keeps(stream):
     torch.set_default_dtype(torch.float32)
     n_depths, n = 2, 9

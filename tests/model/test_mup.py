@@ -33,6 +33,7 @@ RESIDUAL = {"kind": "hyper_connections", "slot_width": 4}
 MODELS = {
     "plain": ({"residual": {"kind": "plain", "resize": "projection"}}, set()),
     "tied": ({"tie_embeddings": True, "attention": {"qk_norm": {"over": "head"}}}, set()),
+    "gpt2": (VARIANTS["gpt2"] | {"tie_embeddings": False}, {"vector", "embedding"}),
     "hourglass": ({"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.4}}, set()),
     "moe": (
         {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "ratio": 0.5, "n_shared_experts": 1}},
@@ -57,7 +58,7 @@ MODELS = {
 }
 """Models, and what they hold beside an embedding, gains and hidden matrices."""
 ROLES = [
-    (r"embedding\.weight", "embedding"),
+    (r"(embedding|positions)\.weight", "embedding"),
     (r"head\.weight", "head"),
     (r"(.*\.)?(\w+_)?norm\.weight", "gain"),
     (r".*\.(attention|ffn)_residual\.scale\.weight", "scale"),

@@ -122,7 +122,7 @@ class TestGroupNorm:
     N_GROUPS = 4
 
     def norm(self, kind: str) -> GroupNorm:
-        return end(lambda *_: GroupNorm(kind, D_MODEL, self.N_GROUPS * D_MODEL, self.EPS))
+        return end(lambda *_: GroupNorm(kind, D_MODEL, self.N_GROUPS * D_MODEL, self.EPS, norm_dim=D_MODEL))
 
     def slots(self) -> Tensor:
         return random(2, 5, self.N_GROUPS * 2, D_MODEL // 2) + 0.7
@@ -217,7 +217,7 @@ class TestWholeModelBeforeTraining:
         """y / sqrt(mean(y^2) + eps) of y = x / sqrt(s + eps), s = mean(x^2), is x / sqrt(s + eps (s + eps))."""
         plain = decoder(config("uniform"))
         model = started_from(plain, over_width(2, 4, embedding=embedding, group_norm="rms"))
-        tokens, eps = random_tokens(2, 5), plain.config.final_norm_eps
+        tokens, eps = random_tokens(2, 5), plain.config.final_norm.eps
         with torch.no_grad():
             s = plain.stream(tokens).prefix.square().mean(-1, keepdim=True)
             factor = torch.sqrt((s + eps) / (s + eps * (s + eps)))

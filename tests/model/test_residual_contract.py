@@ -149,13 +149,13 @@ def test_real_widths_cost_what_whole_ones_cost(data, site):
 
 @pytest.mark.parametrize("data", CASES)
 class TestEnds:
-    NORM = NormConfig(eps=1e-5, norm_dim=D_MODEL)
+    NORMS = NormConfig(kind="rms", norm_dim=D_MODEL), NormConfig(kind="layer", norm_dim=7)
 
     def entry(self, residual):
         return fill(residual.build_entry(D_MODEL)), random(2, 3, residual.embedding_width(D_MODEL), requires_grad=True)
 
-    def exit(self, residual):
-        return fill(residual.build_exit(D_MODEL, self.NORM)), random(
+    def exit(self, residual, norm=NORMS[0]):
+        return fill(residual.build_exit(D_MODEL, D_MODEL, norm)), random(
             2, 3, *residual.slot_shape(D_MODEL), requires_grad=True
         )
 
@@ -177,25 +177,27 @@ class TestEnds:
         assert_gradients_reach(slots.square().sum(), rows, *entry.parameters())
         torch.testing.assert_close(residual.to_slots(entry(rows[:, 1:2]), D_MODEL), slots[:, 1:2])
 
-    def test_exit_makes_what_the_head_multiplies(self, data):
+    @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.kind)
+    def test_exit_makes_what_the_head_multiplies(self, data, norm):
         _, residual = make(data)
-        exit_, slots = self.exit(residual)
+        exit_, slots = self.exit(residual, norm)
         hidden = exit_(residual.from_slots(slots))
         assert hidden.shape == (2, 3, D_MODEL)
         assert_gradients_reach((hidden * random(2, 3, D_MODEL, seed=2)).sum(), slots, *exit_.parameters())
         torch.testing.assert_close(exit_(residual.from_slots(slots[:, 1:2])), hidden[:, 1:2])
 
-    def test_costs_equal_the_built_parameters_and_flops(self, data):
+    @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.kind)
+    def test_costs_equal_the_built_parameters_and_flops(self, data, norm):
         _, residual = make(data)
         entry = on_meta(lambda: residual.build_entry(D_MODEL))
-        exit_ = on_meta(lambda: residual.build_exit(D_MODEL, self.NORM))
+        exit_ = on_meta(lambda: residual.build_exit(D_MODEL, D_MODEL, norm))
         rows, slots = meta(2, 3, residual.embedding_width(D_MODEL)), meta(2, 3, *residual.slot_shape(D_MODEL))
         ends = [
             (residual.entry_cost(D_MODEL), entry, lambda: entry(rows)),
             (residual.exit_cost(D_MODEL), exit_, lambda: exit_(residual.from_slots(slots))),
         ]
         for cost, module, run in ends:
-            built = {name: p.numel() for name, p in module.named_parameters() if name != "norm.weight"}
+            built = {name: p.numel() for name, p in module.named_parameters() if not name.startswith("norm.")}
             assert cost.params == cost.active_params == sum(built.values())
             assert counted_flops(run) == 6 * cost.forward_flops(seq_len=3)
 

@@ -169,6 +169,10 @@ def test_changes_to_single_layers():
             {"attention": {"head_dim": None, "n_heads": 64}},
             "d_model: got 64; attention needs a multiple of 128 (2 * n_heads)",
         ),
+        (
+            {"attention": {"head_dim": None, "n_heads": 3, "rope_base": None}},
+            "d_model: got 64; attention needs a multiple of 3 (n_heads)",
+        ),
         ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
         ({"attention": {"n_heads": 2}}, "n_heads: stands beside head_dim"),
         ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: stands beside ratio"),

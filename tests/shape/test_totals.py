@@ -73,6 +73,9 @@ def bases(draw) -> ModelTemplate:
         "attention": {
             **heads,
             "kv_group_size": group,
+            "bias": draw(st.booleans()),
+            "out_bias": draw(st.booleans()),
+            "rope_base": draw(st.sampled_from([10000.0, None])),
             "qk_norm": draw(st.sampled_from([None, {"over": "head"}, {"over": "all_heads"}])),
         },
         "ffn": draw(st.sampled_from([{"kind": "swiglu"}, hourglass])),

@@ -7,8 +7,12 @@ from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from torch.utils.flop_counter import FlopCounterMode
 
+from widthwise.config_io import parse, to_data
 from widthwise.data.config import open_data
 from widthwise.kernels import bucketed_units
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+from widthwise.model.ffn.unit_ranks import unit_ranks
 from widthwise.run_dir import RunDir
 from widthwise.training.compiling import compile_layers
 from widthwise.training.held_out import HeldOut
@@ -76,6 +80,20 @@ def test_flops_are_asked_and_rounded_up():
     bucketed = sum(per_unit * float(units.double().mean()) for (per_unit, _), units in zip(sizes, rounded))
     assert flops["bucketed"] == pytest.approx(bucketed)
     assert flops["asked"] < flops["bucketed"] < flops["full"]
+
+
+def test_a_grown_layer_counts_the_units_that_it_has():
+    resolved = to_data(model_of(DYNAMIC).config)
+    resolved["layers"][0]["ffn"]["grown_from"] = [100, 150]  # of 216
+    summary, fractions = metered(build(parse(ModelConfig, resolved), seed=1), *BATCHES)
+    widest = unit_ranks((100, 150, 216))
+    assert summary["layers"][0]["max_units"] == sum(rank < fractions[0].max() for rank in widest)
+    assert summary["layers"][0]["dead_share"] == pytest.approx(1 - summary["layers"][0]["max_units"] / 216)
+    sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
+    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(sizes, fractions))
+    assert summary["flops_per_token"]["full"] == sum(per_unit * d_ff for per_unit, d_ff in sizes)
+    assert summary["flops_per_token"]["asked"] == pytest.approx(asked)
+    assert asked < summary["flops_per_token"]["bucketed"] <= summary["flops_per_token"]["full"]
 
 
 WITHOUT_PRODUCTS = "score: {kind: rms_mean}, start: 0.3, min_fraction: 0.1, ratio: 9.0"

@@ -1,59 +1,51 @@
 """Grouped-query attention with rotary positions."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pydantic
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.backends.cuda import flash_sdp_enabled
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from widthwise.config_io import Config
 from widthwise.model.axes import Axes, Linear, RMSNorm, size
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.kv_cache import LayerCache
+from widthwise.model.kv_cache import CacheShape, LayerCache
 from widthwise.model.norm import NormSite
-from widthwise.model.rope import rotate
+from widthwise.model.qk_norm import QKNormConfig
+from widthwise.model.rope import Rope, rotate
 
 
-class QKNormConfig(Config):
-    """RMSNorm of queries and keys before the rotation. Sources: Dehghani et al. 2023 (per head), OLMo 2 (all heads)."""
+class HeadWidths(NamedTuple):
+    """What the projections make of a token: head counts times head sizes. Real before they are rounded."""
 
-    eps: pydantic.PositiveFloat = 1e-5
-    over: Literal["head", "all_heads"] = "head"
-    """Whether each head is normalised alone (Qwen 3) or all heads together (OLMo 2)."""
-
-    def axes(self, n_heads: int, head_dim: int) -> Axes:
-        return {"head_dim": head_dim} if self.over == "head" else {"n_heads": n_heads, "head_dim": head_dim}
-
-    def cost(self, n_heads: int, head_dim: int) -> Cost:
-        """The gain, the output, and one reciprocal root mean square per norm."""
-        n_norms = n_heads if self.over == "head" else 1
-        gain = vector(size(self.axes(n_heads, head_dim)))
-        return gain + Cost(activation_elements=n_heads * head_dim, activation_fp32_elements=n_norms)
-
-    def build(self, n_heads: int, head_dim: int) -> RMSNorm:
-        axes = self.axes(n_heads, head_dim)
-        return RMSNorm(axes, self.eps, norm_dim=size(axes))
+    queries: float
+    keys: float
+    values: float
+    attended: float
+    """As many heads as of queries, of the size of values."""
 
 
-def attention_cost(d_in: float, d_model: float, query_width: float, kv_width: float, n_heads: float) -> Cost:
-    """Four projections, the scores and the weighted sum; query_width and kv_width are head counts times head_dim.
+def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: float, bias: bool, out_bias: bool) -> Cost:
+    """Four projections with their biases, the scores and the weighted sum.
 
-    Kept for the backward pass: rotated queries and keys, values, the output, and the log-sum-exp of each head.
+    Kept for the backward pass: turned queries and keys, values, the output, and the log-sum-exp of each head.
     """
-    projections = linear(d_in, query_width) + linear(d_in, kv_width) + linear(d_in, kv_width)
+    projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
+    biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
     scores = Cost(
-        flops_per_context_token=4 * query_width,
-        kv_elements=2 * kv_width,
-        activation_elements=2 * query_width + 2 * kv_width,
+        flops_per_context_token=2 * widths.queries + 2 * widths.attended,
+        kv_elements=widths.keys + widths.values,
+        activation_elements=sum(widths),
         activation_fp32_elements=n_heads,
     )
-    return projections + scores + linear(query_width, d_model)
+    return projections + scores + linear(widths.attended, d_model) + biases
 
 
-def check_head_dim(head_dim: int) -> None:
-    """Raises ValueError where a head cannot be turned."""
-    if head_dim % 2:
+def check_head_dim(head_dim: int, is_turned: bool) -> None:
+    """Raises ValueError where a head cannot be turned but is."""
+    if is_turned and head_dim % 2:
         raise ValueError(f"head_dim: got {head_dim}; rotary positions turn pairs, so it must be even")
 
 
@@ -63,30 +55,90 @@ class AttentionConfig(Config):
     n_heads: pydantic.PositiveInt
     n_kv_heads: pydantic.PositiveInt
     head_dim: pydantic.PositiveInt
+    """Of queries and keys."""
+    v_head_dim: pydantic.PositiveInt | None = None
+    """Of values; null: head_dim."""
     scale: pydantic.PositiveFloat
     """Factor of the scores before the softmax."""
-    rope_base: pydantic.PositiveFloat = 10000.0
+    rope_base: pydantic.PositiveFloat | None = 10000.0
+    """null: heads are not turned."""
+    rope_frequencies: tuple[pydantic.PositiveFloat, ...] | None = None
+    """Radians per position of each of the head_dim / 2 pairs, in place of what follows from rope_base; null: that is
+    rope_base^(-2i / head_dim) of pair i. A head that has grown keeps those of its old pairs."""
+    bias: bool = False
+    """Whether w_q, w_k and w_v have biases."""
+    out_bias: bool = False
+    """Whether w_o has one."""
     qk_norm: QKNormConfig | None = None
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionConfig":
-        check_head_dim(self.head_dim)
+        check_head_dim(self.head_dim, self.rope_base is not None)
         if self.n_heads % self.n_kv_heads:
             raise ValueError(f"n_kv_heads: got {self.n_kv_heads}; must divide n_heads = {self.n_heads}")
+        if self.rope_frequencies is not None:
+            n_found, n_pairs = len(self.rope_frequencies), self.head_dim // 2
+            if self.rope_base is None:
+                raise ValueError("rope_frequencies: stands beside rope_base: null, which turns no head; give only one")
+            if n_found != n_pairs:
+                raise ValueError(f"rope_frequencies: got {n_found} numbers; must be head_dim / 2 = {n_pairs}")
         return self
+
+    @property
+    def value_dim(self) -> int:
+        """The head size of values."""
+        return self.head_dim if self.v_head_dim is None else self.v_head_dim
+
+    @property
+    def rope(self) -> Rope | None:
+        """How heads turn; None where they do not."""
+        return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        return CacheShape(self.n_kv_heads, self.head_dim, self.value_dim)
+
+    @property
+    def queries(self) -> Axes:
+        return {"n_heads": self.n_heads, "head_dim": self.head_dim}
+
+    @property
+    def keys(self) -> Axes:
+        return {"n_kv_heads": self.n_kv_heads, "head_dim": self.head_dim}
+
+    @property
+    def values(self) -> Axes:
+        return {"n_kv_heads": self.n_kv_heads, "v_head_dim": self.value_dim}
+
+    @property
+    def attended(self) -> Axes:
+        return {"n_heads": self.n_heads, "v_head_dim": self.value_dim}
 
     def cost(self, d_model: int, d_in: int) -> Cost:
         """Projections and scores of a layer of width d_model that reads d_in coordinates; norms are counted apart."""
-        n_heads, n_kv_heads, head_dim = self.n_heads, self.n_kv_heads, self.head_dim
-        return attention_cost(d_in, d_model, n_heads * head_dim, n_kv_heads * head_dim, n_heads)
+        widths = HeadWidths(size(self.queries), size(self.keys), size(self.values), size(self.attended))
+        cost = attention_cost(d_in, d_model, widths, self.n_heads, self.bias, self.out_bias)
+        return cost + Cost(activation_elements=self._n_padding)
+
+    @property
+    def _n_padding(self) -> int:
+        """What `attend` keeps for a token beside queries, keys, values and output: its zeros, and the padded output.
+
+        Where there is one head, or values of size 1, the output needs no place of its own, and less is kept.
+        """
+        if self.head_dim == self.value_dim:
+            return 0
+        padded = max(self.head_dim, self.value_dim)
+        of_keys, of_values = padded - self.head_dim, padded - self.value_dim
+        return (self.n_heads + self.n_kv_heads) * of_keys + self.n_kv_heads * of_values + self.n_heads * padded
 
     def norm_cost(self, d_model: int, d_in: int, norm: NormSite) -> Cost:
         """The sublayer's norm, and QK-norm of queries and keys."""
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        qk_cost = self.qk_norm.cost(self.n_heads, self.head_dim) + self.qk_norm.cost(self.n_kv_heads, self.head_dim)
-        return cost + qk_cost
+        is_read_as_is = self.rope_base is None and self.value_dim <= self.head_dim
+        return cost + self.qk_norm.cost(self.queries, is_read_as_is) + self.qk_norm.cost(self.keys, is_read_as_is)
 
     def build(self, d_model: int, d_in: int, norm: NormSite) -> "Attention":
         """The arguments are those of `norm_cost`."""
@@ -104,7 +156,12 @@ class AttentionTemplate(Config):
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim is muP's."""
-    rope_base: pydantic.PositiveFloat = 10000.0
+    rope_base: pydantic.PositiveFloat | None = 10000.0
+    """null: heads are not turned, and need not be of an even size."""
+    bias: bool = False
+    """Whether w_q, w_k and w_v have biases."""
+    out_bias: bool = False
+    """Whether w_o has one."""
     qk_norm: QKNormConfig | None = None
 
     @pydantic.model_validator(mode="after")
@@ -113,17 +170,21 @@ class AttentionTemplate(Config):
             raise ValueError("n_heads: stands beside head_dim; the width decides one of them, so give only the other")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
-        check_head_dim(self.constant_head_dim)
+        check_head_dim(self.constant_head_dim, self.rope_base is not None)
         return self
 
     @property
     def quantum(self) -> int:
-        """Every width must be a multiple of this: whole groups of heads of an even size."""
-        return 2 * self.n_heads if self.n_heads is not None else self.constant_head_dim * self.kv_group_size
+        """Every width must be a multiple of this: whole groups of heads, of an even size where they are turned."""
+        if self.n_heads is None:
+            return self.constant_head_dim * self.kv_group_size
+        return self.n_heads if self.rope_base is None else 2 * self.n_heads
 
     @property
     def _rule(self) -> str:
-        return "head_dim * kv_group_size" if self.n_heads is None else "2 * n_heads"
+        if self.n_heads is None:
+            return "head_dim * kv_group_size"
+        return "n_heads" if self.rope_base is None else "2 * n_heads"
 
     @property
     def constant_head_dim(self) -> int:
@@ -132,7 +193,9 @@ class AttentionTemplate(Config):
     def cost(self, d_model: float, d_in: float) -> Cost:
         """Before rounding, at any real width."""
         n_heads = d_model / self.constant_head_dim if self.n_heads is None else self.n_heads
-        return attention_cost(d_in, d_model, d_model, d_model / self.kv_group_size, n_heads)
+        kv_width = d_model / self.kv_group_size
+        widths = HeadWidths(queries=d_model, keys=kv_width, values=kv_width, attended=d_model)
+        return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Raises ValueError where the width holds no whole number of heads."""
@@ -146,11 +209,41 @@ class AttentionTemplate(Config):
             head_dim=head_dim,
             scale=SCALES[self.scale](head_dim),
             rope_base=self.rope_base,
+            bias=self.bias,
+            out_bias=self.out_bias,
             qk_norm=self.qk_norm,
         )
 
 
 SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """softmax(scale * q k^T) v; see `Attention` for what a mask of None means.
+
+    queries: (B, n_heads, T, head_dim); keys: (B, n_kv_heads, S, head_dim); values: (B, n_kv_heads, S, v_head_dim);
+    mask: bool (B or 1, 1, T, S), or None -> (B, n_heads, T, v_head_dim).
+    """
+    head_dim, v_head_dim = keys.shape[-1], values.shape[-1]
+    if head_dim != v_head_dim and flash_sdp_enabled():
+        # The flash kernels take one size only; the plain form, which takes two, would keep every weight of T x S.
+        # Zeros change no score and no sum.
+        queries, keys, values = (_padded(x, max(head_dim, v_head_dim)) for x in (queries, keys, values))
+    attended = scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None and queries.shape[2] > 1,
+        scale=scale,
+        enable_gqa=queries.shape[1] != keys.shape[1],
+    )
+    return attended[..., :v_head_dim]
+
+
+def _padded(heads: Tensor, head_dim: int) -> Tensor:
+    n_missing = head_dim - heads.shape[-1]
+    return pad(heads, (0, n_missing)) if n_missing else heads
 
 
 class Attention(nn.Module):
@@ -160,33 +253,24 @@ class Attention(nn.Module):
         super().__init__()
         self.config = config
         self.norm = norm.build(d_in, d_model)
-        queries = {"n_heads": config.n_heads, "head_dim": config.head_dim}
-        keys = {"n_kv_heads": config.n_kv_heads, "head_dim": config.head_dim}
-        self.w_q = Linear({"d_model": d_in}, queries)
-        self.w_k = Linear({"d_model": d_in}, keys)
-        self.w_v = Linear({"d_model": d_in}, keys)
-        self.w_o = Linear(queries, {"d_model": d_model})
+        self.rope = config.rope
+        self.w_q = Linear({"d_model": d_in}, config.queries, has_bias=config.bias)
+        self.w_k = Linear({"d_model": d_in}, config.keys, has_bias=config.bias)
+        self.w_v = Linear({"d_model": d_in}, config.values, has_bias=config.bias)
+        self.w_o = Linear(config.attended, {"d_model": d_model}, has_bias=config.out_bias)
         if config.qk_norm is not None:
-            self.q_norm = config.qk_norm.build(config.n_heads, config.head_dim)
-            self.k_norm = config.qk_norm.build(config.n_kv_heads, config.head_dim)
+            self.q_norm = config.qk_norm.build(config.queries, config.qk_norm.q_norm_dim)
+            self.k_norm = config.qk_norm.build(config.keys, config.qk_norm.k_norm_dim)
 
     def forward(self, x: Tensor, context: PassContext, cache: LayerCache | None = None) -> Tensor:
         """x: (B, T, d_in), the stream -> the update (B, T, d_model).
 
         With a cache, the T tokens join it and also look at what it holds.
         """
-        queries, keys, values = self._project(self.norm.before(x), context)  # (B, heads, T, head_dim)
+        queries, keys, values = self._project(self.norm.before(x), context)  # (B, heads, T, sizes of heads)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
-        attended = scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=context.mask,
-            is_causal=context.mask is None and queries.shape[2] > 1,
-            scale=self.config.scale,
-            enable_gqa=self.config.n_heads != self.config.n_kv_heads,
-        )
+        attended = attend(queries, keys, values, context.mask, self.config.scale)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
     def _project(self, x: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,12 +278,12 @@ class Attention(nn.Module):
         if self.config.qk_norm is not None:
             queries = self._normalise(queries, self.q_norm)
             keys = self._normalise(keys, self.k_norm)
-        cos, sin = context.rope[self.config.head_dim, self.config.rope_base]
-        queries, keys = rotate(self._heads(queries), cos, sin), rotate(self._heads(keys), cos, sin)
-        return queries.transpose(1, 2), keys.transpose(1, 2), self._heads(values).transpose(1, 2)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.config.head_dim))
+        queries, keys = (x.unflatten(-1, (-1, self.config.head_dim)) for x in (queries, keys))
+        if self.rope is not None:
+            cos, sin = context.rope[self.rope]
+            queries, keys = rotate(queries, cos, sin), rotate(keys, cos, sin)
+        values = values.unflatten(-1, (-1, self.config.value_dim))
+        return queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
 
     def _normalise(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        return norm(x.unflatten(-1, (-1, norm.norm_dim))).flatten(-2)
+        return norm(x.unflatten(-1, (-1, size(norm.in_axes)))).flatten(-2)

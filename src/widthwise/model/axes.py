@@ -139,7 +139,8 @@ class LayerNorm(Weight):
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
-            return (centred * inverse * self.weight + self.bias()).to(compute_dtype(x))
+            y = centred * inverse * self.weight + self.bias()
+        return y.to(compute_dtype(x))
 
     def extra_repr(self) -> str:
         return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"

@@ -6,11 +6,12 @@ from typing import Any
 import pydantic
 
 from widthwise.config_io import Config, mistakes_at
-from widthwise.model.cost import Cost, linear, rms_norm
+from widthwise.model.cost import Cost, linear
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
 from widthwise.model.norm import NormConfig
+from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
 
@@ -24,11 +25,14 @@ class ModelConfig(Config):
     d_model: pydantic.PositiveInt
     layers: tuple[LayerConfig, ...] = pydantic.Field(min_length=1)
     residual: Residual = PlainResidualConfig()
-    final_norm_eps: pydantic.PositiveFloat = 1e-5
+    final_norm: NormConfig
+    """Before the head."""
     final_norm_width: pydantic.PositiveInt
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
     """Further heads that predict later tokens."""
+    positions: LearnedPositionsConfig | None = None
+    """Learned positions, added to the embedding; null: none, only those that attention turns by."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -67,10 +71,6 @@ class ModelConfig(Config):
         return self
 
     @property
-    def final_norm(self) -> NormConfig:
-        return NormConfig(eps=self.final_norm_eps, norm_dim=self.final_norm_width)
-
-    @property
     def n_layers(self) -> int:
         return len(self.layers)
 
@@ -106,14 +106,17 @@ class ModelConfig(Config):
         """
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         residual, d_model = self.residual, self.d_model
-        table = self.vocab_size * residual.embedding_width(d_model)
+        n_columns = residual.embedding_width(d_model)
+        table = self.vocab_size * n_columns
         parts["embedding"] = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
+        if self.positions is not None:
+            parts["embedding"] += self.positions.cost(n_columns)
         head = linear(d_model, self.vocab_size)
         parts["head"] = Cost(flops=head.flops) if self.tie_embeddings else head
         parts["head"] += Cost(activation_elements=d_model)
         for layer in self.layer_costs():
             parts = {part: cost + layer.get(part, Cost()) for part, cost in parts.items()}
-        parts["norm"] += rms_norm(self.final_norm_width)
+        parts["norm"] += self.final_norm.cost(self.final_norm_width, is_read=False)
         parts["residual"] += residual.exit_cost(d_model)
         if self.mtp is not None:
             parts["mtp"] = self.mtp.cost(residual, d_model, head)

@@ -57,8 +57,3 @@ def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
 def vector(n: float) -> Cost:
     """A gain: parameters without matrix products."""
     return Cost(params=n, active_params=n)
-
-
-def rms_norm(n: float) -> Cost:
-    """Gain, output and the reciprocal root mean square; the backward pass works from the output."""
-    return vector(n) + Cost(activation_elements=n, activation_fp32_elements=1)

@@ -46,12 +46,14 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         residual, d_model = config.residual, config.d_model
-        self.embedding = Embedding(config.vocab_size, {"d_model": residual.embedding_width(d_model)})
+        n_columns = residual.embedding_width(d_model)
+        self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
+        self.positions = None if config.positions is None else config.positions.build(n_columns)
         self.entry = residual.build_entry(d_model)
         self.layers = nn.ModuleList(
             layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
         )
-        self.exit = residual.build_exit(d_model, config.final_norm)
+        self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
         self.mtp = nn.ModuleList() if config.mtp is None else config.mtp.build(residual, d_model)
         self.register_buffer("progress", torch.ones(()), persistent=False)
@@ -79,6 +81,8 @@ class Decoder(nn.Module):
         fill(self.embedding, init.std, generator, init.truncate_at)
         if not self.config.tie_embeddings:
             fill(self.head, init.std, generator, init.truncate_at)
+        if self.positions is not None:
+            fill(self.positions, init.std, generator, init.truncate_at)
         widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
@@ -86,9 +90,16 @@ class Decoder(nn.Module):
                 std = matrix_std(init, module, width_ratio, n_additions) if isinstance(module, Linear) else init.std
                 fill(module, std, generator, init.truncate_at)
 
-    def embed(self, tokens: Tensor) -> Stream:
-        """tokens: integers (B, T) -> the residual's stream before the first layer."""
-        return self.entry(self.embedding(tokens) * self.config.embedding_multiplier)
+    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
+        """tokens: integers (B, T) -> the residual's stream before the first layer.
+
+        positions: integers (B or 1, T), where the tokens stand, None: from 0 on; matters where positions are learned.
+        """
+        rows = self.embedding(tokens) * self.config.embedding_multiplier
+        if self.positions is not None:
+            places = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
+            rows = rows + self.positions(places)
+        return self.entry(rows)
 
     def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
         """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
@@ -102,7 +113,7 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real)
-        stream, _ = self._run_layers(self.embed(tokens), context, cache)
+        stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache)
         if cache is not None:
             cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
         return stream
@@ -133,7 +144,7 @@ class Decoder(nn.Module):
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction)
-        entered = self.embed(tokens)
+        entered = self.embed(tokens, context.positions)
         stream, choices = self._run_layers(entered, context)
         objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
         for chosen in choices:
@@ -179,7 +190,10 @@ class Decoder(nn.Module):
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
-        found, _ = self.depths[k - 1](slots, self.slots(self.embed(tokens)), context, cache.layers[k - 1])
+        first = cache.length + k
+        places = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
+        later = self.slots(self.embed(tokens, places))
+        found, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
         return found
 
     def new_cache(self, batch_size: int, capacity: int) -> KVCache:
@@ -192,7 +206,7 @@ class Decoder(nn.Module):
         return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)
 
     def _cache_of(self, layers: Sequence[LayerConfig], batch_size: int, capacity: int) -> KVCache:
-        shapes = [(layer.attention.n_kv_heads, layer.attention.head_dim) for layer in layers]
+        shapes = [layer.attention.cache_shape for layer in layers]
         weight = self.embedding.weight
         return KVCache(shapes, batch_size, capacity, dtype=compute_dtype(weight), device=weight.device)
 
@@ -212,12 +226,14 @@ class Decoder(nn.Module):
             positions = torch.arange(start, start + n_new, device=tokens.device)[None]
         else:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
-        kinds = {(layer.attention.head_dim, layer.attention.rope_base) for layer in layers}
-        rope = {kind: rope_table(positions, *kind) for kind in kinds}
+        if self.positions is not None:
+            self.positions.check(start + n_new if real is None else int(real.sum(dim=1).max()))
+        ropes = {layer.attention.rope for layer in layers}
+        tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
         mask = _mask(real, start, n_new, tokens.device)
-        return PassContext(tokens, rope, mask, self.progress, width_fraction=forced, start=start)
+        return PassContext(tokens, tables, mask, self.progress, width_fraction=forced, start=start, positions=positions)
 
 
 def _all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:

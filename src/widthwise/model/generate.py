@@ -67,6 +67,16 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
         raise UserError("prompt: is empty; give at least one token for each text")
 
 
+def check_length(model: Decoder, n_prompt: int, max_new_tokens: int) -> None:
+    """Raises UserError where a model with learned positions has too few. n_prompt: tokens of the longest prompt."""
+    n_read = n_prompt + max_new_tokens - 1  # the last token is only found
+    if model.positions is not None and max_new_tokens and n_read > model.positions.n_positions:
+        raise UserError(
+            f"max_new_tokens: got {max_new_tokens} behind a prompt of {n_prompt}; the model reads no more than "
+            f"{model.positions.n_positions} tokens, its learned positions"
+        )
+
+
 @torch.no_grad()
 def stream_tokens(
     model: Decoder,
@@ -77,9 +87,11 @@ def stream_tokens(
 ) -> Iterator[Tensor]:
     """Yields the next token ids (B,) of all prompts, `max_new_tokens` times.
 
-    Raises UserError for an empty prompt, and where the cache does not fit into memory.
+    Raises UserError for an empty prompt, where positions are learned and end before the text does, and where the cache
+    does not fit into memory.
     """
     check_prompts(prompts)
+    check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
     sampling = SamplingConfig() if sampling is None else sampling
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)

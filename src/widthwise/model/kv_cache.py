@@ -1,22 +1,33 @@
 """Keys and values of the tokens seen so far. Every layer has its own shape."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
+class CacheShape(NamedTuple):
+    """What one layer keeps of a token."""
+
+    n_kv_heads: int
+    head_dim: int
+    """Of keys."""
+    v_head_dim: int
+    """Of values."""
+
+
 class LayerCache:
     """Room for `capacity` tokens of one layer."""
 
-    def __init__(self, n_kv_heads: int, head_dim: int, batch_size: int, capacity: int, **tensor_options):
-        self.keys = torch.zeros(batch_size, n_kv_heads, capacity, head_dim, **tensor_options)
-        self.values = torch.zeros_like(self.keys)
+    def __init__(self, shape: CacheShape, batch_size: int, capacity: int, **tensor_options):
+        self.keys = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.head_dim, **tensor_options)
+        self.values = torch.zeros(batch_size, shape.n_kv_heads, capacity, shape.v_head_dim, **tensor_options)
 
     def write(self, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores T tokens from `start` on; returns the keys and values of all tokens up to there.
 
-        keys, values: (B, n_kv_heads, T, head_dim) -> two tensors (B, n_kv_heads, start + T, head_dim).
+        keys: (B, n_kv_heads, T, head_dim), values: (B, n_kv_heads, T, v_head_dim) -> the same with start + T for T.
         """
         stop = start + keys.shape[2]
         self.keys[:, :, start:stop] = keys
@@ -31,9 +42,9 @@ class KVCache:
     moves it once after the last, so that all layers agree on the positions.
     """
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], batch_size: int, capacity: int, **tensor_options):
-        """shapes: (n_kv_heads, head_dim) of every layer; capacity in tokens; tensor_options: dtype and device."""
-        self.layers = [LayerCache(*shape, batch_size, capacity, **tensor_options) for shape in shapes]
+    def __init__(self, shapes: Sequence[CacheShape], batch_size: int, capacity: int, **tensor_options):
+        """shapes: of every layer; capacity in tokens; tensor_options: dtype and device."""
+        self.layers = [LayerCache(shape, batch_size, capacity, **tensor_options) for shape in shapes]
         self.capacity = capacity
         self.length = 0
         self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=tensor_options.get("device"))
@@ -58,4 +69,4 @@ class KVCache:
     @property
     def n_bytes(self) -> int:
         """Bytes of keys and values at full capacity."""
-        return sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in self.layers)
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in self.layers)

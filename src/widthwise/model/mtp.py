@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
-from widthwise.model.cost import Cost, linear, rms_norm, vector
+from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.layer import LayerConfig
@@ -43,20 +43,23 @@ class MTPConfig(MTPOptions):
 
     layer: LayerConfig
     """Of every depth."""
-    norm_eps: pydantic.PositiveFloat = 1e-5
-    """Of the norms of the two halves of a slot before they are joined, and before the head."""
+    slot_norm: NormConfig
+    """Of the two halves of a slot, each alone, before they are joined."""
+    final_norm: NormConfig
+    """Before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Of all depths, in training, as if each were asked at every position: depth k is left without the last k.
 
         head: of the product with the head, whose parameters are the model's. Kept for the backward pass beside what
-        the layer and the exit keep: the normalised halves, alone and joined, and the gradient of the head's input.
+        the layer and the exit keep: what the norms of the halves keep, the halves joined, and the gradient of the
+        head's input.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
-        n_halves = 2 * n_slots
-        join = linear(2 * slot_width, slot_width, n_slots) + vector(2 * slot_width)
-        kept = Cost(activation_elements=2 * n_halves * slot_width + d_model, activation_fp32_elements=n_halves)
-        exit_cost = residual.exit_cost(d_model) + rms_norm(d_model) + Cost(flops=head.flops)
+        norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining them makes copies
+        join = linear(2 * slot_width, slot_width, n_slots) + norm + norm
+        kept = Cost(activation_elements=2 * n_slots * slot_width + d_model)
+        exit_cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + Cost(flops=head.flops)
         if self.share_reduce:
             n_shared = residual.reduction_params(d_model)
             exit_cost += Cost(params=-n_shared, active_params=-n_shared)
@@ -81,11 +84,11 @@ class MTPDepth(nn.Module):
         self.residual, self.d_model = residual, d_model
         slot_width = residual.slot_shape(d_model)[1]
         slot = {"slot_width": slot_width}
-        self.state_norm = RMSNorm(slot, config.norm_eps, slot_width)
-        self.embedding_norm = RMSNorm(slot, config.norm_eps, slot_width)
+        self.state_norm = config.slot_norm.build(slot)
+        self.embedding_norm = config.slot_norm.build(slot)
         self.w_join = Linear({"halves": 2, **slot}, slot)
         self.layer = config.layer.build(residual, d_model)
-        self.exit = residual.build_exit(d_model, NormConfig(eps=config.norm_eps, norm_dim=d_model))
+        self.exit = residual.build_exit(d_model, d_model, config.final_norm)
 
     def forward(
         self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None

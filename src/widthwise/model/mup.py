@@ -5,7 +5,7 @@ width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, a
 the variable-width paper's recipe.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Control, Embedding, Experts, LayerNorm, Linear, RMSNorm, Scale, Vector
 from widthwise.model.decoder import Decoder
+from widthwise.model.positions import LearnedPositions
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class ParameterGroup:
     """Whether weight decay applies."""
     are_hidden_matrices: bool
     """Whether each is one matrix from one hidden state to another, so that its singular values mean something."""
+    multiplied_by: float = 1.0
+    """What their entries were multiplied by when the model was given another form that computes the same."""
 
 
 def parameter_groups(
@@ -38,23 +41,29 @@ def parameter_groups(
     decays_embedding: bool = True,
     decays_gains: bool = False,
     decays_scales: bool = True,
+    scaled: Mapping[str, float] | None = None,
 ) -> list[ParameterGroup]:
     """Every parameter in exactly one group, groups in the order of their first parameter.
 
     lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
     do; the paper does not. decays_embedding, decays_gains, decays_scales: whether weight decay applies to the embedding
-    (a tied head is the embedding), to the gains of the norms, and to what scales learned coefficients.
+    (a tied head is the embedding) and to learned positions, to the gains of the norms, and to what scales learned
+    coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. Raises ValueError where it names none.
     """
-    members: dict[tuple[str, float, bool, bool], list[str]] = {}
+    members: dict[tuple[str, float, bool, bool, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
+    factors = scaled or {}
+    for name in factors.keys() - parameters.keys():
+        raise ValueError(f"scaled: got {name!r}; must be parameters of the model, with names such as {min(parameters)}")
     for name in parameters:
         owner = model.get_submodule(name.rpartition(".")[0])
         group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
         decays = _decays(owner, decays_embedding, decays_gains, decays_scales)
-        members.setdefault((group, lr_factor, decays, _is_hidden_matrix(model, owner)), []).append(name)
+        key = (group, lr_factor, decays, _is_hidden_matrix(model, owner), factors.get(name, 1.0))
+        members.setdefault(key, []).append(name)
     return [
-        ParameterGroup(group, tuple(names), tuple(parameters[name] for name in names), lr_factor, decays, are_hidden)
-        for (group, lr_factor, decays, are_hidden), names in members.items()
+        ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), *key[1:])
+        for key, names in members.items()
     ]
 
 
@@ -74,7 +83,7 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
 
 def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays_scales: bool) -> bool:
     """Whether weight decay applies to what a module holds."""
-    if isinstance(owner, Embedding):
+    if isinstance(owner, (Embedding, LearnedPositions)):
         return decays_embedding
     if isinstance(owner, (RMSNorm, LayerNorm)):
         return decays_gains

@@ -1,7 +1,7 @@
 """The norms: what one computes, and where it stands in a sublayer: before it, after it, or nowhere."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pydantic
 from torch import Tensor, nn
@@ -9,10 +9,25 @@ from torch import Tensor, nn
 from widthwise.config_io import Config
 from widthwise.kernels.dispatch import compute_dtype
 from widthwise.model.axes import Axes, LayerNorm, RMSNorm
-from widthwise.model.cost import Cost, rms_norm, vector
+from widthwise.model.cost import Cost, vector
 
 NormKind = Literal["rms", "layer"]
-NORMS: dict[str, type[RMSNorm] | type[LayerNorm]] = {"rms": RMSNorm, "layer": LayerNorm}
+
+
+class NormForm(NamedTuple):
+    """What a kind of norm is, and what it costs a coordinate beside its output."""
+
+    module: type[RMSNorm] | type[LayerNorm]
+    n_params: int
+    n_kept_in_fp32: int
+    """Numbers that autograd keeps: of `layer` the input without its mean, and that over its root mean square; of `rms`
+    with a stat_width the input, and that over its root mean square."""
+    keeps_output: bool
+    """Whether its backward pass works from the output."""
+
+
+NORMS = {"rms": NormForm(RMSNorm, 1, 0, keeps_output=True), "layer": NormForm(LayerNorm, 2, 2, keeps_output=False)}
+RMS_OF_A_PART = NormForm(RMSNorm, 1, 2, keeps_output=False)
 
 
 class NormConfig(Config):
@@ -31,14 +46,22 @@ class NormConfig(Config):
             raise ValueError(f"stat_width: got {self.stat_width}; only an rms norm has one")
         return self
 
-    def cost(self, width: int) -> Cost:
-        """Gain, output and the reciprocal root mean square; of `layer` a bias, and what autograd keeps of the steps."""
-        if self.kind == "rms":
-            return rms_norm(width)
-        return rms_norm(width) + vector(width) + Cost(activation_fp32_elements=3 * width)
+    @property
+    def _form(self) -> NormForm:
+        return NORMS[self.kind] if self.stat_width is None else RMS_OF_A_PART
+
+    def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
+        """Of n_vectors of each token, with each reciprocal root mean square that is kept for the backward pass.
+
+        is_read: whether a matrix product comes next, which keeps the output in any case; the head's keeps gradients.
+        """
+        form = self._form
+        n_outputs = n_vectors * width if is_read or form.keeps_output else 0
+        n_in_fp32 = n_vectors * (1 + form.n_kept_in_fp32 * width)
+        return vector(form.n_params * width) + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
     def build(self, axes: Axes) -> RMSNorm | LayerNorm:
-        return NORMS[self.kind](axes, self.eps, self.norm_dim, self.stat_width)
+        return self._form.module(axes, self.eps, self.norm_dim, self.stat_width)
 
 
 class Before:
@@ -74,7 +97,7 @@ class After:
     @staticmethod
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
         """With what the sublayer keeps of its input: the stream itself, in the type of the matrix products."""
-        return config.cost(d_write) + Cost(activation_elements=d_read)
+        return config.cost(d_write, is_read=False) + Cost(activation_elements=d_read)
 
     def before(self, x: Tensor) -> Tensor:
         """As in `Before`. Cast once, or autocast would make and keep a copy for every matrix that reads x."""

@@ -1,17 +1,39 @@
 """Rotary position embedding. Source: Su et al. 2021, arXiv:2104.09864."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def rope_table(positions: Tensor, head_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines of the angles position * base^(-2i / head_dim), in fp32 (fp64 if that is the default).
+class Rope(NamedTuple):
+    """How a head of queries or keys turns."""
+
+    head_dim: int
+    base: float
+    frequencies: tuple[float, ...] | None = None
+    """Radians per position of each of the head_dim / 2 pairs; None: base^(-2i / head_dim) of pair i."""
+
+    def radians(self, device: torch.device | str = "cpu") -> Tensor:
+        """(head_dim / 2,), fp64: the angle of each pair at position 1."""
+        if self.frequencies is not None:
+            return torch.tensor(self.frequencies, device=device, dtype=torch.float64)
+        exponents = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
+        return self.base**-exponents
+
+    @property
+    def pair_frequencies(self) -> tuple[float, ...]:
+        """The same numbers, as a config holds them."""
+        return tuple(self.radians().tolist())
+
+
+def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of the angles position * radians, in fp32 (fp64 if that is the default).
 
     positions: integers (B, T) or (1, T) -> the factors of `rotate`, two tensors (B or 1, T, 1, head_dim): the
     cosines twice over, and the sines, negative in the first half.
     """
-    exponents = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float64) / head_dim
-    angles = positions.to(torch.float64)[:, :, None, None] * base**-exponents
+    angles = positions.to(torch.float64)[:, :, None, None] * rope.radians(positions.device)
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.model.generate import check_prompts
+from widthwise.model.generate import check_length, check_prompts
 from widthwise.model.memory import allocating
 
 
@@ -116,13 +116,14 @@ def generate_drafted(
 ) -> tuple[list[list[int]], Speculation]:
     """What `generate` answers at temperature 0, found in fewer passes; the prompts one after another.
 
-    Raises UserError for a model without further heads, an empty prompt, and where a cache does not fit into memory.
+    Raises UserError for a model without further heads, and for what `stream_tokens` refuses.
     """
     check_prompts(prompts)
     if not model.depths:
         raise UserError(
             "generate: the model has no heads to draft with; `model.mtp` in its recipe would have given it some"
         )
+    check_length(model, max(len(prompt) for prompt in prompts), max_new_tokens)
     counts, continuations = Speculation(), []
     started = time.perf_counter()
     for prompt in prompts:

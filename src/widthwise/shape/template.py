@@ -15,7 +15,8 @@ from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig, MTPOptions
-from widthwise.model.norm import PLACEMENTS, NormConfig, Placement
+from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
+from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
@@ -26,11 +27,17 @@ WIDEST = 2**24
 
 
 class NormTemplate(Config):
-    """The norms of all layers."""
+    """The norms of all layers, of further heads and before the head."""
 
+    kind: NormKind = "rms"
+    """RMSNorm, or LayerNorm, which subtracts the mean and has a bias (GPT-2)."""
     eps: pydantic.PositiveFloat = 1e-5
     placement: Placement = "pre"
     """Before each sublayer, or OLMo 2's order: after it, before the residual addition."""
+
+    def over(self, width: int) -> NormConfig:
+        """One that covers `width` coordinates."""
+        return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width)
 
 
 class ModelTemplate(Config):
@@ -47,6 +54,8 @@ class ModelTemplate(Config):
     norm: NormTemplate = NormTemplate()
     mtp: MTPOptions | None = None
     """Further heads for later tokens, each with a layer of width d_model."""
+    positions: LearnedPositionsConfig | None = None
+    """Learned positions, added to the embedding."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0
@@ -68,19 +77,21 @@ class ModelTemplate(Config):
         """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
         layers = tuple(self._layer(index, widths) for index in range(self.n_layers))
-        mtp = self._mtp()
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
+        mtp = self._mtp(residual.slot_shape(self.d_model)[1])
         norms_layer = residual.final_norm_spans_layer and self.shape.endpoints == "full"
+        final_norm_width = widths[-1] if norms_layer else self.d_model
         with mistakes_at("model"):
             return ModelConfig(
                 vocab_size=self.vocab_size,
                 d_model=self.d_model,
                 layers=layers,
                 residual=residual,
-                final_norm_eps=self.norm.eps,
-                final_norm_width=widths[-1] if norms_layer else self.d_model,
+                final_norm=self.norm.over(final_norm_width),
+                final_norm_width=final_norm_width,
                 mtp=mtp,
+                positions=self.positions,
                 tie_embeddings=self.tie_embeddings,
                 embedding_multiplier=self.embedding_multiplier,
                 logit_multiplier=self.logit_multiplier,
@@ -132,12 +143,17 @@ class ModelTemplate(Config):
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
 
-    def _mtp(self) -> MTPConfig | None:
+    def _mtp(self, slot_width: int) -> MTPConfig | None:
         if self.mtp is None:
             return None
         width = self.d_model
         layer = self._layer_of(width, width, width, "model.mtp.layer")
-        return MTPConfig(**options_of(MTPOptions, self.mtp), layer=layer, norm_eps=self.norm.eps)
+        return MTPConfig(
+            **options_of(MTPOptions, self.mtp),
+            layer=layer,
+            slot_norm=self.norm.over(slot_width),
+            final_norm=self.norm.over(width),
+        )
 
     def _layer_of(self, width: int, d_in: int, d_out: int, where: str) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
@@ -147,9 +163,9 @@ class ModelTemplate(Config):
                 d_in=d_in,
                 d_out=d_out,
                 norm_placement=self.norm.placement,
-                attention_norm=NormConfig(eps=self.norm.eps, norm_dim=width),
+                attention_norm=self.norm.over(width),
                 attention=self.attention.at_width(width),
-                ffn_norm=NormConfig(eps=self.norm.eps, norm_dim=ffn_norm_dim),
+                ffn_norm=self.norm.over(ffn_norm_dim),
                 ffn=self.ffn.at_width(width),
             )
 

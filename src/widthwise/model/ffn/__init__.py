@@ -6,8 +6,11 @@ from pydantic import Field
 
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
+from widthwise.model.ffn.mlp import MLPConfig, MLPTemplate
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
 
-FFN = Annotated[SwiGLUConfig | HourglassConfig | MoEConfig | DynamicConfig, Field(discriminator="kind")]
-FFNTemplate = Annotated[SwiGLUTemplate | HourglassTemplate | MoETemplate | DynamicTemplate, Field(discriminator="kind")]
+FFN = Annotated[SwiGLUConfig | MLPConfig | HourglassConfig | MoEConfig | DynamicConfig, Field(discriminator="kind")]
+FFNTemplate = Annotated[
+    SwiGLUTemplate | MLPTemplate | HourglassTemplate | MoETemplate | DynamicTemplate, Field(discriminator="kind")
+]

@@ -2,10 +2,14 @@
 
 Source: Dynamic Width Feedforward Networks (Aardvark, 2025), which is the score `ln_mean` with the mask `hard`. As
 written all its tokens use half of the units; the other scores and masks are what makes a width that is learned.
+
+"Units" of a width, a centre or a temperature are those that the layer had before any growth: they keep their meaning
+when units come in between (see `unit_ranks`). Numbers of units are of those that it has.
 """
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Literal
 
 import pydantic
@@ -17,13 +21,14 @@ from torch.utils.checkpoint import checkpoint
 from widthwise.config_io import Config, mistakes_at, options_of
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
-from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all
+from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import swiglu_cost
+from widthwise.model.ffn.unit_ranks import grown_centres
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
@@ -38,7 +43,7 @@ class WidthChoice(Config):
     score: AnyWidthScore = LinearScoreConfig()
     mask: AnyWidthMask = StraightThroughMaskConfig()
     min_fraction: float = Field(default=1 / 3, ge=0, le=1)
-    """The narrowest a token can be, over d_ff."""
+    """The narrowest a token can be, over the width that uses all units."""
     start: float = Field(default=0.9, gt=0, lt=1)
     """The level at which all tokens start. High, because units that no token uses do not learn."""
     execution: Literal["auto", "masked", "sliced"] = "auto"
@@ -58,13 +63,28 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     kind: Literal["dynamic"] = "dynamic"
     d_ff: pydantic.PositiveInt
-    """Units; the width of a token that uses all."""
+    """Units."""
+    grown_from: tuple[pydantic.PositiveInt, ...] = ()
+    """What d_ff was before each growth, oldest first. Every token goes on with the units that it used before."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DynamicConfig":
-        if self.mask != self.mask.at_width(self.d_ff):
+        if any(before >= after for before, after in pairwise(self.sizes)):
+            got = f"grown_from: got {list(self.grown_from)}"
+            raise ValueError(f"{got}; must be sizes that increase, the last below d_ff = {self.d_ff}")
+        if self.mask != self.mask.at_width(self.full_width):
             raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
         return self
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What d_ff was and is, oldest first."""
+        return (*self.grown_from, self.d_ff)
+
+    @property
+    def full_width(self) -> int:
+        """The width of a token that uses all units: d_ff before any growth."""
+        return self.sizes[0]
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
@@ -116,7 +136,7 @@ class DynamicWidth(FeedForward):
         self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
         self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
-        self.mask = config.mask.build(config.d_ff)
+        self.mask = config.mask.build(config.full_width)
         self.score = config.score.build(d_model) if config.mask.has_width else None
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
@@ -133,7 +153,7 @@ class DynamicWidth(FeedForward):
             level = _recomputed(self._level, self.score.source(x, stream, context))
             asked, used = self._fraction(level), self._fraction(self.mask.drawn(level))
             edge = self.mask.edge(context.progress)
-        return self.norm.after(self._update(x, self.config.d_ff * used, edge)), {"width_fraction": asked}
+        return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
 
     def _level(self, source: Tensor) -> Tensor:
         """(B, T), from 0 to 1."""
@@ -153,29 +173,49 @@ class DynamicWidth(FeedForward):
         if sliced is None:
             return self._masked(x, width, edge.mask)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
-        update = sliced(x.flatten(0, 1), *weights, width.flatten(), edge.mask, edge.margin)
+        width, margin = self._as_never_grown(width.flatten(), edge.margin)
+        update = sliced(x.flatten(0, 1), *weights, width, edge.mask, margin)
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
         """The function that leaves out what is not used; None where there is none, or none is wanted."""
         if edge.margin == math.inf or self.config.execution == "masked" or torch.compiler.is_compiling():
             return None
+        if self.config.grown_from and edge.margin > 0:
+            return None  # a slope needs the centres of the units, which the sliced forms take to be i + 1/2
         if self.config.execution == "sliced":
             return fused.sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
     def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
         """All units, then the mask; arguments as for `_update`."""
-        centres = unit_centres(0, self.config.d_ff, width)
+        centres = self._centres(width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
             return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
 
         return self.w_down(_recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
+    def _centres(self, like: Tensor) -> Tensor:
+        """(d_ff,), in units, with the type and device of `like`."""
+        if self.config.grown_from:
+            return grown_centres(self.config.sizes, like)
+        return unit_centres(0, self.config.d_ff, like)
+
+    def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:
+        """Width and margin with which a token reaches as many units where unit i has its centre at i + 1/2."""
+        if not self.config.grown_from:
+            return width, margin
+        return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
+
+    def used_units(self, width: Tensor) -> Tensor:
+        """How many units have their centre below the width, (...) in units -> integers (...)."""
+        return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
+
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
         """Units of tokens of these widths, (n_tokens,) in units, rounded up to where slices end; of all together."""
-        return int(bucketed_units(width, self.mask.edge(progress).margin, self.config.d_ff).sum())
+        width, margin = self._as_never_grown(width, self.mask.edge(progress).margin)
+        return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
         """Units that a forward pass over tokens of these widths, (n_tokens,) in units, computes; of all together.
@@ -187,7 +227,7 @@ class DynamicWidth(FeedForward):
         if sliced is None:
             return len(width) * self.config.d_ff
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
-            return len(width) * units_for_all(width, edge.margin, self.config.d_ff)
+            return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width, progress)
 
     @torch.no_grad()

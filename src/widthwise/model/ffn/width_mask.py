@@ -3,6 +3,9 @@
 A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width w, in units, uses those whose centres
 lie below w. A step has no derivative in w, so the masks differ in how they step, and in what they take for the
 derivative.
+
+In a layer that was grown, new units have their centres between the old ones, which keep theirs, as temperatures keep
+their meaning: `d_ff` is here what it was before any growth.
 """
 
 from abc import ABC
@@ -157,8 +160,8 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
     def at_width(self, d_ff: int) -> Self:
         first, highest = self.first_temperature(d_ff), highest_temperature(d_ff)
         if self.learn_temperature and not 1 <= first <= highest:
-            got = f"mask.temperature: got {first:g}"
-            raise ValueError(f"{got}; where d_ff = {d_ff} a learned one lies between 1 and {highest:g}")
+            got = f"mask.temperature: got {first:g}; where d_ff = {d_ff} (before any growth)"
+            raise ValueError(f"{got} a learned one lies between 1 and {highest:g}")
         return super().at_width(d_ff)
 
 

@@ -79,8 +79,13 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     n_slots: pydantic.PositiveInt
     n_owned_slots: pydantic.PositiveInt
     """Slots that the widest layer reads and writes; those beyond belong to no layer."""
+    slot_norm_dim: pydantic.PositiveInt | None = None
+    """Divisor of the sum of squares of a slot in the norm behind which dynamic coefficients look at it; what they see
+    is divided by its root too. null: slot_width. A grown model keeps what it divided by before."""
     group_norm: GroupNormKind | None
     """Norm over every d_model coordinates of the stream before it is reduced."""
+    group_norm_dim: pydantic.PositiveInt | None = None
+    """Divisor of its sums of squares; null: d_model."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         n_blocks = [_n_blocks(width, self.slot_width) for width in (d_model, *widths)]
@@ -133,12 +138,13 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def reduction_params(self, d_model: int) -> int:
         return int(REDUCTIONS[self.reduce].cost(d_model, self.n_slots, self.slot_width).params)
 
-    def build_exit(self, d_model: int, norm: NormConfig) -> Exit:
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> Exit:
         reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width)
         group_norm = None
         if self.group_norm is not None:
-            group_norm = GroupNorm(self.group_norm, d_model, self.stream_width, norm.eps)
-        return OverWidthExit(group_norm, reduce, RMSNorm({"d_model": d_model}, norm.eps, norm.norm_dim))
+            norm_dim = self.group_norm_dim or d_model
+            group_norm = GroupNorm(self.group_norm, d_model, self.stream_width, norm.eps, norm_dim)
+        return OverWidthExit(group_norm, reduce, norm.build({"d_model": width}))
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
@@ -244,20 +250,22 @@ class HyperConnection(Site):
         self.static = Vector(self.table, start=pattern)
         if config.dynamic:
             slot = {"slot_width": config.slot_width}
-            self.norm = RMSNorm(slot, config.eps, config.slot_width)
+            self.norm = RMSNorm(slot, config.eps, config.slot_norm_dim or config.slot_width)
             self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0)
 
     def _reading(self) -> Reading:
         """Static coefficients, projection and scale as the kernels take them."""
-        table = tuple(self.table.values())
-        projection = scale = None
-        if self.config.dynamic:
-            # The gain and 1 / sqrt(slot_width) join the matrix, so that the normalised state is never formed.
-            gain = self.norm.weight / math.sqrt(self.config.slot_width)
-            projection = gain[:, None] * self.dynamic.weight.T
-            scale = self.scale().view(table)
-        return Reading(self.static().view(table), projection, scale, self.n_read, self.config.eps)
+        table, static = tuple(self.table.values()), self.static()
+        if not self.config.dynamic:
+            return Reading(static.view(table), None, None, self.n_read, self.config.eps)
+        # The gain and 1 / sqrt(norm_dim) join the matrix, so that the normalised state is never formed. The kernels
+        # divide by the slot width b, not by norm_dim = n, with an eps that makes up for it:
+        # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
+        slot_width = self.config.slot_width
+        projection = (self.norm.weight / math.sqrt(slot_width))[:, None] * self.dynamic.weight.T
+        eps = self.config.eps * (self.norm.norm_dim / slot_width)
+        return Reading(static.view(table), projection, self.scale().view(table), self.n_read, eps)
 
     def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
         """What a token's slots are mixed with, (B, T, n_slots, n_coefficients), or without the first two axes where it

@@ -76,8 +76,8 @@ class ResidualConfig(Config, ABC):
         return 0
 
     @abstractmethod
-    def build_exit(self, d_model: int, norm: NormConfig) -> Exit:
-        """norm: the last norm before the head; norm_dim is the width it covers."""
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> Exit:
+        """norm: the last norm before the head, which covers `width` coordinates."""
 
     @abstractmethod
     def slot_shape(self, d_model: int) -> tuple[int, int]:

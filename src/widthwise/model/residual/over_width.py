@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.boundary import PendingWrite, written
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Control, Linear, RMSNorm, Vector
+from widthwise.model.axes import Control, LayerNorm, Linear, RMSNorm, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.residual.interface import Exit
 
@@ -133,13 +133,14 @@ class GroupNorm(nn.Module):
     """Every group of d_model consecutive coordinates of a token normalised alone, with a gain a coordinate.
 
     Never over tokens, as torch's GroupNorm of (B, C, T) would be. Source: Wu and He 2018, arXiv:1803.08494; section
-    3.2 of the paper. `layer` subtracts the mean and has a bias, `rms` does neither.
+    3.2 of the paper. `layer` subtracts the mean and has a bias, `rms` does neither. norm_dim: divisor of the sums of
+    squares.
     """
 
-    def __init__(self, kind: str, d_model: int, width: int, eps: float):
+    def __init__(self, kind: str, d_model: int, width: int, eps: float, norm_dim: int):
         super().__init__()
         self.d_model = d_model
-        self.norm = RMSNorm({"stream_width": width}, eps, d_model)
+        self.norm = RMSNorm({"stream_width": width}, eps, norm_dim)
         self.bias = Vector({"stream_width": width}, start=0.0) if kind == "layer" else None
 
     @staticmethod
@@ -160,13 +161,13 @@ class GroupNorm(nn.Module):
         return (normalised + self.bias()).view(slots.shape)
 
     def _normalised(self, groups: Tensor) -> Tensor:
-        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.d_model)
+        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.norm.norm_dim)
 
 
 class OverWidthExit(Exit):
     """Norm of groups, reduction, the last norm."""
 
-    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: RMSNorm):
+    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: RMSNorm | LayerNorm):
         super().__init__()
         self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
 

@@ -12,7 +12,7 @@ import pydantic
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Linear, RMSNorm
+from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost, linear
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
@@ -91,7 +91,7 @@ class Projection(Carry):
     def __init__(self, d_before: int, d_after: int):
         super().__init__(d_before, d_after)
         if d_after > d_before:
-            self.w_widen = Linear({"d_model": d_before}, {"d_model": d_after - d_before})
+            self.w_widen = Linear({"d_model": d_before}, {"d_widened": d_after - d_before})
 
     @staticmethod
     def cost(d_before: int, d_after: int) -> Cost:
@@ -153,8 +153,8 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     def exit_cost(self, d_model: int) -> Cost:
         return Cost()
 
-    def build_exit(self, d_model: int, norm: NormConfig) -> "PlainExit":
-        return PlainExit(d_model, norm)
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "PlainExit":
+        return PlainExit(d_model, width, norm)
 
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return 1, d_model
@@ -175,15 +175,15 @@ class PlainEntry(nn.Module):
 
 
 class PlainExit(Exit):
-    """The norm over the first norm_dim coordinates; the first d_model join the head."""
+    """The norm over the first `width` coordinates; the first d_model join the head."""
 
-    def __init__(self, d_model: int, norm: NormConfig):
+    def __init__(self, d_model: int, width: int, norm: NormConfig):
         super().__init__()
-        self.d_model = d_model
-        self.norm = RMSNorm({"d_model": norm.norm_dim}, norm.eps, norm.norm_dim)
+        self.d_model, self.width = d_model, width
+        self.norm = norm.build({"d_model": width})
 
     def forward(self, stream: Stream) -> Tensor:
-        d_model, n = self.d_model, self.norm.norm_dim
+        d_model, n = self.d_model, self.width
         x = stream.carry_to(max(n, d_model)).prefix
         if n >= d_model:
             return self.norm(x)[..., :d_model]

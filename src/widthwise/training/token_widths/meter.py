@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from widthwise.analysis.moments import Moments
@@ -87,10 +88,10 @@ class _LayerMeter:
         self._histogram += np.histogram(values, bins=N_BINS, range=(0.0, 1.0))[0]
         self._n_floor += int((values <= self.layer.narrowest + NEAR).sum())
         self._n_ceiling += int((values >= 1 - NEAR).sum())
-        width = self._d_ff * fraction
+        width = self.layer.config.full_width * fraction
         self.units += [
             len(values) * self._d_ff,
-            float(width.double().sum()),
+            float((self._d_ff * fraction).double().sum()),
             self._ffn.bucketed_units(width, self._progress),
             self._ffn.computed_units(width, self._progress, self._is_compiled),
         ]
@@ -101,7 +102,8 @@ class _LayerMeter:
         A token uses the units whose centres lie within its width, whatever its mask; dead_share is of the units that
         none uses. gain, bias and temperature are null where the layer has none.
         """
-        max_units = max(0, math.ceil(self._high * self._d_ff - 0.5))
+        widest = torch.tensor(self._high * self.layer.config.full_width, dtype=torch.float64)
+        max_units = int(self._ffn.used_units(widest))
         return {
             "layer": self.layer.index + 1,
             "d_ff": self._d_ff,

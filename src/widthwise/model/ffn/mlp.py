@@ -1,0 +1,104 @@
+"""Feed-forward without a gate: two matrices with an activation between them, and biases where asked for.
+
+Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 2019 (gelu_tanh); So et al. 2021,
+arXiv:2109.08668 (relu2).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import pydantic
+from torch import Tensor
+from torch.nn.functional import gelu, relu, silu
+
+from widthwise.config_io import Config, options_of
+from widthwise.model.axes import Linear
+from widthwise.model.context import PassContext
+from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.norm import NormSite
+
+
+def relu2(x: Tensor) -> Tensor:
+    """max(x, 0)^2."""
+    return relu(x).square()
+
+
+class Activation(NamedTuple):
+    """A function of single numbers."""
+
+    function: Callable[[Tensor], Tensor]
+    n_kept: int
+    """Numbers kept for the backward pass of one and of the product behind: argument and value, or the value alone."""
+
+
+ACTIVATIONS = {
+    "gelu": Activation(gelu, 2),
+    "gelu_tanh": Activation(partial(gelu, approximate="tanh"), 2),
+    "relu": Activation(relu, 1),
+    "relu2": Activation(relu2, 2),
+    "silu": Activation(silu, 2),
+}
+
+
+class MLPOptions(Config):
+    """What a recipe and a resolved model say alike."""
+
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"] = "gelu"
+    """gelu_tanh is GPT-2's approximation of gelu; relu2 the square of relu."""
+    bias: bool = False
+    """Whether both maps add a learned vector, 0 before training."""
+
+    def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
+        """Both maps, and what is kept of the hidden channels for the backward pass."""
+        biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
+        kept = Cost(activation_elements=ACTIVATIONS[self.activation].n_kept * d_ff)
+        return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + kept
+
+
+class MLPConfig(MLPOptions, FFNConfig):
+    """down(activation(up(x)))."""
+
+    kind: Literal["mlp"] = "mlp"
+    d_ff: pydantic.PositiveInt
+    """Hidden width, in channels."""
+
+    @property
+    def hidden_widths(self) -> tuple[int, ...]:
+        return (self.d_ff,)
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        return self.mlp_cost(d_model, self.d_ff, d_out)
+
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "MLP":
+        return MLP(self, d_model, d_out, norm)
+
+
+class MLPTemplate(MLPOptions, HiddenWidthTemplate):
+    """An MLP for a layer of any width; usually d_ff = 4 d_model."""
+
+    hidden_key = "d_ff"
+    usual_ratio = 4.0
+    kind: Literal["mlp"] = "mlp"
+    d_ff: pydantic.PositiveInt | None = None
+    """Hidden width of every layer."""
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        return self.mlp_cost(d_model, self.real_hidden(d_model), d_out)
+
+    def at_width(self, d_model: int) -> MLPConfig:
+        return MLPConfig(d_ff=self.whole_hidden(d_model), **options_of(MLPOptions, self))
+
+
+class MLP(FeedForward):
+    def __init__(self, config: MLPConfig, d_model: int, d_out: int, norm: NormSite):
+        super().__init__()
+        self.config = config
+        self.norm = norm.build(d_model, d_out)
+        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff}, has_bias=config.bias)
+        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out}, has_bias=config.bias)
+
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        hidden = ACTIVATIONS[self.config.activation].function(self.w_up(self.norm.before(x)))
+        return self.norm.after(self.w_down(hidden)), {}

@@ -1,0 +1,39 @@
+"""The norms of queries and keys inside an attention."""
+
+from typing import Literal
+
+import pydantic
+
+from widthwise.config_io import Config
+from widthwise.model.axes import Axes, RMSNorm, size
+from widthwise.model.cost import Cost, vector
+
+
+class QKNormConfig(Config):
+    """RMSNorm of queries and keys before the rotation. Sources: Dehghani et al. 2023 (per head), OLMo 2 (all heads)."""
+
+    eps: pydantic.PositiveFloat = 1e-5
+    over: Literal["head", "all_heads"] = "head"
+    """Whether each head is normalised alone (Qwen 3) or all heads together (OLMo 2)."""
+    q_norm_dim: pydantic.PositiveInt | None = None
+    """Divisor of a sum of squares of queries; null: as many as there are. A grown head divides by its old size."""
+    k_norm_dim: pydantic.PositiveInt | None = None
+    """The same of keys."""
+
+    def axes(self, heads: Axes) -> Axes:
+        """Those a norm covers. heads: of queries or keys, the count first."""
+        return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
+
+    def cost(self, heads: Axes, is_read_as_is: bool) -> Cost:
+        """The gain, the output, and one reciprocal root mean square per norm.
+
+        is_read_as_is: whether the output is what attention keeps anyway, neither turned nor padded.
+        """
+        covered = size(self.axes(heads))
+        n_kept = 0 if is_read_as_is else size(heads)
+        return vector(covered) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // covered)
+
+    def build(self, heads: Axes, norm_dim: int | None) -> RMSNorm:
+        """norm_dim: q_norm_dim or k_norm_dim."""
+        axes = self.axes(heads)
+        return RMSNorm(axes, self.eps, size(axes) if norm_dim is None else norm_dim)
