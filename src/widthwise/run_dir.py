@@ -2,7 +2,7 @@
 
 config.yaml        the resolved recipe: explicit layers, every default written out
 environment.json   versions, machine, commit, command
-metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "stopped", ...}
+metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "stopped", ...}
 result.json        written once, when the run has finished
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
@@ -66,6 +66,10 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
         return _read_mapping(self.path / "environment.json")
+
+    def add_to_environment(self, records: Mapping[str, Any]) -> None:
+        """Writes down what was not known when the run was begun."""
+        write_atomic(self.path / "environment.json", json.dumps({**self.environment(), **records}, indent=2) + "\n")
 
     def result(self) -> dict[str, Any] | None:
         """The result, or None while the run has not finished."""

@@ -131,3 +131,59 @@ def test_the_workload_counts_all_runs(tmp_path: Path) -> None:
     assert plan.workload == f"4 runs of 3 steps and {3 * 4 * 24} tokens, together {compute:.3g} PFLOP/s-days"
     one = plan.recipes["uniform"]
     assert one.pflops_days == pytest.approx(one.explicit_model.cost().training_flops(24) * 3 * 4 * 24 / (1e15 * 86400))
+
+
+def growing(steps: int) -> dict:
+    """Half of the layers for two steps, then all."""
+    return {
+        "model": {"n_layers": 3},
+        "train": {"steps": steps},
+        "growth": [{"at_step": 2, "model": {"n_layers": 6}}],
+    }
+
+
+def test_equal_compute_allows_other_steps(tmp_path: Path) -> None:
+    plan = read_plan(
+        [comparison(tmp_path, match="training_flops", variants={"scratch": {}, "grown": growing(203)})],
+        ["train.steps=202"],
+    )
+    scratch, grown = plan.recipes["scratch"], plan.recipes["grown"]
+    per_token = [recipe.explicit_model.cost().training_flops(24) for recipe in (scratch, grown)]
+    assert grown.training_flops == 4 * 24 * (2 * per_token[1] + 201 * per_token[0])
+    assert abs(grown.training_flops / scratch.training_flops - 1) < 0.01
+    assert plan.workload.startswith("6 runs of 202 to 203 steps and 19,392 to 19,488 tokens")
+
+
+def test_unequal_compute_is_refused_with_the_steps_that_would_match(tmp_path: Path) -> None:
+    def read(n_steps: int):
+        variants = {"scratch": {}, "grown": growing(n_steps)}
+        return read_plan([comparison(tmp_path, match="training_flops", variants=variants)], ["train.steps=100"])
+
+    message = r"grown: training_flops is 1\.\d+ of scratch's.*train\.steps: \d+ would match"
+    with pytest.raises(UserError, match=message) as found:
+        read(120)
+    n_steps = int(str(found.value).split("train.steps: ")[1].split()[0])
+    assert read(n_steps).recipes["grown"].train.steps == n_steps
+
+
+def test_other_quantities_are_matched_in_the_model_that_a_run_ends_with(tmp_path: Path) -> None:
+    variants = {"scratch": {}, "grown": growing(3)}
+    assert read_plan([comparison(tmp_path, match="params", variants=variants)]).match == "params"
+    variants["grown"] = {**growing(3), "growth": []}
+    with pytest.raises(UserError, match=r"grown: params is 0\.\d+ of scratch's"):
+        read_plan([comparison(tmp_path, match="params", variants=variants)])
+
+
+def test_a_growth_that_cannot_be_is_refused_with_its_variant(tmp_path: Path) -> None:
+    variants = {"scratch": {}, "shrunk": {"growth": [{"at_step": 2, "model": {"n_layers": 4}}]}}
+    with pytest.raises(UserError, match=r"^shrunk: growth\.0: n_layers: got 4 where there were 6"):
+        read_plan([comparison(tmp_path, variants=variants)])
+
+
+@pytest.mark.parametrize("name", ["compare_growth", "grow_no_spike"])
+def test_the_comparisons_of_growth_are_fair(name: str) -> None:
+    plan = read_plan([Path(__file__).parents[2] / "configs" / f"{name}.yaml"])
+    assert sum(bool(recipe.growth) for recipe in plan.recipes.values()) >= 2
+    for recipe in plan.recipes.values():
+        decay = recipe.train.steps - recipe.schedule.n_decay_steps(recipe.train.steps)
+        assert all(phase.start + phase.growth.rewarmup_steps <= decay for phase in recipe.phases[1:])

@@ -135,6 +135,25 @@ def test_rate_follows_the_layer_width_when_asked():
             assert group.lr_factor == pytest.approx(expected, rel=1e-12), name
 
 
+def test_parameters_of_one_factor_are_a_group_of_their_own():
+    model = build(config("x"), 0)
+    keys = {f"layers.{i}.attention.w_k.weight": 2.0 for i in (0, 1)} | {"layers.2.attention.w_k.weight": 3.0}
+    groups = parameter_groups(model, scaled=keys)
+    factors = {name: group.multiplied_by for group in groups for name in group.names}
+    assert factors == dict.fromkeys(dict(model.named_parameters()), 1.0) | keys
+    assert {group.names for group in groups if group.multiplied_by != 1} == {tuple(keys)[:2], tuple(keys)[2:]}
+    plain = {name: group for group in parameter_groups(model) for name in group.names}
+    for group in groups:
+        for name in group.names:
+            expected = plain[name]
+            assert (group.name, group.lr_factor, group.decays) == (expected.name, expected.lr_factor, expected.decays)
+
+
+def test_a_factor_of_no_parameter_is_refused():
+    with pytest.raises(ValueError, match=r"^scaled: got 'w_k'; must be parameters of the model"):
+        parameter_groups(build(config("x"), 0), scaled={"w_k": 2.0})
+
+
 def test_groups_are_in_the_order_of_their_first_parameter():
     model = build(config("x"), 0)
     order = [name for name, _ in model.named_parameters()]

@@ -2,6 +2,7 @@
 
 kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
 kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
+kill_runs.py growth WORK             the same of a run whose model grows
 
 Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from growing_runs import UNIFORM
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.data.config import open_data
@@ -64,8 +66,9 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
     return n_killed
 
 
-def kill_before_every_operation(work: Path) -> int:
-    recipe = tiny_recipe("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
+def kill_before_every_operation(work: Path, *overrides: str) -> int:
+    steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
+    recipe = tiny_recipe(*steps, *overrides)
     path, index = work / "killed", 0
     exit_signal(child(recipe, work / "whole"))
     while exit_signal(child(recipe, path, partial(die_before_operation, index, str(path)))):
@@ -100,6 +103,8 @@ if __name__ == "__main__":
     mode, folder = sys.argv[1], Path(sys.argv[2])
     if mode == "moments":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
+    elif mode == "growth":
+        n = kill_before_every_operation(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 5}}]")
     else:
         n = kill_before_every_operation(folder)
     print(json.dumps({"n_killed": n}))

@@ -27,3 +27,8 @@ def test_killed_at_20_random_moments(tmp_path):
 @pytest.mark.slow
 def test_killed_before_every_single_file_operation(tmp_path):
     assert run_script("operations", str(tmp_path)) > 30
+
+
+@pytest.mark.slow
+def test_killed_before_every_single_file_operation_of_a_run_that_grows(tmp_path):
+    assert run_script("growth", str(tmp_path)) > 30

@@ -260,6 +260,43 @@ def test_muons_original_rate_suits_all_widths_and_the_rate_of_adamw_grows_with_t
     assert max(growth["match_rms_adamw"].values()) > 1.8
 
 
+def test_scaled_parameters_learn_at_their_multiple_with_eps_and_decay_divided_by_it(model):
+    scaled = {"layers.0.attention.w_k.weight": 4.0, "exit.norm.weight": 0.5, "embedding.weight": 3.0}
+    adamw = AdamWConfig(lr=0.004, weight_decay=0.3, eps=1e-3, decays_gains=True, scaled=scaled)
+    muon = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw)
+    for config in (adamw, muon):
+        plain = config.model_copy(update={"scaled": {}} if config is adamw else {"adamw": adamw_without(adamw)})
+        with_factors, without = config.build(model), plain.build(model)
+        for optimizer in (with_factors, without):
+            set_lr(optimizer, config.lr / 2)
+        before = groups_by_parameter(model, without)
+        for name, group in groups_by_parameter(model, with_factors).items():
+            c = scaled.get(name, 1.0)
+            assert group["lr"] == pytest.approx(c * before[name]["lr"]), name
+            assert group["weight_decay"] == pytest.approx(before[name]["weight_decay"] / c), name
+            is_muons = "momentum" in group  # whose eps guards a norm, not a root
+            assert group["eps"] == pytest.approx(before[name]["eps"] / (1 if is_muons else c)), name
+
+
+def adamw_without(adamw):
+    return adamw.model_copy(update={"scaled": {}})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_scaled_parameters_that_a_model_has_not_are_named(model, kind):
+    adamw = AdamWConfig(lr=0.004, scaled={"layers.9.attention.w_k.weight": 2.0})
+    config = adamw if kind == "adamw" else MuonConfig(lr=0.02, adamw=adamw)
+    where = "optimizer" if kind == "adamw" else r"optimizer\.adamw"
+    with pytest.raises(UserError, match=rf"^{where}\.scaled: got 'layers\.9\.attention\.w_k\.weight'; must be "):
+        config.build(model)
+
+
+def test_scaled_reads_back_equal():
+    recipe = tiny_recipe("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01, scaled: {embedding.weight: 2}}}")
+    assert recipe.optimizer.adamw.scaled == {"embedding.weight": 2.0}
+    assert parse(Recipe, parse_yaml(to_yaml(recipe), "recipe")) == recipe
+
+
 def test_zero_grad_reaches_every_parameter(model):
     optimizer = MUON.build(model)
     with_random_gradients(model, 1)
@@ -301,6 +338,7 @@ def test_muon_reads_back_equal():
         ("optimizer={kind: muon, lr: 0.1, betas: [0, 0], adamw: {lr: 1}}", r"optimizer\.betas: unknown key; "),
         ("optimizer={kind: muon, lr: 0.1, momentum: 1.0, adamw: {lr: 1}}", r"optimizer\.momentum: got 1.0; "),
         ("optimizer={kind: muon, lr: 0.1, adamw: {lr: 0}}", r"optimizer\.adamw\.lr: got 0; "),
+        ("optimizer={lr: 0.1, scaled: {embedding.weight: 0}}", r"optimizer\.scaled\.embedding\.weight: got 0; "),
         ("optimizer=0.1", r"optimizer: got 0.1; "),
     ],
 )

@@ -22,7 +22,8 @@ def compare(
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
     match: Annotated[
-        str | None, typer.Option(help="What must agree: params, active_params, flops, kv_bytes, or none.")
+        str | None,
+        typer.Option(help="What must agree: params, active_params, flops, kv_bytes, training_flops, none."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:

@@ -34,4 +34,7 @@ def inspect(
     console = Console()
     console.print(layer_table(summary))
     console.print(cost_table(summary))
+    for phase in summary.get("growth", ()):
+        size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
+        console.print(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
     console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days")

@@ -7,11 +7,17 @@ from typing import NoReturn
 
 import typer
 
+from widthwise.cli.bake import bake
 from widthwise.cli.compare import compare
 from widthwise.cli.data import data_app
 from widthwise.cli.design import design
+from widthwise.cli.export import export
+from widthwise.cli.family import family
 from widthwise.cli.generate import generate
+from widthwise.cli.grow import grow
+from widthwise.cli.import_ import import_
 from widthwise.cli.inspect import inspect
+from widthwise.cli.pad import pad
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
 from widthwise.cli.search import search
@@ -28,8 +34,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (inspect, design, search, train, resume, compare, generate, report):
+for verb in (inspect, design, search, train, resume, grow, family, bake, pad, compare, generate, report):
     app.command()(verb)
+app.command("import")(import_)
+app.command()(export)
 app.add_typer(data_app, name="data")
 
 

@@ -62,6 +62,8 @@ class BarObserver:
             self._bar.update(self._task, rate=rate, loss=_loss(record))
         elif record["event"] == "validation":
             self.message(f"{self._description}: step {record['step']}  validation {_loss(record)}")
+        elif record["event"] == "growth":
+            self.message(f"{self._description}: step {record['step']}  {_growth(record)}")
 
     def message(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
@@ -97,6 +99,9 @@ class LineObserver:
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "stopped":
             return  # said by the error that ends the run
+        if record["event"] == "growth":
+            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_growth(record)}")
+            return
         line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} {_loss(record)}"
         if record["event"] == "train":
             remaining = (self._n_steps - record["step"]) * record["step_seconds"]
@@ -111,6 +116,11 @@ def _loss(record: dict[str, Any]) -> str:
     """Of the next token, and behind it those of further heads."""
     later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
     return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
+
+
+def _growth(record: dict[str, Any]) -> str:
+    params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
+    return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
 
 
 def _duration(seconds: float) -> str:

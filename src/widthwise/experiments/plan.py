@@ -27,8 +27,9 @@ class CompareConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Literal[Match, "none"] = "params"
-    """What all variants must have in common, within one percent."""
+    match: Literal[Match, "training_flops", "none"] = "params"
+    """What all variants must have in common, within one percent. training_flops: the compute of the whole run, so that
+    variants may train for different numbers of steps; where a model grows, each counts with its own steps."""
     trend: TrendConfig | None = None
     """A line of the losses over the logarithm of a quantity."""
 
@@ -62,11 +63,12 @@ class Plan:
     @property
     def workload(self) -> str:
         """How much there is to train, in words."""
-        first, n_seeds = self.recipes[self.baseline], len(self.seeds)
-        compute = n_seeds * sum(recipe.pflops_days for recipe in self.recipes.values())
+        recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
+        compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
+        steps = _range([recipe.train.steps for recipe in recipes])
+        tokens = _range([recipe.n_tokens for recipe in recipes])
         return (
-            f"{len(self.recipes) * n_seeds} runs of {first.train.steps:,} steps and {first.n_tokens:,} tokens, "
-            f"together {compute:.3g} PFLOP/s-days"
+            f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
         )
 
     def trend_values(self) -> dict[str, float]:
@@ -74,7 +76,7 @@ class Plan:
         if self.trend is None:
             return {}
         return self.trend.values(
-            {name: cost_summary(recipe.explicit_model, recipe.seq_len) for name, recipe in self.recipes.items()}
+            {name: cost_summary(recipe.final_model, recipe.seq_len) for name, recipe in self.recipes.items()}
         )
 
     def run_recipe(self, name: str, seed: int) -> Recipe:
@@ -85,6 +87,11 @@ class Plan:
     def run_path(self, name: str, seed: int) -> Path:
         """Where the run goes, inside the comparison's folder."""
         return Path("runs") / f"{name}-seed{seed}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def read_plan(
@@ -123,27 +130,42 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
 def check_fair(plan: Plan) -> None:
     """Raises UserError, before hours of training, where a variant cannot be trained or compared.
 
-    Variants are comparable where data and tokens agree, and the matched quantity to within one percent.
+    Variants are comparable where data and tokens agree, and the matched quantity to within one percent. Where that is
+    the compute of training, tokens follow from it; the runs of a seed see the same ones as far as they go.
     """
     baseline = plan.recipes[plan.baseline]
-    expected = cost_summary(baseline.explicit_model, baseline.seq_len)
     for name, recipe in plan.recipes.items():
         _check_recipe(recipe, name)
         for what, read in SHARED.items():
-            if read(recipe) != read(baseline):
+            if read(recipe) != read(baseline) and (what, plan.match) != ("train.steps", "training_flops"):
                 raise UserError(
                     f"{name}: {what} is {read(recipe)}, but {read(baseline)} in {plan.baseline}; not comparable"
                 )
-        if plan.match == "none":
-            continue
-        ratio = ratios(cost_summary(recipe.explicit_model, recipe.seq_len), expected)[plan.match]
+        ratio = _matched_ratio(recipe, baseline, plan.match)
         if abs(ratio - 1) > LARGEST_MISMATCH:
             raise UserError(
                 f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, and a matched comparison allows "
-                f"{LARGEST_MISMATCH:.0%}; resize it (a solved shape meets the budget with rounding: balanced), or say "
-                "match: none under compare, or --match none"
+                f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, plan.match)}, or say match: none under compare, or "
+                "--match none"
             )
     plan.trend_values()  # raises where no line can be fitted
+
+
+def _matched_ratio(recipe: Recipe, baseline: Recipe, match: str) -> float:
+    """The matched quantity over the baseline's, of the models that the runs end with; 1 where nothing is matched."""
+    if match == "none":
+        return 1.0
+    if match == "training_flops":
+        return recipe.training_flops / baseline.training_flops
+    return ratios(*(cost_summary(each.final_model, each.seq_len) for each in (recipe, baseline)))[match]
+
+
+def _remedy(recipe: Recipe, ratio: float, match: str) -> str:
+    if match != "training_flops":
+        return "resize it (a solved shape meets the budget with rounding: balanced)"
+    per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
+    n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
+    return f"train.steps: {n_steps} would match"
 
 
 def _check_recipe(recipe: Recipe, name: str) -> None:

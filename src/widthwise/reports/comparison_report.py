@@ -11,6 +11,7 @@ from widthwise.reports import plots, tables
 from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
+from widthwise.reports.growth import growth_section
 from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
 from widthwise.reports.reading import read_comparison, read_run
 from widthwise.reports.records import Comparison, Result, Run, Variant
@@ -64,6 +65,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
             {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
         ),
         trend=trend_section(comparison, chosen),
+        growth=growth_section(runs, chosen),
         parameters=plots.parts_figure("parts", variants),
         ratios=plots.ratio_figure("ratios", variants, chosen, baseline),
         legend=legend(chosen),
@@ -139,7 +141,7 @@ def _bundle(
 
 
 def _training_flops(variant: Variant, run: Run) -> float:
-    """Per token, all passes over it counted where the run says its compute."""
+    """Per token of a model that stays the same, all passes over it counted where the run says its compute."""
     result = run.result
     if result is None or result.pflops_days is None or not result.tokens:
         return variant.cost.flops_per_token.training

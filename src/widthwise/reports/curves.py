@@ -53,13 +53,29 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
 
 
 def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
-    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out."""
+    """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
+
+    flops_per_token: of a run whose model stays the same; where it grew, the result says what the run had cost by then.
+    """
     tokens = by_step(run, "train", "tokens")
     steps, counts = [0.0, *tokens.x], [0.0, *tokens.y]
     if run.result and run.result.steps and run.result.tokens and run.result.steps > steps[-1]:
         steps, counts = [*steps, float(run.result.steps)], [*counts, float(run.result.tokens)]
     known = curve.x <= steps[-1]
-    return Curve(np.interp(curve.x[known], steps, counts) * flops_per_token, curve.y[known])
+    return Curve(_training_flops(np.interp(curve.x[known], steps, counts), run, flops_per_token), curve.y[known])
+
+
+def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
+    """Of so many first tokens."""
+    result = run.result
+    if result is None or not result.growth:
+        return tokens * flops_per_token
+    ends = [
+        *((growth.tokens, growth.training_flops) for growth in result.growth),
+        (result.tokens, result.training_flops),
+    ]
+    n_tokens, flops = zip(*ends)
+    return np.interp(tokens, [0.0, *map(finite, n_tokens)], [0.0, *map(finite, flops)])
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:

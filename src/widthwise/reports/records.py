@@ -240,6 +240,21 @@ class VirtualWidth(Record):
         return self
 
 
+class Growth(Record):
+    """A moment at which the model of a run became a larger one."""
+
+    step: int
+    """Steps done before."""
+    tokens: int
+    training_flops: float
+    """Of all steps before."""
+    params_before: float
+    params_after: float
+    loss_before: float | None
+    """Held out."""
+    loss_after: float | None
+
+
 class Result(Record):
     """The content of a run's `result.json`."""
 
@@ -256,6 +271,10 @@ class Result(Record):
     wall_seconds: float | None = None
     pflops_days: float | None = None
     """Training compute in PFLOP/s-days, all passes over a token counted."""
+    training_flops: float | None = None
+    """The same in FLOPs."""
+    growth: list[Growth] = []
+    """In order; empty where the model stayed the same."""
     val_mtp_losses: list[float] | None = None
     """Of the further heads, nearest first; None for a model without."""
     cost: Cost | None = None

@@ -10,6 +10,7 @@ from widthwise.files import write_atomic
 from widthwise.reports import plots, tables
 from widthwise.reports.curves import by_step
 from widthwise.reports.formats import clean
+from widthwise.reports.growth import growth_section
 from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.reading import read_run
 from widthwise.reports.records import Run
@@ -61,6 +62,7 @@ def _page(runs: Sequence[Run]) -> str:
         legend=legend(chosen),
         token_widths=token_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
+        growth=growth_section({name: [run] for name, run in named.items()}, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
         cost_table=tables.cost_table(list(costs.items())),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],

@@ -58,6 +58,11 @@ def checkpoint_paths(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=lambda path: path.name, reverse=True)
 
 
+def step_of(path: Path) -> int:
+    """Of a finished checkpoint, from its name."""
+    return int(path.name.removeprefix("step_"))
+
+
 def latest_valid(folder: Path) -> tuple[Path | None, list[Damage]]:
     """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not."""
     damages: list[Damage] = []

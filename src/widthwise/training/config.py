@@ -1,20 +1,24 @@
 """The recipe: everything a run needs."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import pydantic
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse, parse_yaml, read_recipe
 from widthwise.data.config import DataConfig
 from widthwise.data.prepared import PreparedData
+from widthwise.growth.optimizer_state import grown_factors
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
+from widthwise.training.growth_events import GrowthEvent, Phase, RunLength, phases_of, rewarmup_factor
 from widthwise.training.held_out import HeldOut
+from widthwise.training.model_section import ModelSection, explicit_model
 from widthwise.training.optimizer import Optimizer
 from widthwise.training.precision import Precision
 from widthwise.training.schedule import Schedule
@@ -82,47 +86,87 @@ class TrainConfig(Config):
         return 1 if self.nested is None else self.nested.n_passes
 
 
-def _form(model: Any) -> str:
-    layers = model.get("layers") if isinstance(model, dict) else getattr(model, "layers", None)
-    return "resolved" if isinstance(layers, (list, tuple)) else "template"
-
-
-Model = Annotated[
-    Annotated[ModelTemplate, Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
-]
-
-
 class Recipe(Config):
     """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second."""
 
-    model: Model
+    model: ModelSection
     seq_len: pydantic.PositiveInt
     """Tokens per training sequence, and the context at which FLOPs are counted."""
     data: DataConfig = DataConfig()
     optimizer: Optimizer
     schedule: Schedule
     train: TrainConfig
+    growth: tuple[GrowthEvent, ...] = ()
+    """Moments at which the model becomes a larger one that computes the same, in order."""
 
     @property
     def explicit_model(self) -> ModelConfig:
-        """The model with every layer written out. Raises UserError where the shape cannot be had."""
-        return self.model if isinstance(self.model, ModelConfig) else self.model.resolve(self.seq_len)
+        """The model of the first step with every layer written out. Raises UserError where the shape cannot be had."""
+        return explicit_model(self.model, self.seq_len)
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The models of the run, one but for growth. Raises UserError where a model cannot be had."""
+        length = RunLength(self.train.steps, self.tokens_per_step, self.seq_len, self.optimizer.settling_steps)
+        return phases_of(self.model, self.growth, length)
+
+    def __copy__(self) -> "Recipe":
+        copied = super().__copy__()
+        vars(copied).pop("phases", None)  # `model_copy` changes what they follow from
+        return copied
+
+    def phase_at(self, step: int) -> Phase:
+        """That which made a step; of step 0 the first."""
+        return next(phase for phase in self.phases if step <= phase.end)
+
+    def model_at(self, step: int) -> ModelConfig:
+        """The model in a checkpoint of a step. A growth at that very step is still to come."""
+        return self.phase_at(step).model
+
+    @property
+    def final_model(self) -> ModelConfig:
+        return self.phases[-1].model
+
+    def optimizer_of(self, phase: Phase) -> Optimizer:
+        """The optimizer of a phase: what growth multiplies learns at that multiple of the rate."""
+        factors = self.optimizer.factors
+        for each in self.phases:
+            if each.growth is not None and each.start <= phase.start:
+                factors = grown_factors(each.growth.plan, factors)
+        return self.optimizer.with_factors(factors)
 
     def resolved(self) -> "Recipe":
-        """The same run with explicit layers."""
-        return self.model_copy(update={"model": self.explicit_model})
+        """The same run with the explicit layers of every model."""
+        growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
+        return self.model_copy(update={"model": self.phases[0].model, "growth": growth})
+
+    def lr_factor(self, step: int) -> float:
+        """What the optimizer's rates are multiplied by at a step, counted from 1."""
+        factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
+        return factor * rewarmup_factor(self.phases, step)
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
         self.schedule.check(self.train.steps)
-        if self.model.mtp is not None and self.model.mtp.n_depths >= self.seq_len:
+        for phase in self.phases:
+            where = "" if phase.growth is None else f"growth.{phase.growth.index}: "
+            try:
+                self._check_model(phase.model)
+            except UserError as error:
+                raise UserError(f"{where}{error}") from None
+
+    def _check_model(self, model: ModelConfig) -> None:
+        if model.positions is not None and self.seq_len > model.positions.n_positions:
             raise UserError(
-                f"model.mtp.n_depths: got {self.model.mtp.n_depths}; must be less than seq_len = {self.seq_len}"
+                f"seq_len: got {self.seq_len}; must be at most model.positions.n_positions = "
+                f"{model.positions.n_positions}"
             )
+        if model.mtp is not None and model.mtp.n_depths >= self.seq_len:
+            raise UserError(f"model.mtp.n_depths: got {model.mtp.n_depths}; must be less than seq_len = {self.seq_len}")
         if self.train.width_budget is not None:
-            self.train.width_budget.check(self.explicit_model)
+            self.train.width_budget.check(model)
         if self.train.nested is not None:
-            self.train.nested.check(self.explicit_model)
+            self.train.nested.check(model)
 
     def held_out(self, data: PreparedData) -> HeldOut:
         """What validations look at."""
@@ -143,10 +187,24 @@ class Recipe(Config):
         """Tokens of the whole run times the passes over each: what training compute is counted by."""
         return self.n_tokens * self.train.n_passes
 
+    def training_flops_until(self, step: int) -> float:
+        """Of the first steps of the run, each counted with the model that makes it."""
+        n_token_passes = self.tokens_per_step * self.train.n_passes
+        return sum(
+            phase.model.cost().training_flops(self.seq_len) * (min(step, phase.end) - phase.start) * n_token_passes
+            for phase in self.phases
+            if phase.start < step
+        )
+
+    @property
+    def training_flops(self) -> float:
+        """Of the whole run."""
+        return self.training_flops_until(self.train.steps)
+
     @property
     def pflops_days(self) -> float:
         """Training compute of the whole run, in PFLOP/s-days."""
-        return pflops_days(self.explicit_model.cost().training_flops(self.seq_len), self.n_token_passes)
+        return pflops_days(self.training_flops, 1)
 
 
 def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
@@ -170,20 +228,36 @@ def saved_recipe(run: RunDir) -> Recipe:
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
     """The inspection of a recipe's model beside that of `against`, by default `ModelTemplate.baseline`.
 
-    Raises UserError for what `train` would refuse of the recipe.
+    Of a run whose model grows, that of the last one; `growth` tells what every model costs. Raises UserError for what
+    `train` would refuse of the recipe.
     """
     recipe.check()
-    config = recipe.explicit_model
+    section = recipe.phases[-1].section
     if against is not None:
-        baseline, n_baseline_tokens = against.explicit_model, against.n_token_passes
+        baseline = against.final_model
     else:
-        baseline = recipe.model.baseline().resolve(recipe.seq_len) if isinstance(recipe.model, ModelTemplate) else None
-        n_baseline_tokens = recipe.n_token_passes
-    summary = inspection(config, baseline, recipe.seq_len)
+        baseline = section.baseline().resolve(recipe.seq_len) if isinstance(section, ModelTemplate) else None
+    summary = inspection(recipe.final_model, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
     summary["pflops_days"] = recipe.pflops_days
+    if recipe.growth:
+        summary["growth"] = _phase_costs(recipe)
     if baseline is not None:
-        summary["baseline"]["pflops_days"] = pflops_days(
-            summary["baseline"]["flops_per_token"]["training"], n_baseline_tokens
-        )
+        flops = summary["baseline"]["flops_per_token"]["training"]
+        compute = pflops_days(flops, recipe.n_token_passes) if against is None else against.pflops_days
+        summary["baseline"]["pflops_days"] = compute
     return summary
+
+
+def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
+    """Of every model of a run: the steps done before it, and what it adds to the run."""
+    until = recipe.training_flops_until
+    return [
+        {
+            "step": phase.start,
+            "n_tokens": phase.n_steps * recipe.tokens_per_step,
+            "params": phase.model.cost().params,
+            "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
+        }
+        for phase in recipe.phases
+    ]

@@ -7,7 +7,9 @@ from widthwise.data.prepared import PreparedData
 from widthwise.run_dir import RunDir
 
 KEY = "data"
-"""Where `environment.json` keeps it."""
+"""Where `environment.json` keeps it; null there: the run has seen no data yet, as an imported one."""
+TOKENIZER_KEY = "tokenizer"
+"""Where it keeps the tokenizer of a run that has seen no data yet; null: it came without one."""
 
 
 class TokenizerIdentity(Config):
@@ -54,3 +56,17 @@ def identity_of(data: PreparedData) -> DataIdentity:
 def recorded_identity(run: RunDir) -> DataIdentity:
     """The identity of the data a run was begun with. Raises UserError where its record is broken."""
     return parse(DataIdentity, run.environment().get(KEY), f"{run.path}/environment.json: {KEY}")
+
+
+def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
+    """Of a run; None where it has seen no data yet and came without a tokenizer. Raises as `recorded_identity`."""
+    if has_seen_data(run):
+        return recorded_identity(run).tokenizer
+    found = run.environment().get(TOKENIZER_KEY)
+    return None if found is None else parse(TokenizerIdentity, found, f"{run.path}/environment.json: {TOKENIZER_KEY}")
+
+
+def has_seen_data(run: RunDir) -> bool:
+    """Whether a run is bound to its data. An imported one may take any of its tokenizer, until it is trained."""
+    environment = run.environment()
+    return KEY not in environment or environment[KEY] is not None

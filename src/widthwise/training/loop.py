@@ -10,13 +10,15 @@ import torch
 from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
 from widthwise.model.config import cost_summary
-from widthwise.model.decoder import build
+from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compiling import compile_layers
 from widthwise.training.config import Recipe
+from widthwise.training.growth_events import Phase
+from widthwise.training.growth_step import carried_prices, grow
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
@@ -42,42 +44,59 @@ class TrainingLoop:
         self._name = run.path.resolve().name
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(self.config.seed)
-        model = recipe.explicit_model
-        with allocating(f"model: {model.cost().params:,.0f} parameters do not fit into the memory of the device"):
-            self.model = build(model, self.config.seed, self.device)
-        self.optimizer = recipe.optimizer.build(self.model)
-        if self.config.compile:
-            compile_layers(self.model)
-        budget, nested = self.config.width_budget, self.config.nested
-        self.width_budget = None if budget is None else WidthBudget(budget, model, self.device)
-        self.nested_passes = None if nested is None else NestedPasses(nested, model)
+        self._enter(recipe.phases[0])
         self.held_out = recipe.held_out(data)
         self.loader = Loader(
             data.train, seq_len=recipe.seq_len, batch_size=self.config.batch_size, seed=self.config.seed
         )
-        self.cost = cost_summary(model, recipe.seq_len)
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
         self._pending: list[StepOutcome] = []
         self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
-        self._saved_step = self._validated_step = 0
+        self._saved_step = self._validated_step = self._grown_step = 0
         self._damaged: list[checkpoint.Damage] = []
+
+    def _enter(self, phase: Phase) -> None:
+        """Makes the untrained model of a phase the one at work."""
+        config = phase.model
+        with allocating(f"model: {config.cost().params:,.0f} parameters do not fit into the memory of the device"):
+            model = build(config, self.config.seed, self.device)
+        self._work_on(model, self.recipe.optimizer_of(phase).build(model))
+
+    def _work_on(self, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
+        """Everything that follows from the model at work."""
+        self.model, self.optimizer = model, optimizer
+        if self.config.compile:
+            torch.compiler.reset()  # what was compiled for a smaller model counts towards the limit of graphs
+            compile_layers(model)
+        budget, nested = self.config.width_budget, self.config.nested
+        self.width_budget = None if budget is None else WidthBudget(budget, model.config, self.device)
+        self.nested_passes = None if nested is None else NestedPasses(nested, model.config)
+        self.cost = cost_summary(model.config, self.recipe.seq_len)
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
         path, self._damaged = checkpoint.latest_valid(self.run.checkpoints)
         if path is not None:
+            phase = self.recipe.phase_at(checkpoint.step_of(path))
+            if phase.growth is not None:
+                self._enter(phase)
             self.state = RunState(**checkpoint.load(path, self.model, self.optimizer))
-            self.loader.load_state_dict(self.state.loader)
+            if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
+                self.loader.load_state_dict(self.state.loader)
             if self.width_budget is not None:
                 self.width_budget.load_state(self.state.width_prices)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.run.rewind_metrics(self.state.step)
-        validated = [record["step"] for record in self.run.metrics() if record["event"] == "validation"]
-        self._saved_step, self._validated_step = self.state.step, max(validated, default=0)
+        self._saved_step = self.state.step
+        self._validated_step, self._grown_step = self._last_record("validation"), self._last_record("growth")
         self._started -= self.state.wall_seconds
+
+    def _last_record(self, event: str) -> int:
+        """The step of the last one in the metrics, 0 where there is none."""
+        return max((record["step"] for record in self.run.metrics() if record["event"] == event), default=0)
 
     def note(self, text: str) -> None:
         """Tells the user, and keeps the text for the result; a text is said once in a run."""
@@ -91,6 +110,7 @@ class TrainingLoop:
         self._set_progress()
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
         while self.state.step < self.config.steps:
+            self._grow_if_due()
             self._step()
             self._save_if_due(watch.received is not None)
             if watch.received is not None:
@@ -118,6 +138,31 @@ class TrainingLoop:
             self._log()
         self.observer.step_done(self.state.step)
 
+    def _grow_if_due(self) -> None:
+        """Makes the model of the next step, where it is another. A checkpoint of this step holds the one before."""
+        phase = self.recipe.phase_at(self.state.step + 1)
+        if phase.growth is None or phase.start != self.state.step:
+            return
+        is_recorded = self._grown_step == self.state.step  # before a kill
+        before = None if is_recorded else self._validate()
+        prices = [] if self.width_budget is None else self.width_budget.state()
+        config = self.recipe.optimizer_of(phase)
+        with allocating(f"growth.{phase.growth.index}: the larger model does not fit into the memory of the device"):
+            self._work_on(*grow(self.model, self.optimizer, phase.growth, config, self.config.seed))
+        if self.width_budget is not None:
+            is_layerwise = self.width_budget.config.is_layerwise
+            self.width_budget.load_state(carried_prices(prices, phase.growth.plan) if is_layerwise else prices)
+        self._set_progress()
+        if before is not None:
+            self._record(
+                "growth",
+                params_before=phase.growth.plan.old.cost().params,
+                params_after=phase.growth.plan.new.cost().params,
+                loss_before=before.loss,
+                loss_after=validate(self.model, self.held_out).loss,
+            )
+            self._grown_step = self.state.step
+
     def _set_progress(self) -> None:
         self.model.progress.fill_(self.state.step / self.config.steps)
 
@@ -143,8 +188,7 @@ class TrainingLoop:
         return every is not None and self.state.step % every == 0
 
     def _lr(self, step: int) -> float:
-        lr, config = self.recipe.optimizer.lr, self.config
-        return lr * self.recipe.schedule.factor(step, lr, config.steps, self.recipe.tokens_per_step)
+        return self.recipe.optimizer.lr * self.recipe.lr_factor(step)
 
     def _collect(self) -> None:
         """Waits for the device and takes over the losses of the steps since the last time."""

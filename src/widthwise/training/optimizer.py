@@ -7,7 +7,7 @@ import pydantic
 import torch
 from pydantic import Discriminator, Field, Tag
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, mistakes_at
 from widthwise.model.decoder import Decoder
 from widthwise.model.mup import ParameterGroup, parameter_groups
 
@@ -25,7 +25,8 @@ class AdamWConfig(Config):
     weight_decay: pydantic.NonNegativeFloat = 0.1
     """Of the matrices; see the next three for the rest."""
     decays_embedding: bool = True
-    """Whether the embedding decays, and with it a tied head; OLMo 2: no. A head of its own always does."""
+    """Whether the embedding decays, and with it a tied head and learned positions; OLMo 2: no. A head of its own always
+    does."""
     decays_gains: bool = False
     """Whether the gains of the norms decay; OLMo 2: yes."""
     decays_scales: bool = True
@@ -33,19 +34,49 @@ class AdamWConfig(Config):
     switching the dynamics off."""
     lr_follows_layer_width: bool = False
     """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
+    scaled: dict[str, pydantic.PositiveFloat] = Field(default_factory=dict)
+    """Parameters that a baked model has multiplied by these factors: they learn at that multiple of the rate, with eps
+    and weight decay divided by it, so that training goes on as it would have, but for a clipping of gradients, whose
+    norm is another. In `adamw` of Muon they are those of both."""
+
+    @property
+    def settling_steps(self) -> int:
+        """Steps that its slowest average looks back."""
+        return round(1 / (1 - max(self.betas)))
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """`scaled`."""
+        return self.scaled
+
+    def with_factors(self, factors: dict[str, float]) -> "AdamWConfig":
+        """The same with another `scaled`."""
+        return self.model_copy(update={"scaled": factors})
 
     def groups(self, model: Decoder) -> list[ParameterGroup]:
+        """Raises ValueError where `scaled` names no parameter."""
         return parameter_groups(
-            model, self.lr_follows_layer_width, self.decays_embedding, self.decays_gains, self.decays_scales
+            model,
+            self.lr_follows_layer_width,
+            self.decays_embedding,
+            self.decays_gains,
+            self.decays_scales,
+            self.scaled,
         )
 
     def build(self, model: Decoder) -> torch.optim.AdamW:
-        """AdamW of all parameters; see `of`."""
-        return self.of(self.groups(model), self.lr)
+        """AdamW of all parameters; see `of`. Raises UserError where `scaled` names none of them."""
+        with mistakes_at("optimizer"):
+            groups = self.groups(model)
+        return self.of(groups, self.lr)
 
     def of(self, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
         """AdamW with one parameter group per `ParameterGroup`. lr: the rate that `set_lr` will be told at the peak."""
-        described = [_described(group, group.lr_factor * (self.lr / lr), self.weight_decay) for group in groups]
+        described = [
+            _described(group, group.lr_factor * (self.lr / lr), self.weight_decay)
+            | {"eps": self.eps / group.multiplied_by}
+            for group in groups
+        ]
         return torch.optim.AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
@@ -81,9 +112,24 @@ class MuonConfig(Config):
     adamw: AdamWConfig
     """For all else; its rate follows the same schedule."""
 
+    @property
+    def settling_steps(self) -> int:
+        """Steps that its slowest average looks back."""
+        return max(round(1 / (1 - self.momentum)), self.adamw.settling_steps)
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """`adamw.scaled`."""
+        return self.adamw.scaled
+
+    def with_factors(self, factors: dict[str, float]) -> "MuonConfig":
+        """The same with another `adamw.scaled`."""
+        return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
+
     def build(self, model: Decoder) -> "MuonAndAdamW":
-        """Both, each with one parameter group per `ParameterGroup` that is its own."""
-        groups = self.adamw.groups(model)
+        """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
+        with mistakes_at("optimizer.adamw"):
+            groups = self.adamw.groups(model)
         muon = torch.optim.Muon(
             [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
             lr=self.lr,
@@ -121,12 +167,17 @@ Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfi
 
 
 def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """What torch is told of a group; one that does not decay has weight decay 0."""
+    """What torch is told of a group; one that does not decay has weight decay 0.
+
+    Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
+    itself that an entry loses in a step, stays.
+    """
+    c = group.multiplied_by
     return {
         "name": group.name,
         "params": list(group.parameters),
-        "lr_factor": lr_factor,
-        "weight_decay": weight_decay if group.decays else 0.0,
+        "lr_factor": lr_factor * c,
+        "weight_decay": weight_decay / c if group.decays else 0.0,
     }
 
 

@@ -21,15 +21,17 @@ def run_result(
     """The content of result.json. records: of the whole run; token_widths and virtual_width: what
     `analyse_widths` and `analyse_virtual_width` found, if anything.
 
-    tokens_per_second is that of the median record, so that neither start-up nor compilation nor a hiccup counts.
+    cost is that of the last model; tokens_per_second is that of the median record, so that neither start-up nor
+    compilation nor a hiccup counts.
     """
-    cost = cost_summary(recipe.explicit_model, recipe.seq_len)
+    cost = cost_summary(recipe.final_model, recipe.seq_len)
     step_seconds = [record["step_seconds"] for record in records if record["event"] == "train"]
     found = {
         "token_widths": token_widths,
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
         "virtual_width": virtual_width,
+        "growth": [_growth(record, recipe) for record in records if record["event"] == "growth"] or None,
     }
     return {
         "status": "finished",
@@ -46,7 +48,15 @@ def run_result(
         "tokens_per_second": recipe.tokens_per_step / statistics.median(step_seconds),
         "wall_seconds": state.wall_seconds,
         "cost": cost,
+        "training_flops": recipe.training_flops,
         "pflops_days": recipe.pflops_days,
         **{key: value for key, value in found.items() if value is not None},
         "notes": state.notes,
     }
+
+
+def _growth(record: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """What a run did and cost until its model grew, and what the growth did."""
+    step = record["step"]
+    found = {key: value for key, value in record.items() if key != "event"}
+    return {**found, "tokens": step * recipe.tokens_per_step, "training_flops": recipe.training_flops_until(step)}

@@ -12,7 +12,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint
 from widthwise.training.config import Recipe, saved_recipe
-from widthwise.training.data_identity import recorded_identity
+from widthwise.training.data_identity import recorded_tokenizer
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,26 @@ def load_trained(path: Path | str, device: torch.device | str | None = None) -> 
     """The model and tokenizer of a run directory. Raises UserError where it is none or has no usable checkpoint."""
     run = RunDir(path)
     recipe = saved_recipe(run)
+    found, damages = newest_checkpoint(run)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    step = checkpoint.step_of(found)
+    model = build(recipe.model_at(step), seed=0, device=device or default)
+    checkpoint.load_weights(found, model)
+    return Trained(recipe, model.eval(), tokenizer_of(run), step, damages)
+
+
+def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint.Damage]]:
+    """The newest good checkpoint of a run, and newer ones that are damaged. Raises UserError where there is none."""
     found, damages = checkpoint.latest_valid(run.checkpoints)
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    model = build(recipe.explicit_model, seed=0, device=device or default)
-    checkpoint.load_weights(found, model)
-    return Trained(recipe, model.eval(), _tokenizer(run), int(found.name.removeprefix("step_")), damages)
+    return found, damages
 
 
-def _tokenizer(run: RunDir) -> Tokenizer:
-    files = sorted(run.tokenizer_folder.glob("*.json"))
-    if not files:
-        raise UserError(f"{run.tokenizer_folder}: holds no tokenizer")
-    return restore_tokenizer(recorded_identity(run).tokenizer.spec, files[0])
+def tokenizer_of(run: RunDir) -> Tokenizer:
+    """Raises UserError where a run has none, as one imported from a folder without a tokenizer.json."""
+    files, identity = sorted(run.tokenizer_folder.glob("*.json")), recorded_tokenizer(run)
+    if identity is None or not files:
+        raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
+    return restore_tokenizer(identity.spec, files[0])

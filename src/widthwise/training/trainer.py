@@ -10,7 +10,7 @@ from widthwise.data.prepared import PreparedData
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint
 from widthwise.training.config import Recipe, saved_recipe
-from widthwise.training.data_identity import identity_of, recorded_identity
+from widthwise.training.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
 from widthwise.training.environment import REPRODUCED_WITH, environment
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
@@ -103,9 +103,21 @@ class _Launch:
         return data
 
     def _check_same_data(self, data: PreparedData) -> None:
+        if not has_seen_data(self.run):
+            self._take_up(data)
         before, now = recorded_identity(self.run), identity_of(data)
         if before != now:
             raise UserError(f"{self.run.path}: was begun with other data ({before}) than is there now ({now})")
+
+    def _take_up(self, data: PreparedData) -> None:
+        """Binds a run that has seen no data to what it is given, if that is of its tokenizer."""
+        own, given = recorded_tokenizer(self.run), identity_of(data)
+        if own is not None and own.id != given.tokenizer.id:
+            raise UserError(
+                f"data.tokenizer: got {given.tokenizer.spec}; must be that of the imported model, {own.spec}"
+            )
+        data.tokenizer.save(self.run.tokenizer_folder)
+        self.run.add_to_environment(given.record())
 
 
 def _check_recipe(recipe: Recipe) -> None:

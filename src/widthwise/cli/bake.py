@@ -1,0 +1,31 @@
+"""`widthwise bake`: a grown run -> the same with the constants that its sizes give."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.cli.growth_result import show_growth
+
+
+def bake(
+    run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is baked.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    one_eps: Annotated[
+        bool, typer.Option("--one-eps", help="Leave the eps of norms alone, for formats with one for the whole model.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Fold the constants that growth kept into weights, so that attention scale and norms are the usual ones.
+
+    Example: `widthwise bake runs/large --out runs/large-baked`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+    from widthwise.training.growing import Source, bake_intended, carry_out
+
+    source = Source.of(run)
+    with shown_progress(Console(stderr=True)) as observer:
+        found = carry_out(source, bake_intended(source, one_eps), out, observer)
+    show_growth(found, as_json)

@@ -1,0 +1,36 @@
+"""`widthwise export`: a run directory -> a Hugging Face folder."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
+    n_positions: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Tokens of the longest text; of an imported model its own, else seq_len, where not given."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write the newest model of a run as a llama, qwen2, qwen3, olmo2 or gpt2 that transformers loads.
+
+    What such a format cannot say is refused with the reason. Example: `widthwise export runs/grown models/grown`
+    """
+    from widthwise.training.exporting import export_run
+
+    summary = export_run(run, folder, dtype, n_positions)
+    for damage in summary.pop("damages"):
+        print(damage, file=sys.stderr)
+    if as_json:
+        print(json.dumps(summary, indent=2))
+        return
+    tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, which the run has not"
+    print(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")

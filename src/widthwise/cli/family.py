@@ -1,0 +1,72 @@
+"""`widthwise family`: one run -> runs of several larger models that begin where it stands."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def family(
+    run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to all recipes, as train.steps=2000.")] = None,
+    to: Annotated[list[Path] | None, typer.Option(help="Recipe of a larger model; one --to for each.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; RUN-family where not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the family as JSON.")] = False,
+) -> None:
+    """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
+
+    Branches that have finished are not trained again: the same command goes on with an interrupted family.
+
+    Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+    from widthwise.cli.tables import table_console
+    from widthwise.config_io import UserError
+    from widthwise.experiments.family import plan_family, run_family
+    from widthwise.training.growing import Source
+
+    if not to:
+        raise UserError("--to: is required; give the recipe of a larger model, one --to for each")
+    folder = out or run.with_name(f"{run.name}-family")
+    source = Source.of(run)
+    branches = plan_family(source, to, overrides or (), folder)
+    with shown_progress(Console(stderr=True)) as observer:
+        found = run_family(source, branches, folder, observer)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    console = table_console()
+    console.print(_table(found))
+    console.print(_sentence(found), highlight=False)
+
+
+def _table(found: dict[str, Any]) -> "Table":
+    from rich.table import Table
+
+    from widthwise.reports.formats import fixed, si
+
+    table = Table(title=f"branched from {found['source']}")
+    table.add_column("")
+    for title in ("params", "branched\nafter step", "tokens", "training\nFLOPs", "FLOPs\nalone", "held-out\nloss"):
+        table.add_column(title, justify="right")
+    for member in found["members"]:
+        sizes = (si(member[key]) for key in ("tokens", "flops", "flops_alone"))
+        cells = (si(member["params"]), f"{member['start']:,}", *sizes, fixed(member["val_loss"], 4))
+        table.add_row(member["name"], *cells)
+    return table
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    from widthwise.reports.formats import si
+
+    together, shared, alone = (found[key] for key in ("family_flops", "shared_flops", "flops_alone"))
+    return (
+        f"Together {si(together)} training FLOPs, the shared {si(shared)} counted once; runs of the same models over "
+        f"as many tokens, each from the start, take {si(alone)}, {alone / together:.2f} times as many."
+    )

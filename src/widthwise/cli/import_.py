@@ -1,0 +1,30 @@
+"""`widthwise import`: a Hugging Face folder -> a run directory."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder: config.json, safetensors.")],
+    run: Annotated[Path, typer.Argument(help="Run directory to write.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as train.steps=2000.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="Recipe of further training; its model section gives way to the imported one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Write a llama, qwen2, qwen3, olmo2 or gpt2 as a run at step 0, to generate with, grow, train further or export.
+
+    Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
+    """
+    from widthwise.training.importing import import_run
+
+    summary = import_run(source, run, recipe, overrides or ())
+    if as_json:
+        print(json.dumps(summary, indent=2))
+        return
+    tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
+    print(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")

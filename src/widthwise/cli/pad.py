@@ -1,0 +1,36 @@
+"""`widthwise pad`: a run -> the same with sizes rounded up for hardware."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.cli.growth_result import show_growth
+
+
+def pad(
+    run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is padded.")],
+    out: Annotated[Path, typer.Option(help="Folder of the new run.")],
+    d_ff_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of hidden units.")] = 1,
+    head_dim_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of head sizes.")] = 1,
+    heads_multiple: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Of heads; key-value heads divide it or are a multiple.")
+    ] = 1,
+    d_model_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of all widths of the stream.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Round sizes up with entries that are 0 and do not learn, for kernels and tensor parallelism. To learn more, grow.
+
+    Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
+    """
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+    from widthwise.growth.pad import Multiples
+    from widthwise.training.growing import Source, carry_out, pad_intended
+
+    source = Source.of(run)
+    multiples = Multiples(d_ff_multiple, head_dim_multiple, heads_multiple, d_model_multiple)
+    with shown_progress(Console(stderr=True)) as observer:
+        found = carry_out(source, pad_intended(source, multiples), out, observer)
+    show_growth(found, as_json)

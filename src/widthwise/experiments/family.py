@@ -1,0 +1,113 @@
+"""Several sizes branched from one run: each grown from its newest checkpoint and trained to the end of its recipe."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.files import write_atomic
+from widthwise.run_dir import RunDir
+from widthwise.training.config import Recipe, saved_recipe
+from widthwise.training.growing import GrowOptions, Intention, Source, carry_out, growth_intended, wanted_recipe
+from widthwise.training.observer import Observer
+from widthwise.training.stopping import Interrupted
+from widthwise.training.trainer import resume
+
+GROWN = "grown"
+"""The event by which a run says where it branched."""
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One size of a family."""
+
+    name: str
+    run: RunDir
+    intention: Intention
+
+    @property
+    def is_begun(self) -> bool:
+        return self.run.exists
+
+    def check(self) -> None:
+        """Raises UserError where the folder holds a run of something else."""
+        if self.is_begun:
+            saved, recipe = saved_recipe(self.run), self.intention.recipe
+            if (saved.explicit_model, saved.train) != (recipe.explicit_model, recipe.train):
+                raise UserError(f"{self.run.path}: holds a run of another recipe; choose another folder with --out")
+
+    @property
+    def start(self) -> int:
+        """Steps done before it branched."""
+        return next(record["step"] for record in reversed(self.run.metrics()) if record["event"] == GROWN)
+
+
+def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str], folder: Path) -> list[Branch]:
+    """The branches of a run, named for their recipes. Raises UserError where one cannot be grown."""
+    names = [path.stem for path in recipes]
+    if len(set(names)) < len(names):
+        raise UserError(f"--to: got {', '.join(map(str, recipes))}; two have the same name, which names their folders")
+    branches = []
+    for name, path in zip(names, recipes):
+        try:
+            intention = growth_intended(source, wanted_recipe(source, path, overrides), GrowOptions())
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        branches.append(Branch(name, RunDir(folder / name), intention))
+        branches[-1].check()
+    return branches
+
+
+def run_family(source: Source, branches: Sequence[Branch], folder: Path, observer: Observer) -> dict[str, Any]:
+    """Grows and trains what has not been; writes family.json. Returns the family."""
+    results = []
+    for branch in branches:
+        if not branch.is_begun:
+            carry_out(source, branch.intention, branch.run.path, observer)
+        try:
+            results.append(resume(branch.run.path, observer))
+        except Interrupted as stopped:
+            more = f"{stopped}, and the same family command with the whole family"
+            raise Interrupted(more, stopped.signal_number) from None
+    family = summarise(source, branches, results)
+    write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")
+    return family
+
+
+def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The family as data. results: of the branches.
+
+    FLOPs are of training, over all steps. `flops_alone` is what a run of the same model would take from nothing over as
+    many tokens; the shared steps are charged once.
+    """
+    members = [_member(source.recipe, branch, result) for branch, result in zip(branches, results)]
+    shared = max((source.recipe.training_flops_until(branch.start) for branch in branches), default=0.0)
+    return {
+        "source": str(source.run.path),
+        "shared_flops": shared,
+        "family_flops": shared + sum(member["flops_own"] for member in members),
+        "flops_alone": sum(member["flops_alone"] for member in members),
+        "members": members,
+    }
+
+
+def _member(before: Recipe, branch: Branch, result: dict[str, Any]) -> dict[str, Any]:
+    recipe, start = saved_recipe(branch.run), branch.start
+    shared_tokens = start * before.tokens_per_step
+    own_tokens = (recipe.train.steps - start) * recipe.tokens_per_step
+    own_flops = recipe.training_flops - recipe.training_flops_until(start)
+    per_token = recipe.final_model.cost().training_flops(recipe.seq_len) * recipe.train.n_passes
+    return {
+        "name": branch.name,
+        "run": str(branch.run.path),
+        "params": recipe.final_model.cost().params,
+        "start": start,
+        "tokens": shared_tokens + own_tokens,
+        "flops_own": own_flops,
+        "flops": before.training_flops_until(start) + own_flops,
+        "flops_alone": (shared_tokens + own_tokens) * per_token,
+        "val_loss": result["val_loss"],
+        "val_bits_per_byte": result["val_bits_per_byte"],
+    }

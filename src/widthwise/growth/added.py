@@ -1,0 +1,93 @@
+"""New parts of a model: layers, blocks, sites of the residual, routers, shared experts.
+
+A part that writes the stream is silent at first: its last matrix is 0, or the gain of the norm behind it, of which one
+step from 0 is small where one step of the matrix would be blown up by the norm to its full size.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.fresh import AsStarted, Draw, Revived
+from widthwise.growth.tensor_plan import TensorPlan
+from widthwise.model.axes import LayerNorm, Linear, RMSNorm, Vector, Weight
+from widthwise.model.decoder import Decoder
+from widthwise.model.init import fill, matrix_std
+from widthwise.model.norm import After
+
+IsAdded = Callable[[str], bool]
+"""Whether the old model has not the parameter of that name."""
+NORMS = (RMSNorm, LayerNorm)
+SUBLAYERS = ("attention", "ffn")
+"""Names of the parts of a layer that write the stream."""
+
+
+def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
+    """Of a parameter of a part that the old model has not. name: of the parameter."""
+    silent = is_silent(name, model, is_added)
+    maps = tuple(AxisMap.of(0, [-1] * n, zero=silent) for n in owner.weight.shape)
+    in_sublayer = any(part in SUBLAYERS for part in name.split("."))  # the residual is heard from the start
+    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=in_sublayer))
+
+
+def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
+    """Of a parameter of an added layer that starts as a copy of another, but for what makes it silent."""
+    if is_silent(name, model, is_added):
+        return added_plan(name, model, owner, is_added)
+    derived = Revived() if is_writer(owner) else None
+    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
+
+
+def starter(name: str, model: Decoder, owner: Weight) -> Draw:
+    """What fills such a parameter in an untrained model."""
+    config = model.config
+    if not isinstance(owner, Linear):
+        std = config.init.std
+    else:
+        in_layer = name.startswith("layers.")
+        width = config.layers[int(name.split(".")[1])].d_model if in_layer else config.d_model
+        std = matrix_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+
+    def start(tensor: Tensor, generator) -> None:
+        holder = type(owner).__new__(type(owner))
+        nn.Module.__init__(holder)
+        holder.start, holder.weight = owner.start, nn.Parameter(tensor)
+        fill(holder, std, generator, config.init.truncate_at)
+
+    return start
+
+
+def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
+    """Whether a parameter of a new part must be 0 for the part to write nothing."""
+    path = name.split(".")
+    owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
+    owner_name, owner = list(owners.items())[-1]
+    if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
+        return True  # it fills coordinates that nobody had
+    sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
+    if sublayer is None:
+        return False
+    if isinstance(owner, Vector) and path[-2] == "bias":
+        owner_name = owner_name.removesuffix(".bias")
+        owner = owners[owner_name]
+        if isinstance(owner, NORMS):
+            return isinstance(owner, After)  # whose bias would be written too
+    behind = _norm_behind(owners, sublayer, owner_name, is_added)
+    if isinstance(owner, After):
+        return owner is behind
+    return is_writer(owner) and behind is None
+
+
+def is_writer(owner: nn.Module) -> bool:
+    """Whether it is the last matrix of a sublayer."""
+    return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
+
+
+def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
+    """The added norm that what a part of a sublayer writes passes through. One that was there already is heard."""
+    for name, part in list(owners.items())[sublayer:]:
+        norm = getattr(part, "norm", None)
+        if name != owner_name and isinstance(norm, After) and is_added(f"{name}.norm.weight"):
+            return norm  # pyright: ignore[reportReturnType]
+    return None

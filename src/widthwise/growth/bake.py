@@ -1,0 +1,203 @@
+"""From the explicit constants of a grown model to those that its sizes would give, with weights that make up for it.
+
+A grown model keeps the attention scale, the divisors of norms and the frequencies of rotation of the model it comes
+from. Each has a standard form, 1 / sqrt(head_dim), the width, base^(-2i / head_dim), in which the model computes the
+same with some tensors multiplied by constants. An optimizer must know those (`optimizer_state.grown_factors`).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+
+from widthwise.config_io import UserError, options_of
+from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.one_eps import (
+    Factor,
+    ffn_norm_width,
+    layers_of,
+    norms_of,
+    scaled,
+    stream_factor,
+    stream_factors,
+)
+from widthwise.growth.plan import Plan
+from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.model.attention import SCALES, Attention, AttentionConfig
+from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual import Residual
+from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
+from widthwise.model.rope import Rope
+
+TOLERANCE = 1e-12
+"""Relative difference of two numbers that are one but for rounding."""
+
+NormForm = Callable[[NormConfig, int], NormConfig]
+"""A norm, and the divisor that it has in a model that never grew -> its standard form."""
+
+
+def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
+    """How a model gets the constants that its sizes would give. What has them already stays as it is, bit by bit.
+
+    Attention: the scale becomes 1 / sqrt(head_dim), by the keys or by the gain of their norm; where it is 1 / head_dim
+    it stays, unless one_eps. A norm of queries or keys divides by what it covers. Frequencies become a base, where one
+    gives them. Every other norm divides by its width; its gain and its eps make up for it.
+
+    one_eps: leave eps alone, for formats that have one for the whole model; what writes the stream is multiplied
+    instead (see `one_eps`). Raises UserError where there is no such form.
+
+    Left as they are: `stat_width`, tables of frequencies that no base gives, and `grown_from` (see `left_explicit`).
+    """
+    c = stream_factor(config) if one_eps else 1.0
+    new = _baked_config(config, _with_same_eps if one_eps else _with_own_eps, one_eps)
+    with torch.device("meta"):
+        models = Decoder(config), Decoder(new)
+    parameters = dict(models[1].named_parameters())
+    factors = dict.fromkeys(parameters, 1.0)
+    of_norms = _norm_factors(*models) if c == 1.0 else stream_factors(models[1], c)
+    for name, factor in (*of_norms, *_attention_factors(*models)):
+        factors[name] *= factor
+    tensors: dict[str, TensorPlan | Split] = {
+        name: TensorPlan(name, tuple(AxisMap.same(n) for n in parameter.shape), scale=_one_if_near(factors[name]))
+        for name, parameter in parameters.items()
+    }
+    return Plan(config, new, Correspondence(tuple(range(config.n_layers))), tensors)
+
+
+def _one_if_near(factor: float) -> float:
+    """Factors that cancel do so but for rounding."""
+    return 1.0 if math.isclose(factor, 1.0, rel_tol=TOLERANCE) else factor
+
+
+def left_explicit(config: ModelConfig) -> list[str]:
+    """Of a baked model the constants that have no standard form, a line for each."""
+    found = []
+    for where, layer in layers_of(config):
+        attention, ffn = layer.attention, layer.ffn
+        if attention.rope_frequencies is not None:
+            found.append(f"{where}.attention.rope_frequencies: no rope_base gives them")
+        if isinstance(ffn, DynamicConfig) and ffn.grown_from:
+            found.append(f"{where}.ffn.grown_from: {list(ffn.grown_from)}; a width counts the first of these units")
+    for where, norm, width in norms_of(config):
+        if norm.stat_width is not None:
+            found.append(f"{where}.stat_width: {norm.stat_width}; the norm measures fewer coordinates than its {width}")
+    return found
+
+
+def _baked_config(config: ModelConfig, form: NormForm, one_eps: bool) -> ModelConfig:
+    mtp = config.mtp
+    if mtp is not None:
+        changes = {
+            "layer": _layer(mtp.layer, form, one_eps),
+            "slot_norm": form(mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]),
+            "final_norm": form(mtp.final_norm, config.d_model),
+        }
+        mtp = mtp.model_copy(update=changes)
+    return ModelConfig.model_validate(
+        {
+            **options_of(ModelConfig, config),
+            "layers": tuple(_layer(layer, form, one_eps) for layer in config.layers),
+            "residual": _residual(config.residual),
+            "final_norm": form(config.final_norm, config.final_norm_width),
+            "mtp": mtp,
+        }
+    )
+
+
+def _layer(layer: LayerConfig, form: NormForm, one_eps: bool) -> LayerConfig:
+    return layer.model_copy(
+        update={
+            "attention_norm": form(layer.attention_norm, layer.d_model),
+            "attention": _attention(layer.attention, one_eps),
+            "ffn_norm": form(layer.ffn_norm, ffn_norm_width(layer)),
+        }
+    )
+
+
+def _with_own_eps(norm: NormConfig, width: int) -> NormConfig:
+    """S / n + eps = (width / n) (S / width + eps n / width), where S is the sum of squares and n the divisor."""
+    if norm.stat_width is not None or norm.norm_dim == width:
+        return norm
+    return norm.model_copy(update={"norm_dim": width, "eps": norm.eps * norm.norm_dim / width})
+
+
+def _with_same_eps(norm: NormConfig, width: int) -> NormConfig:
+    return norm.model_copy(update={"norm_dim": width})
+
+
+def _residual(residual: Residual) -> Residual:
+    if not isinstance(residual, HyperConnectionsConfig):
+        return residual
+    eps = residual.eps * ((residual.slot_norm_dim or residual.slot_width) / residual.slot_width)
+    return residual.model_copy(update={"slot_norm_dim": None, "group_norm_dim": None, "eps": eps})
+
+
+def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
+    names = ("1/sqrt(head_dim)",) if one_eps else ("1/sqrt(head_dim)", "1/head_dim")
+    usual = [SCALES[name](attention.head_dim) for name in names]
+    is_usual = any(math.isclose(attention.scale, scale, rel_tol=TOLERANCE) for scale in usual)
+    qk_norm = attention.qk_norm
+    if qk_norm is not None:
+        qk_norm = qk_norm.model_copy(update={"q_norm_dim": None, "k_norm_dim": None})
+    base = _base(attention)
+    rotation = {} if base is None else {"rope_base": base, "rope_frequencies": None}
+    scale = attention.scale if is_usual else usual[0]
+    return attention.model_copy(update={"scale": scale, "qk_norm": qk_norm, **rotation})
+
+
+def _base(attention: AttentionConfig) -> float | None:
+    """The base that gives a table of frequencies, a whole number where one does; None without one."""
+    table = attention.rope_frequencies
+    if table is None or attention.rope_base is None:
+        return None
+    last = len(table) - 1
+    found = attention.rope_base if last == 0 else table[-1] ** (-attention.head_dim / (2 * last))
+    for base in (float(max(1, round(found))), found):
+        usual = Rope(attention.head_dim, base).pair_frequencies
+        if all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(table, usual)):
+            return base
+    return None
+
+
+def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
+    """What comes into a norm with another divisor is multiplied by the root of the ratio, and the gain divided by it:
+    the eps, which queries and keys share, stays.
+    """
+    for name, before in old.named_modules():
+        if not isinstance(before, Attention):
+            continue
+        after = new.get_submodule(name)
+        assert isinstance(after, Attention)
+        of_scores = before.config.scale / after.config.scale
+        if before.config.qk_norm is None:
+            yield from scaled(f"{name}.w_k", before.w_k, of_scores)
+            continue
+        for letter, factor in (("q", 1.0), ("k", of_scores)):
+            norm, matrix = f"{letter}_norm", f"w_{letter}"
+            root = math.sqrt(getattr(after, norm).norm_dim / getattr(before, norm).norm_dim)
+            yield from scaled(f"{name}.{matrix}", getattr(before, matrix), root)
+            yield f"{name}.{norm}.weight", factor / root
+
+
+def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
+    """Of norms that make up for another divisor by their gain and eps: all but those of queries and keys."""
+    parts = dict(new.named_modules())
+    for name, before in old.named_modules():
+        path, _, leaf = name.rpartition(".")
+        if not isinstance(before, (RMSNorm, LayerNorm)) or leaf in ("q_norm", "k_norm"):
+            continue
+        after = parts[name]
+        assert isinstance(after, (RMSNorm, LayerNorm))
+        if not math.isclose(before.eps * before.norm_dim, after.eps * after.norm_dim, rel_tol=TOLERANCE):
+            raise UserError(
+                f"{name}: divides by {before.norm_dim} and shares its eps with norms that divide by another size, so "
+                "that they have no standard form together"
+            )
+        if not isinstance(parts[path], HyperConnection):  # which divides by the root of norm_dim once more
+            yield f"{name}.weight", math.sqrt(before.norm_dim / after.norm_dim)

@@ -1,0 +1,106 @@
+"""Which layer of a grown model is which layer of the old one."""
+
+import re
+from dataclasses import dataclass, field
+
+from widthwise.config_io import UserError
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn.hourglass import HourglassConfig
+from widthwise.model.layer import LayerConfig
+
+
+@dataclass(frozen=True)
+class Correspondence:
+    """New layers and blocks by the old ones they come from; None for one that is added."""
+
+    layers: tuple[int | None, ...]
+    """One a new layer."""
+    blocks: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
+    """By new layer, one a block of its hourglass; where not given, added blocks come last."""
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """(old, new) positions of the layers that stay."""
+        return [(old, new) for new, old in enumerate(self.layers) if old is not None]
+
+    def blocks_of(self, new_layer: int, n_old: int, n_new: int) -> tuple[int | None, ...]:
+        given = self.blocks.get(new_layer)
+        return given or (*range(n_old), *[None] * (n_new - n_old))
+
+    def old_name(self, name: str, n_old_blocks: dict[int, tuple[int, int]]) -> str | None:
+        """What a parameter was called before growth, None where its layer or block is new.
+
+        n_old_blocks: new layer -> numbers of old and new blocks, of layers with hourglasses.
+        """
+        found = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
+        if found is None:
+            return name
+        new_layer, rest = int(found[1]), found[2]
+        old_layer = self.layers[new_layer]
+        if old_layer is None:
+            return None
+        block = re.fullmatch(r"ffn\.blocks\.(\d+)\.(.*)", rest)
+        if block is not None and new_layer in n_old_blocks:
+            old_block = self.blocks_of(new_layer, *n_old_blocks[new_layer])[int(block[1])]
+            if old_block is None:
+                return None
+            rest = f"ffn.blocks.{old_block}.{block[2]}"
+        return f"layers.{old_layer}.{rest}"
+
+
+def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
+    """The given one, checked; or the one in which every layer can become its new one, and added layers lie evenly.
+
+    Among those, the one whose widths grow least. Raises UserError where there is none.
+    """
+    layers = _aligned(old, new) if layers is None else layers
+    kept = [layer for layer in layers if layer is not None]
+    if len(layers) != new.n_layers or kept != list(range(old.n_layers)):
+        raise UserError(
+            f"layers: got {list(layers)}; must name, for each of {new.n_layers} layers, the one of the "
+            f"{old.n_layers} it comes from, all in order, or null for one that is added"
+        )
+    return Correspondence(layers)
+
+
+Placing = tuple[float, float, tuple[int, ...]]
+"""How much widths grow, how unevenly layers lie, and where each old layer is among the new ones."""
+
+
+def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
+    n_old, n_new = old.n_layers, new.n_layers
+    if n_new < n_old:
+        raise UserError(f"n_layers: got {n_new} where there were {n_old}; growth takes nothing away")
+    # best[i]: the cheapest way to place the first i old layers among the new ones seen so far, and where they are.
+    best: list[Placing | None] = [(0.0, 0.0, ()), *[None] * n_old]
+    for j in range(n_new):
+        for i in range(min(j + 1, n_old), 0, -1):
+            before, a, b = best[i - 1], old.layers[i - 1], new.layers[j]
+            if before is None or not _can_become(a, b):
+                continue
+            unevenness = abs((j + 0.5) / n_new - (i - 0.5) / n_old)
+            found = (before[0] + b.d_model - a.d_model, before[1] + unevenness, (*before[2], j))
+            here = best[i]
+            if here is None or found[:2] < here[:2]:
+                best[i] = found
+    placed = best[n_old]
+    if placed is None:
+        raise UserError(
+            f"d_model: layers of widths {old.widths} cannot become layers of widths {new.widths} in this order, each "
+            "at least as wide as it was"
+        )
+    places = {place: i for i, place in enumerate(placed[2])}
+    return tuple(places.get(j) for j in range(n_new))
+
+
+def _can_become(old: LayerConfig, new: LayerConfig) -> bool:
+    return new.d_model >= old.d_model and new.d_in >= old.d_in and new.d_out >= old.d_out
+
+
+def numbers_of_blocks(old: ModelConfig, new: ModelConfig, correspondence: Correspondence) -> dict[int, tuple[int, int]]:
+    """New layer -> numbers of old and new blocks, of layers with hourglasses."""
+    found = {}
+    for i, j in correspondence.pairs():
+        a, b = old.layers[i].ffn, new.layers[j].ffn
+        if isinstance(a, HourglassConfig) and isinstance(b, HourglassConfig):
+            found[j] = (a.n_blocks, b.n_blocks)
+    return found

@@ -1,0 +1,238 @@
+"""The expansions by name, each a change of the config; what becomes of the weights follows from it (`plan`).
+
+Sizes are of the grown model. Layers are counted from 0. The first six are those of the paper, arXiv:2308.06103.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from widthwise.config_io import UserError, options_of
+from widthwise.growth.correspondence import Correspondence
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn import FFN
+from widthwise.model.ffn.hourglass import HourglassConfig
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+
+Expansion = tuple[ModelConfig, Correspondence]
+"""The config wanted, and which layer is which."""
+
+
+def changed(model: ModelConfig, **changes: Any) -> ModelConfig:
+    """A checked copy. Raises UserError for what does not fit."""
+    try:
+        return ModelConfig.model_validate({**options_of(ModelConfig, model), **changes})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def same_layers(model: ModelConfig) -> Correspondence:
+    return Correspondence(tuple(range(model.n_layers)))
+
+
+def _layers(model: ModelConfig, layers: Iterable[int], change: Callable[[LayerConfig], LayerConfig]) -> Expansion:
+    chosen = set(layers)
+    changed_layers = tuple(change(layer) if i in chosen else layer for i, layer in enumerate(model.layers))
+    return changed(model, layers=changed_layers), same_layers(model)
+
+
+def _copy(config: Any, **changes: Any) -> Any:
+    try:
+        return type(config).model_validate({**options_of(type(config), config), **changes})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def _ffn(model: ModelConfig, layers: Iterable[int], change: Callable[[Any], FFN]) -> Expansion:
+    return _layers(model, layers, lambda layer: _copy(layer, ffn=change(layer.ffn)))
+
+
+def _attention(model: ModelConfig, layers: Iterable[int], **changes: int) -> Expansion:
+    return _layers(model, layers, lambda layer: _copy(layer, attention=_copy(layer.attention, **changes)))
+
+
+def widen_ffn(model: ModelConfig, layers: Iterable[int], d_ff: int) -> Expansion:
+    """MLP expansion (Definition 3.1): hidden units, of every kind of feed-forward; of each expert, of each block."""
+    return _ffn(model, layers, lambda ffn: _copy(ffn, **{_hidden_key(ffn): d_ff}))
+
+
+def _hidden_key(ffn: FFN) -> str:
+    return next(key for key in ("d_ff", "d_expert", "d_hidden") if key in type(ffn).model_fields)
+
+
+def add_heads(model: ModelConfig, layers: Iterable[int], n_heads: int, n_kv_heads: int) -> Expansion:
+    """Head addition (Definition 3.2): more groups, wider ones, or groups divided among copies of key-value heads."""
+    return _attention(model, layers, n_heads=n_heads, n_kv_heads=n_kv_heads)
+
+
+def widen_values(model: ModelConfig, layers: Iterable[int], v_head_dim: int) -> Expansion:
+    """Heads expansion (Definition 3.3): coordinates of values."""
+    return _attention(model, layers, v_head_dim=v_head_dim)
+
+
+def widen_keys(model: ModelConfig, layers: Iterable[int], head_dim: int) -> Expansion:
+    """Attention expansion (Definition 3.4): coordinates of queries and keys."""
+
+    def change(layer: LayerConfig) -> LayerConfig:
+        attention = layer.attention
+        return _copy(
+            layer,
+            attention=_copy(attention, head_dim=head_dim, v_head_dim=attention.value_dim, rope_frequencies=None),
+        )
+
+    return _layers(model, layers, change)
+
+
+def widen_stream(model: ModelConfig, n_more: int) -> Expansion:
+    """Hidden dimension expansion (Definition 3.5): every layer n_more coordinates wider, of whatever shape.
+
+    A stream of slots grows by wider slots, so that n_more must be whole coordinates for every slot of d_model.
+    """
+    residual = model.residual
+    if isinstance(residual, HyperConnectionsConfig):
+        n_blocks = model.d_model // residual.slot_width
+        if n_more % n_blocks:
+            raise UserError(f"d_model: got {model.d_model + n_more}; must stay a multiple of its {n_blocks} slots")
+        slot_width = residual.slot_width + n_more // n_blocks
+        residual = _copy(residual, slot_width=slot_width)
+
+        def wider(width: int) -> int:
+            return width // model.residual.slot_width * slot_width  # pyright: ignore[reportAttributeAccessIssue]
+    else:
+
+        def wider(width: int) -> int:
+            return width + n_more
+
+    def widened(layer: LayerConfig) -> LayerConfig:
+        return _copy(layer, d_model=wider(layer.d_model), d_in=wider(layer.d_in), d_out=wider(layer.d_out))
+
+    mtp = None if model.mtp is None else _copy(model.mtp, layer=widened(model.mtp.layer))
+    grown = changed(
+        model,
+        d_model=wider(model.d_model),
+        final_norm_width=wider(model.final_norm_width),
+        layers=tuple(widened(layer) for layer in model.layers),
+        residual=residual,
+        mtp=mtp,
+    )
+    return grown, same_layers(model)
+
+
+def widen_layers(model: ModelConfig, widths: dict[int, int]) -> Expansion:
+    """Variable width: single layers reach further into the stream, or all of the widest extend it.
+
+    Ends that were slim stay slim. The stream itself, and with it the embedding, stays.
+    """
+
+    def widened(i: int, layer: LayerConfig) -> LayerConfig:
+        width = widths.get(i, layer.d_model)
+        d_in = width if layer.d_in == layer.d_model and not (i == 0 and layer.d_in <= model.d_model) else layer.d_in
+        d_out = width if layer.d_out == layer.d_model and not _is_slim_end(model, i, layer) else layer.d_out
+        return _copy(layer, d_model=width, d_in=d_in, d_out=d_out)
+
+    return changed(model, layers=tuple(widened(i, layer) for i, layer in enumerate(model.layers))), same_layers(model)
+
+
+def _is_slim_end(model: ModelConfig, i: int, layer: LayerConfig) -> bool:
+    return i == model.n_layers - 1 and layer.d_out <= model.d_model
+
+
+def add_layers(model: ModelConfig, positions: Iterable[int], like: int | None = None) -> Expansion:
+    """Layer addition (Definition 3.6): at each position of the grown model one more layer.
+
+    It has the sizes of the layer before it (of the one behind, at the front), or of layer `like` of the old model.
+    """
+    added = set(positions)
+    n_layers = model.n_layers + len(added)
+    if not added <= set(range(n_layers)):
+        raise UserError(f"layers: got {sorted(added)}; positions in the grown model are 0 to {n_layers - 1}")
+    old = iter(range(model.n_layers))
+    sources = tuple(None if i in added else next(old) for i in range(n_layers))
+    layers, before = [], 0
+    for source in sources:
+        before = before if source is None else source
+        layers.append(
+            model.layers[before] if source is not None else _inner(model.layers[before if like is None else like])
+        )
+    return changed(model, layers=tuple(layers)), Correspondence(sources)
+
+
+def _inner(layer: LayerConfig) -> LayerConfig:
+    """A layer that reads and writes its whole width, as those between the ends do."""
+    return _copy(layer, d_in=layer.d_model, d_out=layer.d_model)
+
+
+def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | None = None) -> Expansion:
+    """Hourglass: one more block at a position of one layer's feed-forward, by default as wide as its neighbour."""
+    ffn = model.layers[layer].ffn
+    if not isinstance(ffn, HourglassConfig) or ffn.share_weights:
+        raise UserError(f"layers.{layer}.ffn: must be an hourglass whose blocks have weights of their own")
+    if not 0 <= position <= ffn.n_blocks:
+        raise UserError(f"layers.{layer}.ffn: got block {position}; positions are 0 to {ffn.n_blocks}")
+    widths = list(ffn.hidden_widths)
+    widths.insert(position, d_hidden or widths[min(position, ffn.n_blocks - 1)])
+    blocks: list[int | None] = list(range(ffn.n_blocks))
+    blocks.insert(position, None)
+    grown, layers = _ffn(model, [layer], lambda old: _copy(old, n_blocks=len(widths), d_hidden=tuple(widths)))
+    return grown, Correspondence(layers.layers, {layer: tuple(blocks)})
+
+
+def duplicate_experts(model: ModelConfig, layers: Iterable[int], n_copies: int) -> Expansion:
+    """Mixture: every expert n_copies times, and n_copies times as many for each token."""
+    return _ffn(model, layers, lambda ffn: _copy(ffn, n_experts=ffn.n_experts * n_copies, top_k=ffn.top_k * n_copies))
+
+
+def split_experts(model: ModelConfig, layers: Iterable[int], n_parts: int) -> Expansion:
+    """Mixture: every expert cut into n_parts narrower ones, and n_parts times as many for each token."""
+
+    def change(ffn: MoEConfig) -> FFN:
+        if ffn.d_expert % n_parts:
+            raise UserError(f"d_expert: got {ffn.d_expert}; cannot be cut into {n_parts} parts")
+        n_experts, top_k = ffn.n_experts * n_parts, ffn.top_k * n_parts
+        return _copy(ffn, n_experts=n_experts, top_k=top_k, d_expert=ffn.d_expert // n_parts)
+
+    return _ffn(model, layers, change)
+
+
+def widen_shared_expert(model: ModelConfig, layers: Iterable[int], d_shared: int) -> Expansion:
+    """Mixture: a shared expert, or a wider one."""
+    return _ffn(model, layers, lambda ffn: _copy(ffn, d_shared=d_shared))
+
+
+def upcycle(model: ModelConfig, layers: Iterable[int], n_experts: int, top_k: int) -> Expansion:
+    """A dense feed-forward as a mixture of equal experts, told apart by where a new router sends what."""
+
+    def change(ffn: SwiGLUConfig) -> FFN:
+        return MoEConfig(n_experts=n_experts, top_k=top_k, d_expert=ffn.d_ff)
+
+    return _ffn(model, layers, change)
+
+
+def add_slots(model: ModelConfig, n_slots: int) -> Expansion:
+    """Virtual width: more slots, which no old sublayer reads yet."""
+    residual = model.residual
+    if not isinstance(residual, HyperConnectionsConfig):
+        raise UserError(f"residual: is {residual.kind}, which has no slots; see to_slots")
+    return changed(model, residual=_copy(residual, n_slots=n_slots)), same_layers(model)
+
+
+def to_slots(
+    model: ModelConfig, slot_width: int, n_slots: int, dynamic: bool = True, embedding: str = "direct"
+) -> Expansion:
+    """A plain residual as slots with hyper-connections, and spare slots beyond.
+
+    embedding: how a token fills the slots; tied embeddings need another than direct.
+    """
+    n_owned = max(model.d_model, *model.widths) // slot_width
+    residual = HyperConnectionsConfig(
+        slot_width=slot_width,
+        n_slots=n_slots,
+        n_owned_slots=n_owned,
+        group_norm=None,
+        dynamic=dynamic,
+        embedding=embedding,  # pyright: ignore[reportArgumentType]
+        multiplier=model.residual.multiplier,
+    )
+    return changed(model, residual=residual), same_layers(model)

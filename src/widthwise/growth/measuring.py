@@ -1,0 +1,155 @@
+"""What is measured of a model and of one grown from it, for a certificate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from widthwise.config_io import Config
+from widthwise.growth.fresh import Constant
+from widthwise.growth.plan import Plan
+from widthwise.model.axes import Weight
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.layer import LayerConfig
+
+N_STEPS = 2
+"""After which everything is alive, tied embeddings and queries behind a norm too."""
+
+
+class Liveness(Config):
+    """Of the new entries of one tensor: how many have had a gradient by the end of two steps of AdamW."""
+
+    n_new: int
+    n_alive: int
+    n_dead: int
+    n_unjudged: int
+    """Rows of tokens and positions that did not occur."""
+
+
+def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
+    """A decoder with these weights, as it evaluates."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(dtype).to_empty(device="cpu")
+    model.tie()
+    model.progress.fill_(1.0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Of one model on one batch."""
+
+    logits: Tensor
+    gradients: dict[str, Tensor]
+    """By parameter."""
+
+
+def measured(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int) -> Measured:
+    """Logits, and gradients of the loss of predicting the next token, further heads included."""
+    model = decoder_of(_without_auxiliary(config), weights, next(iter(weights.values())).dtype)
+    logits = logits_of(model, tokens, seed)
+    torch.manual_seed(seed)
+    model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
+    return Measured(logits, _gradients(model))
+
+
+@torch.no_grad()
+def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
+    """(B, T, vocab_size)."""
+    torch.manual_seed(seed)  # of random widths, which are drawn in evaluation too
+    return model(tokens)
+
+
+def _gradients(model: Decoder) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _without_auxiliary(config: ModelConfig) -> ModelConfig:
+    """Without the losses that steer routers, which see the number of experts, as the function does not; and with all
+    that further heads contribute.
+    """
+
+    def quiet(layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.ffn, MoEConfig):
+            return layer
+        ffn = layer.ffn.model_copy(update={"balance_coefficient": 0.0, "z_coefficient": 0.0})
+        return layer.model_copy(update={"ffn": ffn})
+
+    mtp = config.mtp
+    if mtp is not None:
+        mtp = mtp.model_copy(update={"layer": quiet(mtp.layer), "coefficient": 1.0, "final_coefficient": None})
+    return config.model_copy(update={"layers": tuple(quiet(layer) for layer in config.layers), "mtp": mtp})
+
+
+def pulled_back(plan: Plan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the gradients of the grown parameters are to the old ones, through what the plan makes of these."""
+    found = {name: torch.zeros_like(weight) for name, weight in old.items()}
+    for name, tensor_plan in plan.tensors.items():
+        if not tensor_plan.source:
+            continue
+        leaf = old[tensor_plan.source].clone().requires_grad_()
+        # What is free does not depend on the old weights, so that it need not be drawn.
+        grown = tensor_plan.grow(leaf, torch.Generator().manual_seed(0), Constant(0.0))
+        found[tensor_plan.source] += torch.autograd.grad(grown, leaf, gradients[name])[0]
+    return found
+
+
+def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
+    """The largest difference of two sets of gradients, over the largest entry of the first."""
+    difference = max(largest(gradient - others[name]) for name, gradient in gradients.items())
+    return difference / max(largest(gradient) for gradient in gradients.values())
+
+
+def liveness_of(
+    plan: Plan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
+) -> dict[str, Liveness]:
+    """Takes the steps as training does, auxiliary losses included, and looks which new entries ever have a gradient."""
+    is_new = {name: found for name, found in plan.is_new().items() if found.any()}
+    torch.manual_seed(seed)  # of masks that are drawn
+    model = decoder_of(plan.new, weights, dtype).train()
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
+    alive = {name: torch.zeros_like(found) for name, found in is_new.items()}
+    for step in range(N_STEPS + 1):
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
+        gradients = _gradients(model)
+        for name, found in alive.items():
+            found |= gradients[name].view(found.shape) != 0  # what is dead is multiplied by 0, without rounding
+        if step < N_STEPS:
+            optimizer.step()
+    return {name: _counted(found, alive[name], _judged_rows(model, name, tokens)) for name, found in is_new.items()}
+
+
+def _judged_rows(model: Decoder, name: str, tokens: Tensor) -> Tensor | None:
+    """bool (n_rows,) where a tensor has a row for each token or position: those that occur; None of all others."""
+    owner, inputs = model.get_submodule(name.rpartition(".")[0]), tokens[:, :-1].flatten()
+    assert isinstance(owner, Weight)
+    if "vocab_size" in owner.in_axes:
+        return torch.isin(torch.arange(owner.in_axes["vocab_size"]), inputs)
+    if "n_positions" in owner.in_axes:
+        return torch.arange(owner.in_axes["n_positions"]) < tokens.shape[1] - 1
+    return None
+
+
+def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> Liveness:
+    judged = is_new
+    if judged_rows is not None:
+        judged = is_new & judged_rows.view(-1, *[1] * (is_new.dim() - 1))
+    counts = [int(found.sum()) for found in (is_new, judged & is_alive, judged & ~is_alive, is_new & ~judged)]
+    return Liveness(n_new=counts[0], n_alive=counts[1], n_dead=counts[2], n_unjudged=counts[3])
+
+
+def largest(values: Tensor) -> float:
+    """The largest absolute value."""
+    return float(values.abs().max()) if values.numel() else 0.0

@@ -1,0 +1,130 @@
+"""Norms that divide by their width with the eps they have: the whole stream multiplied by one factor c.
+
+Norms then find c^2 times the sum of squares over a divisor c^2 times as large. Formats with one eps for all norms can
+hold a grown model in no other way, because a factor of the gains alone leaves eps too large or too small.
+"""
+
+import math
+from collections.abc import Iterator
+
+from torch import nn
+
+from widthwise.config_io import UserError
+from widthwise.model.axes import LayerNorm, Linear
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import PLACEMENTS, After, NormConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+
+Factor = tuple[str, float]
+"""A parameter and what it is multiplied by."""
+
+BAKED_AROUND = (SwiGLUConfig, MLPConfig, MoEConfig)
+"""Feed-forwards that read the stream through one norm, or as it is, and write a multiple of their last matrix."""
+
+
+def layers_of(config: ModelConfig) -> Iterator[tuple[str, LayerConfig]]:
+    """Every layer with its path."""
+    for i, layer in enumerate(config.layers):
+        yield f"layers.{i}", layer
+    if config.mtp is not None:
+        yield "mtp.layer", config.mtp.layer
+
+
+def ffn_norm_width(layer: LayerConfig) -> int:
+    """The divisor that the norm of the feed-forward has in a layer that never grew; that of the attention has d_model.
+
+    At slim ends it is not what a norm before its sublayer reads: that is their design.
+    """
+    return PLACEMENTS[layer.norm_placement].normalised_width(layer.d_model, layer.d_out)
+
+
+def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
+    """Every norm that has a config of its own, with its path and the divisor that it has in a model that never grew."""
+    for where, layer in layers_of(config):
+        yield f"{where}.attention_norm", layer.attention_norm, layer.d_model
+        yield f"{where}.ffn_norm", layer.ffn_norm, ffn_norm_width(layer)
+    yield "final_norm", config.final_norm, config.final_norm_width
+    if config.mtp is not None:
+        yield "mtp.slot_norm", config.mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]
+        yield "mtp.final_norm", config.mtp.final_norm, config.d_model
+
+
+def stream_factor(config: ModelConfig) -> float:
+    """c, 1 where every norm divides by its width already. Raises UserError where one c does not serve all norms."""
+    if all(norm.norm_dim == width for _, norm, width in norms_of(config)) and _slots_divide_by_width(config):
+        return 1.0
+    _check_one_factor(config)
+    return math.sqrt(config.d_model / config.final_norm.norm_dim)
+
+
+def _slots_divide_by_width(config: ModelConfig) -> bool:
+    residual = config.residual
+    if not isinstance(residual, HyperConnectionsConfig):
+        return True
+    return residual.slot_norm_dim in (None, residual.slot_width) and residual.group_norm_dim in (None, config.d_model)
+
+
+def _check_one_factor(config: ModelConfig) -> None:
+    if config.residual.kind != "plain":
+        raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")
+    if config.mtp is not None:
+        raise UserError("mtp: has norms of its own; one eps needs a model without further heads")
+    for where, norm, width in norms_of(config):
+        if norm.stat_width is not None:
+            raise UserError(f"{where}.stat_width: got {norm.stat_width}; one eps needs norms that measure all {width}")
+    widths = {config.d_model, config.final_norm_width}
+    widths |= {width for layer in config.layers for width in (layer.d_model, layer.d_in, layer.d_out)}
+    if len(widths) > 1:
+        raise UserError(f"d_model: got widths {sorted(widths)}; one eps needs layers that are all equally wide")
+    divisors = {norm.norm_dim for _, norm, _ in norms_of(config)}
+    if len(divisors) > 1:
+        raise UserError(
+            f"norm_dim: got {sorted(divisors)}; one eps needs norms that all divide by the same number, because the "
+            "stream has one factor"
+        )
+    for where, layer in layers_of(config):
+        if not isinstance(layer.ffn, BAKED_AROUND):
+            raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs swiglu, mlp or moe")
+
+
+def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
+    """A matrix with its bias. name: of the matrix."""
+    yield f"{name}.weight", factor
+    if matrix.bias is not None:
+        yield f"{name}.bias.weight", factor
+
+
+def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
+    """All that makes the stream c times as large, and all that reads it as it was."""
+    yield "embedding.weight", c
+    if model.positions is not None:
+        yield "positions.weight", c
+    for i, layer in enumerate(model.layers):
+        for part in ("attention", "ffn"):
+            yield from _sublayer_factors(f"layers.{i}.{part}", layer.get_submodule(part), c)
+    of_head = c if model.config.tie_embeddings else 1.0
+    yield "exit.norm.weight", 1 / (c * of_head)
+    if model.config.final_norm.kind == "layer":
+        yield "exit.norm.bias.weight", 1 / of_head
+
+
+def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Factor]:
+    """A norm behind a sublayer finds c times its update, and with the gain it has writes c times what it wrote."""
+    norm = sublayer.norm
+    is_behind = isinstance(norm, After)
+    if not is_behind:
+        yield f"{name}.norm.weight", 1 / c
+    elif isinstance(norm, LayerNorm):
+        yield f"{name}.norm.bias.weight", c
+    for leaf, matrix in sublayer.named_modules():
+        if not isinstance(matrix, Linear):
+            continue
+        if "d_model" in matrix.out_axes:
+            yield from scaled(f"{name}.{leaf}", matrix, c)
+        elif is_behind and "d_model" in matrix.in_axes:
+            yield f"{name}.{leaf}.weight", 1 / c

@@ -1,0 +1,118 @@
+"""Sizes rounded up for hardware: the same function, with entries that are 0 and stay 0.
+
+That is growth with everything new 0 on both sides, which growth itself must never be: such entries have no gradient.
+Kernels and tensor parallelism ask for it: whole tiles, as many heads on every device.
+"""
+
+import math
+from dataclasses import dataclass
+
+from widthwise.config_io import UserError, mistakes_at, options_of
+from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.expansions import changed
+from widthwise.growth.fresh import Constant
+from widthwise.growth.plan import Plan, plan_growth
+from widthwise.model.attention import AttentionConfig
+from widthwise.model.config import ModelConfig
+from widthwise.model.ffn import FFN
+from widthwise.model.layer import LayerConfig
+from widthwise.model.residual.plain import PlainResidualConfig
+
+PADDING = Constant(0.0)
+"""What `Plan.weights` is told to fill new entries with."""
+HIDDEN_KEYS = ("d_ff", "d_expert", "d_shared", "d_hidden")
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """What sizes become multiples of; 1 leaves them."""
+
+    d_ff: int = 1
+    """Of hidden units, of every feed-forward, expert and block."""
+    head_dim: int = 1
+    """Of head sizes, of queries and keys and of values."""
+    n_heads: int = 1
+    """Of heads; key-value heads become a multiple or a divisor of it, so that so many devices share them evenly."""
+    d_model: int = 1
+    """Of all widths of the stream."""
+
+
+def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
+    """How a model gets padded sizes; the weights are `plan.weights(old, fresh=PADDING)`.
+
+    Raises UserError where a size cannot be padded.
+    """
+    return plan_growth(model, padded(model, multiples), Correspondence(tuple(range(model.n_layers))))
+
+
+def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
+    """The config with its sizes rounded up. Raises UserError."""
+    d_model = multiples.d_model
+    if d_model > 1 and not isinstance(model.residual, PlainResidualConfig):
+        raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
+    if d_model > 1 and model.final_norm.kind == "layer":
+        raise UserError(
+            "d_model: cannot be padded under layer norms, whose means count zeros; pad other sizes, or grow"
+        )
+    layers = tuple(_layer(layer, multiples, f"layers.{i}") for i, layer in enumerate(model.layers))
+    mtp = model.mtp
+    if mtp is not None:
+        mtp = mtp.model_copy(update={"layer": _layer(mtp.layer, multiples, "mtp.layer")})
+    return changed(
+        model,
+        d_model=_up(model.d_model, d_model),
+        final_norm_width=_up(model.final_norm_width, d_model),
+        layers=layers,
+        mtp=mtp,
+    )
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
+    widths = {name: _up(getattr(layer, name), multiples.d_model) for name in ("d_model", "d_in", "d_out")}
+    return layer.model_copy(
+        update={
+            **widths,
+            "attention": _attention(layer.attention, multiples, f"{where}.attention"),
+            "ffn": _ffn(layer.ffn, multiples.d_ff, f"{where}.ffn"),
+        }
+    )
+
+
+def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
+    head_dim, value_dim = (_up(size, multiples.head_dim) for size in (old.head_dim, old.value_dim))
+    if old.rope is not None and head_dim % 2:
+        raise UserError(f"{where}.head_dim: {head_dim} is odd, which cannot be turned; pad to an even multiple")
+    n_kv_heads = _shared_evenly(old.n_kv_heads, multiples.n_heads)
+    group = old.n_heads // old.n_kv_heads
+    n_heads = _up(n_kv_heads * group, math.lcm(multiples.n_heads, n_kv_heads))
+    if old.qk_norm is not None and head_dim != old.head_dim:
+        raise UserError(
+            f"{where}.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
+        )
+    if old.qk_norm is not None and old.qk_norm.over == "all_heads" and n_heads != old.n_heads:
+        raise UserError(f"{where}.n_heads: cannot be padded behind a norm over all heads, which would measure zeros")
+    sizes: dict[str, int | None] = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
+    if old.v_head_dim is not None:
+        sizes["v_head_dim"] = value_dim
+    if head_dim != old.head_dim:
+        sizes["rope_frequencies"] = None  # those of the old pairs are kept by the plan
+    return old.model_copy(update=sizes)
+
+
+def _shared_evenly(n_kv_heads: int, n_devices: int) -> int:
+    """The fewest key-value heads, no fewer than there are, of which every device has as many, or a copy of one."""
+    return next(n for n in range(n_kv_heads, n_kv_heads + n_devices) if n % n_devices == 0 or n_devices % n == 0)
+
+
+def _ffn(old: FFN, multiple: int, where: str) -> FFN:
+    sizes = {key: _padded_hidden(getattr(old, key), multiple) for key in HIDDEN_KEYS if key in type(old).model_fields}
+    with mistakes_at(where):
+        return type(old).model_validate({**options_of(type(old), old), **sizes})
+
+
+def _padded_hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:
+    return tuple(_up(each, multiple) for each in size) if isinstance(size, tuple) else _up(size, multiple)

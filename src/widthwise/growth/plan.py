@@ -1,0 +1,169 @@
+"""The plan of a growth: for every tensor where its entries come from.
+
+From it follow the grown weights, the optimizer's state, which entries are new, and the way back.
+"""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from widthwise.config_io import UserError
+from widthwise.growth.added import SUBLAYERS, added_plan, copied_plan, starter
+from widthwise.growth.correspondence import Correspondence, align, numbers_of_blocks
+from widthwise.growth.fresh import Fresh
+from widthwise.growth.rules import Owner, weight_plan
+from widthwise.growth.slots import coefficient_map, table_plan
+from widthwise.growth.stream import StreamMap, stream_map
+from widthwise.growth.target import grown_config
+from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.model.axes import Control, Vector, Weight
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.model.residual.hyper_connections import HyperConnection
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one growth."""
+
+    old: ModelConfig
+    new: ModelConfig
+    correspondence: Correspondence
+    tensors: dict[str, TensorPlan | Split]
+    """By parameter of the grown model; of tied parameters the first name stands for all."""
+
+    def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: Fresh | None = None) -> Tensor:
+        """One grown tensor. weights: of the old model, by name; seed, fresh: see `weights`."""
+        plan = self.tensors[name]
+        old = weights[plan.source] if plan.source else next(iter(weights.values()))
+        return plan.grow(old, torch.Generator().manual_seed(_seed_of(name, seed)), fresh)
+
+    def weights(
+        self, weights: Mapping[str, Tensor], seed: int = 0, fresh: Fresh | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The grown weights one by one, so that only those that are kept need memory.
+
+        A shadow of the weights, as a moving average of them, grows by the same plan with the same seed.
+
+        seed: of what is drawn, for each tensor apart, so that no order matters; fresh: what free entries become
+        instead, to show that any value would do.
+        """
+        for name in self.tensors:
+            yield name, self.tensor(name, weights, seed, fresh)
+
+    def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Of every parameter, bool: the entries that growth made. was_new: those of an earlier growth."""
+        before = was_new or {}
+        return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
+
+    def shrunk(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The old weights from the grown ones, bitwise where nothing was scaled or mirrored."""
+        return {
+            plan.source: plan.shrink(weights[name])
+            for name, plan in self.tensors.items()
+            if plan.source and not plan.is_alien
+        }
+
+
+def _seed_of(name: str, seed: int) -> int:
+    return (zlib.crc32(name.encode()) << 31) ^ seed
+
+
+def plan_growth(
+    old: ModelConfig,
+    wanted: ModelConfig,
+    correspondence: Correspondence | None = None,
+    new_layers: str = "drawn",
+) -> Plan:
+    """How a model becomes one of the sizes of another config, whose constants stay those of the old model.
+
+    correspondence: which layers and blocks are which, found by `align` where not given; new_layers: whether added
+    layers are `drawn` or `copied` from the layer before. Raises UserError where the function cannot be preserved.
+    """
+    correspondence = correspondence or align(old, wanted)
+    new = grown_config(old, wanted, correspondence)
+    with torch.device("meta"):
+        models = Decoder(old), Decoder(new)
+    stream = stream_map(old, new, correspondence.pairs())
+    blocks = numbers_of_blocks(old, new, correspondence)
+    planner = _Planner(*models, correspondence, stream, blocks, new_layers == "copied")
+    tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
+    _check_nothing_lost(models[0], tensors)
+    return Plan(old, new, correspondence, tensors)
+
+
+def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
+    lost = {name for name, _ in old.named_parameters()} - {plan.source for plan in tensors.values()}
+    if lost:
+        raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
+
+
+@dataclass(frozen=True)
+class _Planner:
+    old: Decoder
+    new: Decoder
+    correspondence: Correspondence
+    stream: StreamMap
+    n_blocks: dict[int, tuple[int, int]]
+    copies_layers: bool
+
+    def plan(self, name: str) -> TensorPlan | Split:
+        owner_name = name.removesuffix(".weight")
+        owner = _weight(self.new, owner_name)
+        old_name = self.correspondence.old_name(name, self.n_blocks)
+        before = None if old_name is None else _weight_or_none(self.old, old_name.removesuffix(".weight"))
+        if before is None or old_name is None:
+            return self._added(name, owner)
+        parent, old_parent = _parent(self.new, owner_name), _parent(self.old, old_name.removesuffix(".weight"))
+        if isinstance(parent, HyperConnection) and isinstance(old_parent, HyperConnection):
+            if isinstance(owner, Vector):
+                return table_plan(old_name, old_parent, parent, starter(name, self.new, owner))
+            if isinstance(owner, Control):
+                rows = coefficient_map(old_parent, parent)
+                columns = self.stream.slot_read(before.in_axes["slot_width"], owner.in_axes["slot_width"])
+                return TensorPlan(old_name, (rows, columns))
+        return weight_plan(old_name, Owner(owner_name, before, owner, parent, old_parent), self.stream)
+
+    def _added(self, name: str, owner: Weight) -> TensorPlan:
+        source = self._copied_from(name) if self.copies_layers else None
+        if source is None:
+            return added_plan(name, self.new, owner, self._is_added)
+        return copied_plan(name, source, self.new, owner, self._is_added)
+
+    def _is_added(self, name: str) -> bool:
+        old_name = self.correspondence.old_name(name, self.n_blocks)
+        return old_name is None or _weight_or_none(self.old, old_name.removesuffix(".weight")) is None
+
+    def _copied_from(self, name: str) -> str | None:
+        """The same parameter of the nearest old layer before an added one, or behind it, if it has the same shape."""
+        path = name.split(".")
+        if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None or path[2] not in SUBLAYERS:
+            return None  # a site of the residual is heard from the start
+        added = int(path[1])
+        old_layer = min(self.correspondence.pairs(), key=lambda pair: (abs(pair[1] - added), pair[1] > added))[0]
+        source = ".".join(("layers", str(old_layer), *path[2:]))
+        copied = _weight_or_none(self.old, source.removesuffix(".weight"))
+        owner = _weight(self.new, name.removesuffix(".weight"))
+        return source if copied is not None and copied.weight.shape == owner.weight.shape else None
+
+
+def _weight(model: Decoder, name: str) -> Weight:
+    owner = model.get_submodule(name)
+    assert isinstance(owner, Weight), f"{name} has no named axes"
+    return owner
+
+
+def _weight_or_none(model: Decoder, name: str) -> Weight | None:
+    try:
+        owner = model.get_submodule(name)
+    except AttributeError:
+        return None
+    return owner if isinstance(owner, Weight) else None
+
+
+def _parent(model: Decoder, name: str) -> torch.nn.Module:
+    path = name.removesuffix(".bias").rpartition(".")[0]
+    return model.get_submodule(path)

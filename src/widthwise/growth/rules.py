@@ -1,0 +1,216 @@
+"""What becomes of a tensor, from the names of its axes.
+
+One rule covers every component: what is written into new coordinates is 0 and what reads them is free, or the other way
+round, so that new entries change nothing and each still has a gradient. A component whose axes are named below grows
+without a line of its own.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from widthwise.config_io import UserError
+from widthwise.growth.attention_maps import AttentionMaps, head_axis
+from widthwise.growth.axis_map import AxisMap, product
+from widthwise.growth.fresh import Derived, Fresh, Mean, Mirrored, Turned
+from widthwise.growth.stream import StreamMap
+from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.model.attention import Attention
+from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, RMSNorm, Vector, Weight
+from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.moe import MoE, MoEConfig
+from widthwise.model.ffn.unit_ranks import old_index
+from widthwise.model.positions import LearnedPositions
+
+TABLES = (Embedding, LearnedPositions)
+"""Whose rows are those of their in_axes."""
+EXPERTS = ("w_gate", "w_up", "w_down")
+"""Matrices that stand one below the other, a part for each expert."""
+UNITS = ("d_ff", "d_expert")
+"""Hidden units: new ones read what they like, and are not heard."""
+NORMS = (RMSNorm, LayerNorm)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A parameter's module, before and after, and the parts around it."""
+
+    name: str
+    """Of the module, in the grown model."""
+    old: Weight
+    new: Weight
+    parent: nn.Module
+    """In the grown model; of a bias the parent of its matrix."""
+    old_parent: nn.Module
+
+    @property
+    def is_bias(self) -> bool:
+        return self.name.endswith(".bias")
+
+    @property
+    def norm(self) -> nn.Module:
+        """Of the bias of a norm, that norm."""
+        return getattr(self.parent, self.leaf)
+
+    @property
+    def leaf(self) -> str:
+        """As the parent calls it: w_q, also for its bias."""
+        return self.name.removesuffix(".bias").rpartition(".")[2]
+
+
+def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
+    """Of a parameter that the old model has too. Raises UserError where it cannot become the new one."""
+    _check_norm(owner)
+    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
+        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
+        if cut is not None:
+            return cut
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, NORMS) else Fresh()
+    n_copies, copies_differ = _copies(owner)
+    return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
+
+
+def _check_norm(owner: Owner) -> None:
+    """A norm that would divide by another number, where its place in the sublayer decides that, is another function."""
+    old, new = owner.old, owner.new
+    if not (isinstance(old, NORMS) and isinstance(new, NORMS)) or isinstance(owner.parent, Attention):
+        return  # those of queries and keys take account of turned copies
+    if old.norm_dim != new.norm_dim:
+        raise UserError(
+            f"{owner.name}: would divide by {new.norm_dim} where it divides by {old.norm_dim}; widths that a sublayer "
+            "reads and writes must grow alike"
+        )
+
+
+def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
+    """Rows and columns; of a vector its entries."""
+    old, new = owner.old, owner.new
+    if isinstance(new, (Vector, *NORMS)):
+        is_gain = not isinstance(new, Vector)
+        return (_flattened(owner, old.out_axes, new.out_axes, "gain" if is_gain else "out", stream),)
+    out = _flattened(owner, old.out_axes, new.out_axes, "out", stream)
+    in_ = _flattened(owner, old.in_axes, new.in_axes, "in", stream)
+    return (in_, out) if isinstance(new, TABLES) else (out, in_)
+
+
+def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap) -> AxisMap:
+    if isinstance(owner.parent, MoE) and not isinstance(owner.old_parent, MoE):
+        old = _as_one_expert(old, new)
+    if isinstance(owner.new, Linear) and "d_widened" in new:
+        return _widened(owner, stream)
+    return product([_axis(owner, name, old[name], new[name], role, stream) for name in new])
+
+
+def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
+    """role: out where the axis is written, in where it is read, gain where it is multiplied."""
+    if isinstance(owner.parent, Attention) and isinstance(owner.old_parent, Attention) and name != "d_model":
+        maps = AttentionMaps.of(owner.old_parent.config, owner.parent.config)
+        return head_axis(maps, owner.leaf, name, n_old)
+    if name in ("d_model", "stream_width"):
+        is_table = isinstance(owner.new, TABLES) or name == "stream_width"
+        written = stream.table if is_table else stream.written
+        return _coordinates(owner, role, stream.read(n_old, n_new), written(n_old, n_new))
+    if name == "slot_width":
+        return _coordinates(owner, role, stream.slot_read(n_old, n_new), stream.slot_written(n_old, n_new))
+    if name == "n_slots":
+        return AxisMap.appended(n_old, n_new, zero=role == "in")
+    if name in UNITS:
+        return _units(owner, n_old, n_new, zero=role == "in")
+    if name == "n_experts":
+        return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
+    if name == "n_positions" and n_new >= n_old:
+        return AxisMap.appended(n_old, n_new, zero=False)
+    if n_old != n_new:
+        raise UserError(f"{owner.name}: axis {name} cannot grow from {n_old} to {n_new} without changing the function")
+    return AxisMap.same(n_old)
+
+
+def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> AxisMap:
+    """Of coordinates of the stream. What multiplies them may be anything in new ones, which are 0 there."""
+    if role == "in":
+        return read
+    is_norm_bias = owner.is_bias and isinstance(owner.norm, LayerNorm)
+    return AxisMap.of(written.n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
+
+
+def _units(owner: Owner, n_old: int, n_new: int, zero: bool) -> AxisMap:
+    if n_new < n_old:
+        raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
+    config = getattr(owner.parent, "config", None)
+    if isinstance(config, DynamicConfig) and n_new > n_old:
+        return AxisMap.of(n_old, old_index((*config.grown_from, n_new)), zero)
+    return AxisMap.appended(n_old, n_new, zero)
+
+
+def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
+    """The coordinates behind a prefix that a wider layer finds made of it: old ones stay, fresh ones are 0."""
+    ends = [weight.in_axes["d_model"] for weight in (owner.old, owner.new)]
+    sizes = [weight.out_axes["d_widened"] for weight in (owner.old, owner.new)]
+    index = stream.prefix(ends[0] + sizes[0], ends[1] + sizes[1])[ends[1] :]
+    index = torch.where(index >= 0, index - ends[0], index)
+    if (index < -1).any() or ((index >= 0) & (index >= sizes[0])).any() or int((index >= 0).sum()) != sizes[0]:
+        raise UserError(f"{owner.name}: a projected widening can grow only where all layers beside it grow alike")
+    return AxisMap.of(sizes[0], index, zero=True)
+
+
+def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
+    """Of the matrices of experts cut into narrower ones; None where they are not, and of what else a mixture has."""
+    n_parts = new.n_experts // old.n_experts
+    if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
+        return None
+    before, after, experts = owner.old, owner.new, AxisMap.same(old.n_experts)
+    if owner.leaf == "w_down":
+        written = stream.written(before.out_axes["d_model"], after.out_axes["d_model"])
+        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)))
+        return Split(whole, n_parts, old.n_experts)
+    # The rows of the parts lie as those of the experts did.
+    read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
+    return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
+
+
+def _as_one_expert(old: Axes, new: Axes) -> Axes:
+    """The axes of a dense matrix by the names that those of experts have."""
+    old = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
+    return {name: old.get(name, 1) for name in new}
+
+
+def _copies(owner: Owner) -> tuple[int, bool]:
+    """Equal entries that share what was the gradient of one, and whether they get different parts of it.
+
+    Copies of an expert do the same work while they are equal. Those of a dense feed-forward see different tokens, the
+    parts of an expert make different updates, and copies of a key-value head serve different queries.
+    """
+    axes, old, new = (*owner.new.out_axes, *owner.new.in_axes), owner.old_parent, owner.parent
+    if isinstance(new, MoE) and "n_experts" in axes:
+        if not isinstance(old, MoE):
+            return new.config.n_experts, True
+        return new.config.n_experts // old.config.n_experts, new.config.d_expert < old.config.d_expert
+    if isinstance(new, Attention) and isinstance(old, Attention) and "n_kv_heads" in axes:
+        return AttentionMaps.of(old.config, new.config).n_kv_copies, True
+    return 1, False
+
+
+def _derived(owner: Owner) -> Derived | None:
+    """Rows that must be made of others."""
+    if isinstance(owner.parent, Attention) and isinstance(owner.old_parent, Attention):
+        return _turned(owner, owner.parent, owner.old_parent)
+    if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
+        n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
+        return Mirrored(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
+    return None
+
+
+def _turned(owner: Owner, new: Attention, old: Attention) -> Turned | None:
+    """Of queries behind a norm, and of keys where one norm covers all heads and heads join."""
+    if new.config.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
+        return None
+    is_per_head = new.config.qk_norm.over == "head"
+    if owner.leaf == "w_q" and ((is_per_head and new.config.head_dim > old.config.head_dim) or not is_per_head):
+        n_groups = new.config.n_heads if is_per_head else 1
+    elif owner.leaf == "w_k" and not is_per_head and new.config.n_kv_heads > old.config.n_kv_heads:
+        n_groups = 1
+    else:
+        return None
+    return Turned(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))

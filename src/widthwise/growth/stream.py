@@ -1,0 +1,262 @@
+"""Where the coordinates of the residual stream come from when it grows.
+
+Layers own prefixes of one stream, so that one order of old and new coordinates must suit all of them. A coordinate that
+a grown layer sees is *old*; or *fresh*: nobody has written it, so that it is 0 for every input; or *foreign*: it was
+there, but beyond what this layer saw, and is not 0.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from widthwise.config_io import UserError
+from widthwise.growth.axis_map import AxisMap
+from widthwise.model.config import ModelConfig
+from widthwise.model.layer import LayerConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.plain import PlainResidualConfig
+
+FRESH, FOREIGN = -1, -2
+
+
+class StreamMap(ABC):
+    """Of one growth. Indices are integers (n_new,): an old coordinate, FRESH or FOREIGN."""
+
+    average: bool = False
+    """Whether fresh coordinates hold the mean of the old ones instead of 0, which layer norms leave as they were."""
+
+    @abstractmethod
+    def prefix(self, n_old: int, n_new: int) -> Tensor:
+        """Of the first coordinates: a layer saw n_old and shall see n_new."""
+
+    @abstractmethod
+    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
+        """Of what reads one of the equal parts of the stream, as further heads take them."""
+
+    @abstractmethod
+    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
+        """Of what writes it."""
+
+    @abstractmethod
+    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
+        """Of the norm of such a part; see `stat_width`."""
+
+    def read(self, n_old: int, n_new: int) -> AxisMap:
+        """Of what reads the stream: fresh coordinates are 0 whatever they are multiplied by, foreign ones are not."""
+        index = self.prefix(n_old, n_new)
+        return AxisMap.of(n_old, index.clamp(min=-1), zero=index == FOREIGN)
+
+    def written(self, n_old: int, n_new: int) -> AxisMap:
+        """Of what writes it."""
+        axis = AxisMap.of(n_old, self.prefix(n_old, n_new).clamp(min=-1), zero=not self.average)
+        return AxisMap(axis.n_old, axis.index, axis.is_zero, n_new) if self.average and n_new > n_old else axis
+
+    def table(self, n_old: int, n_new: int) -> AxisMap:
+        """Of the columns of the embedding."""
+        return self.written(n_old, n_new)
+
+    def stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
+        """Coordinates that a norm measures, where it measured the first `before`, None being all: those in front of the
+        first which it must not.
+        """
+        index = self.prefix(n_old, n_new)
+        limit = n_old if before is None else before
+        beyond = torch.nonzero((index >= limit) | (index == FOREIGN))[:, 0]
+        return int(beyond[0]) if len(beyond) else None
+
+
+@dataclass(frozen=True)
+class PrefixMap(StreamMap):
+    """Of the plain residual. pairs: (old, new) numbers of coordinates, in every place that owns a prefix."""
+
+    pairs: frozenset[tuple[int, int]]
+    average: bool = False
+
+    def __post_init__(self) -> None:
+        for old, new in sorted(self.pairs):
+            if new < old:
+                raise UserError(f"d_model: got {new} where there were {old}; growth takes nothing away")
+
+    @cached_property
+    def n_old_before(self) -> Tensor:
+        """(n + 1,): old coordinates among the first j of the new stream.
+
+        As few as the layers need, so that a layer meets no old coordinate that it did not own, unless a wider one grows
+        less than it does; within that, old ones come first.
+        """
+        ends = sorted({0, *(new for _, new in self.pairs)})
+        wanted = {end: max(max(0, old - max(0, new - end)) for old, new in self.pairs) for end in ends}
+        counts = [0]
+        for start, end in pairwise(ends):
+            counts += [min(wanted[start] + j, wanted[end]) for j in range(1, end - start + 1)]
+        return torch.tensor(counts)
+
+    def prefix(self, n_old: int, n_new: int) -> Tensor:
+        counts = self.n_old_before[: n_new + 1]
+        assert len(counts) == n_new + 1
+        assert counts[-1] >= n_old, f"{n_new} coordinates do not hold the {n_old} old ones"
+        is_old = counts[1:] > counts[:-1]
+        index = torch.where(is_old, counts[:-1], FRESH)
+        return torch.where(index >= n_old, FOREIGN, index)
+
+    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
+        return self.read(n_old, n_new)
+
+    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
+        return self.written(n_old, n_new)
+
+    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
+        return self.stat_width(n_old, n_new, before)
+
+
+@dataclass(frozen=True)
+class SlotMap(StreamMap):
+    """Of a stream of slots, each of which grows alike; new slots stand behind the others."""
+
+    slot_width: int
+    new_slot_width: int
+    n_heard_slots: int
+    """Those that somebody reads, the first ones: what new ones beyond hold is free."""
+
+    def prefix(self, n_old: int, n_new: int) -> Tensor:
+        slots = torch.arange(n_new // self.new_slot_width)[:, None]
+        inside = torch.arange(self.new_slot_width)[None]
+        index = slots * self.slot_width + inside
+        index = torch.where(slots >= n_old // self.slot_width, FOREIGN, index)
+        return torch.where(inside >= self.slot_width, FRESH, index).flatten()
+
+    def table(self, n_old: int, n_new: int) -> AxisMap:
+        index = self.prefix(n_old, n_new)
+        is_unheard = torch.arange(n_new) >= self.n_heard_slots * self.new_slot_width
+        return AxisMap.of(n_old, index.clamp(min=-1), zero=(index == FRESH) | ~is_unheard)
+
+    def slot_read(self, n_old: int, n_new: int) -> AxisMap:
+        return AxisMap.appended(n_old, n_new, zero=False)
+
+    def slot_written(self, n_old: int, n_new: int) -> AxisMap:
+        return AxisMap.appended(n_old, n_new, zero=True)
+
+    def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
+        return before
+
+
+Kept = list[tuple[LayerConfig, LayerConfig]]
+"""Layers that stay, before and after."""
+
+
+def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
+    """Of a growth. layers: (old, new) positions of the layers that stay. Raises UserError where there is none."""
+    kept = [(old.layers[i], new.layers[j]) for i, j in layers]
+    if isinstance(new.residual, HyperConnectionsConfig):
+        return _slot_map(old, new, kept)
+    pairs = {(old.d_model, new.d_model), (old.final_norm_width, new.final_norm_width), *_widths(kept)}
+    average = _has_layer_norms(old) and any(a != b for a, b in pairs)
+    if average:
+        _check_average(old, pairs)
+    stream = PrefixMap(frozenset(pairs), average)
+    _check_foreign(old, new, stream)
+    return stream
+
+
+def _widths(kept: Kept) -> set[tuple[int, int]]:
+    names = ("d_model", "d_in", "d_out")
+    return {(getattr(before, name), getattr(after, name)) for before, after in kept for name in names}
+
+
+def _has_layer_norms(model: ModelConfig) -> bool:
+    return any(norm.kind == "layer" for norm in _norms(model))
+
+
+def _norms(model: ModelConfig) -> list[NormConfig]:
+    """Of what the stream holds, or a slot of it."""
+    layers, further = list(model.layers), []
+    if model.mtp is not None:
+        layers, further = [*layers, model.mtp.layer], [model.mtp.slot_norm, model.mtp.final_norm]
+    return [model.final_norm, *further, *(norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm))]
+
+
+def _slot_map(old: ModelConfig, new: ModelConfig, kept: Kept) -> SlotMap:
+    residual = new.residual
+    assert isinstance(residual, HyperConnectionsConfig)
+    before = old.residual if isinstance(old.residual, HyperConnectionsConfig) else None
+    slot_width = residual.slot_width if before is None else before.slot_width
+    n_slots = residual.n_owned_slots if before is None else before.n_slots
+    widens = any(a != b for a, b in {(old.d_model, new.d_model), *_widths(kept)})
+    if before is None and widens:
+        raise UserError("residual: hyper-connections and other widths are two growths; make them one after the other")
+    if residual.slot_width < slot_width or residual.n_slots < n_slots:
+        raise UserError(
+            f"residual: got {residual.n_slots} slots of {residual.slot_width} where there were {n_slots} of "
+            f"{slot_width}; growth takes nothing away"
+        )
+    if new.d_model // residual.slot_width != old.d_model // slot_width:
+        raise UserError(
+            f"d_model: got {new.d_model}; a stream of slots grows by wider slots, so that it must be "
+            f"{old.d_model // slot_width} of them: {old.d_model // slot_width * residual.slot_width}"
+        )
+    has_means = _has_layer_norms(old) or (before is not None and before.group_norm == "layer")
+    if has_means and (widens or residual.slot_width != slot_width):
+        raise UserError(
+            f"residual.slot_width: got {residual.slot_width}; neither slots nor layers of slots can grow under layer "
+            "norms, whose means would change; add slots, or grow the feed-forwards and heads"
+        )
+    for a, b in _widths(kept):
+        if b // residual.slot_width < a // slot_width:
+            raise UserError(f"d_model: got {b} where there were {a}: fewer slots; growth takes nothing away")
+    return SlotMap(slot_width, residual.slot_width, n_slots)
+
+
+def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> None:
+    """Coordinates that stay as they are though another layer owns them: only `carry` leaves them alone."""
+    residual = old.residual
+    assert isinstance(residual, PlainResidualConfig)
+    widest = next((pair for pair in sorted(stream.pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
+    if residual.resize != "carry" and widest is not None:
+        raise UserError(
+            f"residual.resize: got {residual.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
+            "coordinates that resizing fills anew; grow all layers alike, or use carry"
+        )
+    last = (old.final_norm_width, new.final_norm_width)
+    if last[0] < old.d_model and (stream.prefix(*last) == FOREIGN).any():
+        raise UserError(
+            f"final_norm_width: got {last[1]} where it was {last[0]}; coordinates behind it join the head as they "
+            "are, and would be normalised"
+        )
+
+
+def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
+    """Of layers that are added (see `Correspondence.layers`): where a wider layer does not find what was carried, none
+    may come between two others that is narrower or wider than both. Behind the last layer all is carried.
+    """
+    residual = new.residual
+    if not isinstance(residual, PlainResidualConfig) or residual.resize == "carry":
+        return
+    for j, layer in enumerate(new.layers):
+        after = new.layers[j + 1].d_in if j + 1 < new.n_layers else 0
+        path = [new.widths_before[j], layer.d_in, layer.d_model, layer.d_out, after]
+        if sources[j] is None and path not in (sorted(path), sorted(path, reverse=True)):
+            raise UserError(
+                f"layers.{j}.d_model: got {layer.d_model} for an added layer; with residual.resize {residual.resize} "
+                "its width must lie between those of its neighbours, the last one's at most at its predecessor's"
+            )
+
+
+def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
+    """Fresh coordinates must hold the mean of all old ones, everywhere and whatever writes them."""
+    if len(pairs) > 1:
+        raise UserError(
+            "d_model: under layer norms the stream grows only where all layers are equally wide, because every norm "
+            "must see the mean of what it saw; grow a model with rms norms, or the feed-forwards and heads"
+        )
+    if any(norm.kind != "layer" for norm in _norms(old)):
+        raise UserError("d_model: layer norms need fresh coordinates that are means, rms norms ones that are 0")
+    if any(layer.norm_placement != "pre" for layer in old.layers):
+        raise UserError("d_model: cannot grow behind reordered layer norms, whose output has a mean of its own")
+    if any(getattr(layer.ffn, "norm", None) not in (None, "pre") for layer in old.layers):
+        raise UserError("ffn.norm: blocks without layer norms of their own cannot see the mean of a grown stream")

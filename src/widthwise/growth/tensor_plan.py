@@ -1,0 +1,159 @@
+"""What becomes of one tensor when a model grows."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.fresh import Derived, Fresh, root_mean_square
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A tensor of the grown model, from a tensor of the old one."""
+
+    source: str
+    """Name of the old tensor; empty where all of it is new."""
+    maps: tuple[AxisMap, ...]
+    """One a dimension."""
+    fresh: Fresh = field(default_factory=Fresh)
+    derived: Derived | None = None
+    """New rows that are not free: made of the others when those are filled."""
+    scale: float = 1.0
+    """What old entries are multiplied by."""
+    zero_entries: Tensor | None = None
+    """bool, of the new shape: further new entries that must be 0, where no row and no column says so."""
+    n_copies: int = 1
+    """Copies of each old entry, which share its gradient."""
+    copies_differ: bool = False
+    """Whether they get different parts of it, as they do different work, or each the same."""
+    is_alien: bool = False
+    """Whether the source only lent its values: no entry counts as old."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(len(axis.index) for axis in self.maps)
+
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
+        """The grown tensor, in the type of the old one. Sums and products in float64, and differentiable.
+
+        old: the source; where there is none, any tensor of the model.
+        fresh: what free entries become in place of what the plan says, where any value would do.
+        """
+        grown = self._gathered(old)
+        if self.scale != 1.0:
+            grown = (grown.double() * self.scale).to(old.dtype)
+        filling = fresh if fresh is not None and self.fresh.is_free else self.fresh
+        grown = filling.fill(grown, old, self.maps, generator)
+        if self.derived is not None:
+            grown = self.derived.apply(grown, self.maps[0], root_mean_square(old), generator)
+        grown = self._zeroed(grown)
+        for dim, axis in enumerate(self.maps):
+            if axis.average_over is not None:
+                grown = _averaged(grown, dim, axis)
+        return grown
+
+    def _gathered(self, old: Tensor) -> Tensor:
+        """Old entries in their places; what stands in new ones is of no account."""
+        if not self.source:
+            return old.new_zeros(self.shape)
+        grown = old
+        for dim, axis in enumerate(self.maps):
+            if not axis.is_identity:
+                grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
+        return grown
+
+    def _zeroed(self, grown: Tensor) -> Tensor:
+        for dim, axis in enumerate(self.maps):
+            if axis.is_zero.any():
+                grown = grown.index_fill(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
+        return grown if self.zero_entries is None else grown.masked_fill(self.zero_entries.view(grown.shape), 0.0)
+
+    def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
+        """A tensor kept beside the old one, as an optimizer's, at the new shape: times factor; `new` in new entries."""
+        grown = self._gathered(old)  # without the scale, which is part of the factor
+        grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
+        for dim, axis in enumerate(self.maps):
+            grown = grown.index_fill(dim, torch.nonzero(axis.index < 0)[:, 0], new)
+        return grown
+
+    def is_new(self, was_new: Tensor | None = None) -> Tensor:
+        """bool, of the new shape: the entries that growth made. was_new: those that an earlier growth had made."""
+        if self.is_alien:
+            return torch.ones(self.shape, dtype=torch.bool)
+        found = torch.zeros(self.shape, dtype=torch.bool)
+        if was_new is not None:
+            found = self._gathered(was_new)
+        for dim, axis in enumerate(self.maps):
+            found = found.index_fill(dim, torch.nonzero(axis.is_new)[:, 0], True)
+        return found
+
+    def must_be_zero(self) -> Tensor:
+        """bool, of the new shape."""
+        return self._zeroed(torch.ones(self.shape)) == 0
+
+    def shrink(self, grown: Tensor) -> Tensor:
+        """The old tensor from the grown one: bitwise where nothing was scaled."""
+        old = grown
+        for dim, axis in enumerate(self.maps):
+            if not axis.is_identity:
+                old = old.index_select(dim, axis.first_positions())
+        return old if self.scale == 1.0 else (old.double() / self.scale).to(grown.dtype)
+
+
+def _averaged(grown: Tensor, dim: int, axis: AxisMap) -> Tensor:
+    """New entries along a dimension as the means of the old ones of their group."""
+    assert axis.average_over is not None
+    groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
+    is_old = (axis.index >= 0).view(groups.shape[:2])
+    weights = is_old.double() / is_old.sum(dim=1, keepdim=True)
+    means = torch.einsum("gn,gn...->g...", weights, groups.double()).to(grown.dtype)
+    shape = (*is_old.shape, *[1] * (groups.dim() - 2))
+    filled = torch.where(is_old.view(shape), groups, means[:, None])
+    return filled.flatten(0, 1).movedim(0, dim)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Experts cut into `n_parts` narrower ones; of the down-projections (n_experts * d_out, d_expert).
+
+    Every part has an n_parts-th of the weight of its expert, so that what it writes is multiplied by n_parts.
+    """
+
+    plan: TensorPlan
+    """Of the experts before they are cut."""
+    n_parts: int
+    n_experts: int
+    """Before."""
+    is_alien = False
+    n_copies = 1
+    copies_differ = False
+
+    @property
+    def source(self) -> str:
+        return self.plan.source
+
+    @property
+    def scale(self) -> float:
+        return float(self.n_parts)
+
+    def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
+        return (self._cut(self.plan.grow(old, generator, fresh)).double() * self.scale).to(old.dtype)
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        parts = whole.unflatten(0, (self.n_experts, -1)).unflatten(-1, (self.n_parts, -1))
+        return parts.movedim(2, 1).flatten(0, 2)
+
+    def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
+        return self._cut(self.plan.carry(old, factor, new))
+
+    def is_new(self, was_new: Tensor | None = None) -> Tensor:
+        return self._cut(self.plan.is_new(was_new))
+
+    def must_be_zero(self) -> Tensor:
+        return self._cut(self.plan.must_be_zero())
+
+    def shrink(self, grown: Tensor) -> Tensor:
+        parts = (grown.double() / self.scale).to(grown.dtype).unflatten(0, (self.n_experts, self.n_parts, -1))
+        return self.plan.shrink(parts.movedim(1, 2).flatten(2).flatten(0, 1))

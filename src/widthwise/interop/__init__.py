@@ -1,0 +1,1 @@
+"""Models in the formats of others: Hugging Face folders in and out."""

@@ -1,0 +1,27 @@
+"""The architectures that can be read and written."""
+
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.interop.architecture import Architecture
+from widthwise.interop.gpt2 import GPT2
+from widthwise.interop.llama import Llama
+from widthwise.interop.olmo2 import OLMo2
+from widthwise.interop.qwen import Qwen2, Qwen3
+from widthwise.model.config import ModelConfig
+
+ARCHITECTURES: tuple[Architecture, ...] = (GPT2(), OLMo2(), Qwen3(), Qwen2(), Llama())
+"""In the order in which they are asked whether a model is theirs."""
+
+
+def architecture_named(model_type: Any, where: str) -> Architecture:
+    """Raises UserError for one that cannot be read. where: the file that names it, for errors."""
+    known = {architecture.model_type: architecture for architecture in ARCHITECTURES}
+    if not isinstance(model_type, str) or model_type not in known:
+        raise UserError(f"{where}: model_type: got {model_type!r}; allowed: {', '.join(sorted(known))}")
+    return known[model_type]
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """That which a model of ours can be written as, if it can be written at all."""
+    return next(architecture for architecture in ARCHITECTURES if architecture.claims(config))

@@ -1,0 +1,184 @@
+"""The rotation of a Hugging Face config: a base and a rule that rescales its frequencies, and the way back.
+
+A rule that looks only at the frequencies is evaluated once: a model of ours has the numbers themselves. Rules that look
+at the length of the text, as `dynamic`, and `yarn` with its temperature are refused.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+
+from widthwise.config_io import Config, parse
+from widthwise.interop.fields import Fields
+from widthwise.model.rope import Rope
+
+TOLERANCE = 1e-12
+"""Relative; of two frequencies that are one."""
+
+
+class Scaling(Config, ABC):
+    """What becomes of the frequencies base^(-2i / head_dim)."""
+
+    @abstractmethod
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        """plain: radians per position of each pair, without the rule. Raises ValueError where there are others."""
+
+    @classmethod
+    @abstractmethod
+    def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
+        """A base and the rule that make the wanted frequencies of it, or None. n_positions: of the longest text."""
+
+
+class Unscaled(Scaling):
+    """The frequencies themselves."""
+
+    rope_type: Literal["default"] = "default"
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        return tuple(plain)
+
+    @classmethod
+    def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
+        """Also where a head grew from d to d' and has the base base^(d' / d) in truth."""
+        n_pairs = len(wanted)
+        found = base if n_pairs == 1 else (wanted[0] / wanted[-1]) ** (n_pairs / (n_pairs - 1))
+        for candidate in (base, float(round(found)), found):
+            if candidate > 0 and _agree(plain_frequencies(candidate, 2 * n_pairs), wanted):
+                return candidate, cls()
+        return None
+
+
+class Linear(Scaling):
+    """All divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
+
+    rope_type: Literal["linear"] = "linear"
+    factor: pydantic.PositiveFloat
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        return tuple(frequency / self.factor for frequency in plain)
+
+    @classmethod
+    def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
+        rule = cls(factor=1 / wanted[0])  # the first plain frequency is 1
+        plain = Unscaled.fitting(base, [frequency / wanted[0] for frequency in wanted], n_positions)
+        return None if plain is None else (plain[0], rule)
+
+
+class Llama3(Scaling):
+    """Low frequencies divided by a factor, high ones kept, a ramp between. Source: Llama 3.1's release."""
+
+    rope_type: Literal["llama3"] = "llama3"
+    factor: pydantic.PositiveFloat
+    low_freq_factor: pydantic.PositiveFloat = 1.0
+    high_freq_factor: pydantic.PositiveFloat = 4.0
+    original_max_position_embeddings: pydantic.PositiveInt = 8192
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor: got {self.high_freq_factor}; must be above low_freq_factor = {self.low_freq_factor}"
+            )
+        return self
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        return tuple(frequency * self._kept(frequency) for frequency in plain)
+
+    def _kept(self, frequency: float) -> float:
+        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
+        share = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        share = min(1.0, max(0.0, share))
+        return (1 - share) / self.factor + share
+
+    @classmethod
+    def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
+        """With the constants of Llama 3.1 to 3.3, which differ only in the factor: that of the lowest frequency."""
+        plain = plain_frequencies(base, 2 * len(wanted))
+        ratio = plain[-1] / wanted[-1]
+        rule = cls(factor=round(ratio, 9))
+        return (base, rule) if _agree(rule.scaled(plain), wanted) else None
+
+
+class LongRope(Scaling):
+    """Each divided by a factor of its own, which can express any frequencies.
+
+    Source: Ding et al. 2024, arXiv:2402.13753, who have further factors for long texts; here they must be the same.
+    """
+
+    rope_type: Literal["longrope"] = "longrope"
+    short_factor: tuple[pydantic.PositiveFloat, ...]
+    long_factor: tuple[pydantic.PositiveFloat, ...]
+    original_max_position_embeddings: pydantic.PositiveInt
+    attention_factor: pydantic.PositiveFloat
+    factor: pydantic.PositiveFloat | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.long_factor != self.short_factor:
+            raise ValueError("long_factor: differs from short_factor, so that frequencies would depend on the length")
+        if self.attention_factor != 1.0:
+            raise ValueError(f"attention_factor: got {self.attention_factor}; allowed: 1.0")
+        return self
+
+    def scaled(self, plain: Sequence[float]) -> tuple[float, ...]:
+        if len(self.short_factor) != len(plain):
+            raise ValueError(f"short_factor: has {len(self.short_factor)} numbers; must be head_dim / 2 = {len(plain)}")
+        return tuple(frequency / factor for frequency, factor in zip(plain, self.short_factor))
+
+    @classmethod
+    def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
+        plain = plain_frequencies(base, 2 * len(wanted))
+        factors = tuple(frequency / other for frequency, other in zip(plain, wanted))
+        return base, cls(
+            short_factor=factors,
+            long_factor=factors,
+            original_max_position_embeddings=n_positions,
+            attention_factor=1.0,
+        )
+
+
+SCALINGS = (Unscaled, Linear, Llama3, LongRope)
+"""In the order in which they are tried: the last one always fits."""
+
+AnyScaling = Annotated[Unscaled | Linear | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
+
+
+class _Rule(Config):
+    rope_parameters: AnyScaling
+
+
+def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+    """The base, and the frequencies where they are not base^(-2i / head_dim). Raises UserError for other rules."""
+    fields.only("partial_rotary_factor", 1.0)
+    rule = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    base = Fields({"rope_theta": fields.get("rope_theta", 10000.0), **rule}, fields.where).positive("rope_theta")
+    Fields(rule, fields.where).only("partial_rotary_factor", 1.0)
+    legacy_name = rule.pop("type", "default")
+    rule = {"rope_type": legacy_name, **rule}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        rule.pop(key, None)
+    scaling = parse(_Rule, {"rope_parameters": rule}, fields.where).rope_parameters
+    if isinstance(scaling, Unscaled):
+        return base, None
+    return base, scaling.scaled(plain_frequencies(base, head_dim))
+
+
+def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
+    """The keys of a config.json, in the words of transformers 5 and of those before it."""
+    wanted = rope.pair_frequencies
+    base, scaling = next(found for kind in SCALINGS if (found := kind.fitting(rope.base, wanted, n_positions)))
+    rule = scaling.model_dump(exclude_none=True)
+    legacy = None if isinstance(scaling, Unscaled) else rule
+    return {"rope_parameters": {"rope_theta": base, **rule}, "rope_theta": base, "rope_scaling": legacy}
+
+
+def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
+    """base^(-2i / head_dim) of each pair."""
+    return Rope(head_dim, base).pair_frequencies
+
+
+def _agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(found, wanted))

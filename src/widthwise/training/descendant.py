@@ -1,0 +1,138 @@
+"""A run that begins where another one stands: what it takes over, and its folder."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widthwise.config_io import UserError, to_yaml
+from widthwise.data.config import open_data
+from widthwise.data.loader import Loader
+from widthwise.files import fsync_folder, write_atomic, writing
+from widthwise.growth.plan import Plan
+from widthwise.model.decoder import Decoder
+from widthwise.run_dir import RunDir
+from widthwise.training import checkpoint
+from widthwise.training.config import Recipe
+from widthwise.training.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of, recorded_identity
+from widthwise.training.environment import environment
+from widthwise.training.growth_step import carried_prices
+from widthwise.training.importing import IMPORTED
+from widthwise.training.observer import Observer
+from widthwise.training.state import RunState
+from widthwise.training.token_widths.budget import WidthBudget, WidthBudgetConfig
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The data of a run that begins where another one stands."""
+
+    loader: dict[str, int]
+    """State of the loader."""
+    identity: dict[str, Any]
+    """Of the data, and of what the model was imported from, as environment.json has it."""
+    notes: tuple[str, ...] = ()
+
+
+def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> Feed:
+    """Goes on with the data of a run where it stands, if the recipes agree; with other data begins anew.
+
+    Data that stay the same need not be there. loader: state of that of the run, empty where it has seen no data. Raises
+    UserError where the data cannot be had, or have another tokenizer.
+    """
+    recorded = run.environment()
+    origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
+    if not has_seen_data(run):
+        return Feed(loader, origin)
+    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
+    if settings[0] == settings[1]:
+        return Feed(loader, origin)
+    data = open_data(new.data, observer.preparing)
+    identity = identity_of(data)
+    tokenizer = recorded_identity(run).tokenizer
+    if identity.tokenizer != tokenizer:
+        raise UserError(
+            f"data.tokenizer: got {identity.tokenizer.spec}; the model knows the tokens of {tokenizer.spec} "
+            f"{tokenizer.id[:12]} only"
+        )
+    train = new.train
+    fresh = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed).state_dict()
+    differing = [key for key in fresh if key != "step" and fresh[key] != loader.get(key)]
+    if not differing:
+        return Feed(loader, {**origin, **identity.record()})
+    if differing == ["batch_size"]:
+        seen = loader["step"] * loader["batch_size"]
+        return Feed({**fresh, "step": -(-seen // fresh["batch_size"])}, {**origin, **identity.record()})
+    return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
+
+
+def continued_state(
+    state: RunState, recipe: Recipe, plan: Plan, feed: Feed, budget_before: WidthBudgetConfig | None
+) -> RunState:
+    """Where the new run stands. budget_before: of the old run."""
+    return RunState(
+        **{
+            **state.as_data(),
+            "window_steps": recipe.train.loss_window_steps,
+            "loader": feed.loader,
+            "width_prices": _prices(state.width_prices, recipe.train.width_budget, budget_before, plan),
+        }
+    )
+
+
+def _prices(
+    prices: list[float], budget: WidthBudgetConfig | None, before: WidthBudgetConfig | None, plan: Plan
+) -> list[float]:
+    """Those of the old run where the budgets are of one kind, else those at the start."""
+    if budget is None:
+        return []
+    if before is None or (before.kind, before.is_layerwise) != (budget.kind, budget.is_layerwise):
+        return WidthBudget(budget, plan.new, torch.device("cpu")).state()
+    return carried_prices(prices, plan) if budget.is_layerwise else prices
+
+
+def check_free(out: Path) -> None:
+    """Raises UserError where there is something already."""
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise UserError(f"{out}: exists already; choose another folder with --out")
+
+
+def write_run(
+    source: RunDir,
+    out: Path,
+    recipe: Recipe,
+    identity: Mapping[str, Any],
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    state: RunState,
+    records: list[dict[str, Any]],
+    files: Mapping[str, str],
+) -> None:
+    """Makes the folder of a run with a checkpoint of the step of `state`, whole or not at all.
+
+    records: beside those of the source up to that step; files: further ones by name. Torch's random state is saved too.
+    """
+    partial = RunDir(out.parent / f".{out.name}.{os.getpid()}.partial")
+    try:
+        with writing(out):
+            out.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(partial.path, ignore_errors=True)
+            partial.path.mkdir()
+            if source.tokenizer_folder.is_dir():
+                shutil.copytree(source.tokenizer_folder, partial.tokenizer_folder)
+        earlier = [record for record in source.metrics() if record["step"] <= state.step]
+        partial.append_metrics([*earlier, *records])
+        partial.fsync_metrics()
+        checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data())
+        for name, content in files.items():
+            write_atomic(partial.path / name, content)
+        partial.begin(to_yaml(recipe), {**environment(), **identity})
+        with writing(out):
+            os.replace(partial.path, out)  # an empty folder is replaced
+            fsync_folder(out.parent)
+    finally:
+        shutil.rmtree(partial.path, ignore_errors=True)  # there is none after the rename

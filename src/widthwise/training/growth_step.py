@@ -1,0 +1,64 @@
+"""Growth of a model that is being trained, with the state of its optimizer."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from widthwise.growth.optimizer_state import State, grown_state
+from widthwise.growth.plan import Plan
+from widthwise.model.decoder import Decoder, build
+from widthwise.training.growth_events import Growth
+from widthwise.training.optimizer import Optimizer
+from widthwise.training.token_widths.layers import dynamic_layers
+
+
+def grow(
+    model: Decoder, optimizer: torch.optim.Optimizer, growth: Growth, config: Optimizer, run_seed: int
+) -> tuple[Decoder, torch.optim.Optimizer]:
+    """The larger model and its optimizer. What is drawn follows from the run's seed and the number of the event.
+
+    All is made on the CPU, so that a seed names one set of weights.
+    """
+    weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+    state = grown_state(growth.plan, state_by_name(model, optimizer), growth.event.reset)
+    grown = build(growth.plan.new, seed=0, device=model.embedding.weight.device)
+    fill(grown, growth.plan, weights, growth.seed(run_seed))
+    grown_optimizer = config.build(grown)
+    adopt(grown_optimizer, grown, state)
+    return grown, grown_optimizer
+
+
+@torch.no_grad()
+def fill(grown: Decoder, plan: Plan, weights: Mapping[str, Tensor], seed: int) -> None:
+    """Sets the weights of a larger model. weights: of the model before."""
+    parameters = dict(grown.named_parameters())
+    for name, tensor in plan.weights(weights, seed):
+        parameters[name].copy_(tensor)
+
+
+def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> State:
+    """The optimizer's state of every parameter that has one, on the CPU."""
+    return {
+        name: {part: value.cpu() for part, value in optimizer.state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
+
+
+def adopt(optimizer: torch.optim.Optimizer, model: Decoder, state: State) -> None:
+    """Gives an optimizer that has made no step the state of its parameters."""
+    parameters = dict(model.named_parameters())
+    for name, parts in state.items():
+        parameter = parameters[name]
+        # Copied, because kernels may round differently by alignment, and a part may be the old optimizer's own.
+        optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in parts.items()}
+
+
+def carried_prices(prices: Sequence[float], plan: Plan) -> list[float]:
+    """Of a width budget with a price for each dynamic-width layer; added layers start at the mean."""
+    before = [layer.index for layer in dynamic_layers(plan.old)]
+    by_layer = dict(zip(before, prices))
+    mean = sum(prices) / len(prices)
+    sources = (plan.correspondence.layers[layer.index] for layer in dynamic_layers(plan.new))
+    return [mean if source is None else by_layer.get(source, mean) for source in sources]

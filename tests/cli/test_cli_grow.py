@@ -1,0 +1,146 @@
+"""`grow`, `bake` and `pad`, from a run to a run that trains on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.training.config import load_recipe
+from widthwise.training.trainer import train
+
+
+@pytest.fixture
+def small(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A finished run, and wide.yaml, in the working folder."""
+    monkeypatch.chdir(recipe.parent)
+    train(load_recipe(recipe), "small")
+    wide = {
+        "extends": "base.yaml",
+        "model": {"d_model": 48, "n_layers": 7, "attention": {"head_dim": 12}},
+        "train": {"steps": 5},
+    }
+    Path("wide.yaml").write_text(yaml.safe_dump(wide))
+    return "small"
+
+
+def test_grow_to_a_recipe_then_bake_and_resume(small: str, widthwise: Callable) -> None:
+    code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--out", "large")
+    assert code == 0, err
+    for line in (
+        "  embedding and head: width 32 -> 48 (hidden dimension expansion)",
+        "  layers 0-2, 4-6: attention queries and keys 8 -> 12 a head (attention expansion)",
+        "  layer 3: added, width 48, 4 heads of 12, swiglu feed-forward of 192 hidden units, silent at first (layer "
+        "addition)",
+        "  layers 0-2, 4-6: attention.scale stays 0.353553 (the recipe would have 0.288675)",
+        "function preserved (2 x 32 random tokens, float64)",
+        "wrote large, step 3; `widthwise resume large` trains on",
+    ):
+        assert line in out.splitlines()
+    assert "0 do not" in out
+    assert {path.name for path in Path("large").iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "certificate.json",
+        "checkpoints",
+        "tokenizer",
+    }
+    environment = json.loads(Path("large/environment.json").read_text())
+    assert environment["command"] == "widthwise grow small --to wide.yaml --out large"
+    code, out, err = widthwise("bake", "large", "--out", "baked", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["certificate"]["is_preserved"]
+    assert "final_norm.norm_dim 32 -> 48" in found["changes"]
+    losses = []
+    for run in ("large", "baked"):
+        code, out, err = widthwise("resume", run, "--json")
+        assert code == 0, err
+        assert f"{run}: going on after step 3 of 5" in err
+        losses.append(json.loads(out)["val_loss"])
+    assert losses[0] == pytest.approx(losses[1], abs=0.01)
+    assert widthwise("generate", "baked", "--prompt", "a", "--max-new-tokens", 3)[0] == 0
+
+
+def test_grow_by_changes_to_the_own_recipe(small: str, widthwise: Callable) -> None:
+    code, out, err = widthwise("grow", small, "model.layers.1.ffn.d_ff=160", "--out", "large", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["expansions"] == ["layer 1: feed-forward 128 -> 160 hidden units (MLP expansion)"]
+    assert found["after"]["params"] - found["before"]["params"] == 3 * 32 * 32
+    assert found["certificate"]["liveness"]["layers.1.ffn.w_up.weight"]["n_alive"] == 32 * 32
+    assert any("train.steps = 3 is the step reached" in note for note in found["notes"])
+    code, out, err = widthwise("resume", "large")
+    assert code == 0, err
+    assert "3 steps" in out
+
+
+def test_plan_only_writes_nothing(small: str, widthwise: Callable) -> None:
+    before = sorted(Path().rglob("*"))
+    code, out, _ = widthwise("grow", small, "--to", "wide.yaml", "--plan-only")
+    assert code == 0
+    assert "layer 3: added" in out
+    assert "nothing was written" in out
+    code, out, _ = widthwise("grow", small, "--to", "wide.yaml", "--plan-only", "--json")
+    assert json.loads(out)["bake_helps"]
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_layers_say_where_added_ones_go(small: str, widthwise: Callable) -> None:
+    arguments = ("--layers", "0,1,2,3,4,5,new", "--new-layers", "copied", "--seed", 7, "--reset", "new")
+    code, out, err = widthwise("grow", small, "--to", "wide.yaml", *arguments, "--out", "large")
+    assert code == 0, err
+    assert "  layer 6: added" in out
+    assert "  layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
+
+
+def test_allow_change_takes_constants_from_the_recipe(small: str, widthwise: Callable) -> None:
+    code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
+    assert code == 0, err
+    assert "constants that change:" in out
+    assert "function CHANGED" in out
+    assert not json.loads(Path("large/certificate.json").read_text())["is_preserved"]
+    assert widthwise("resume", "large")[0] == 0
+
+
+def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
+    code, out, err = widthwise("pad", small, "--d-ff-multiple", 96, "--heads-multiple", 3, "--out", "padded")
+    assert code == 0, err
+    assert "layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
+    assert "attention 4 -> 6 heads" in out
+    assert "new entries, all 0: padding, of which 0 would learn" in out
+    assert widthwise("resume", "padded")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--to", "wide.yaml"), "--out: is required"),
+        (("--out", "large"), "got nothing to grow to"),
+        (("--to", "wide.yaml", "model.vocab_size=300", "--out", "large"), "vocab_size: got 300 where it was 257"),
+        (("--to", "wide.yaml", "model.n_layers=2", "--out", "large"), "n_layers: got 2 where there were 6"),
+        (("--to", "wide.yaml", "train.steps=2", "--out", "large"), "train.steps: got 2"),
+        (("--to", "wide.yaml", "--layers", "0,1,neu", "--out", "large"), "--layers: got '0,1,neu'"),
+        (("--to", "wide.yaml", "--layers", "0,1,new", "--out", "large"), "layers: got [0, 1, None]"),
+        (("--to", "wide.yaml", "--reset", "some", "--out", "large"), "--reset"),
+        (("--to", "wide.yaml", "--out", "small"), "small: exists already"),
+        (("--to", "nowhere.yaml", "--out", "large"), "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(
+    small: str, widthwise: Callable, arguments: tuple[str, ...], message: str
+) -> None:
+    before = sorted(Path().rglob("*"))
+    code, out, err = widthwise("grow", small, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_nothing_to_bake_or_pad_is_said(small: str, widthwise: Callable) -> None:
+    assert "nothing to bake" in widthwise("bake", small, "--out", "baked")[2]
+    assert "nothing to pad" in widthwise("pad", small, "--d-ff-multiple", 64, "--out", "padded")[2]
+    assert not Path("baked").exists()

@@ -1,0 +1,222 @@
+"""`widthwise import` and `widthwise export`, and what works between them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import yaml
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from widthwise.run_dir import RunDir
+
+transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+Run = Callable[..., tuple[int, str, str]]
+TEXT = "def fold(items):\n    return [item + 1 for item in items]\n"
+RECIPE: dict[str, Any] = {
+    "seq_len": 16,
+    "data": {"corpus": "synthetic"},
+    "optimizer": {"lr": 1e-5},
+    "schedule": {"kind": "constant"},
+    "train": {"steps": 2, "batch_size": 2, "precision": "fp32", "validation_tokens": 64},
+}
+
+
+def _tokenizer() -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # The token that ends a text is not among the usual names, so that the config's number must be heeded.
+    trainer = trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<pad>", "<stop>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 9, trainer)
+    return tokenizer
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A tiny llama with its tokenizer."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size() + 3,
+        hidden_size=24,
+        intermediate_size=37,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=48,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "source")
+    tokenizer.save(str(tmp_path / "source" / "tokenizer.json"))
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Path:
+    path = tmp_path / "training.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return path
+
+
+def _logits(folder: Path) -> torch.Tensor:
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading.values()), loading
+    with torch.no_grad():
+        return model.float().eval()(torch.arange(4, 21)[None]).logits
+
+
+def test_an_imported_model_leaves_as_it_came(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    code, out, _ = widthwise("import", source, tmp_path / "run")
+    assert code == 0
+    assert "llama of" in out
+    assert "with its tokenizer" in out
+    code, out, _ = widthwise("export", tmp_path / "run", tmp_path / "out")
+    assert (code, "llama of step 0 in fp32, with tokenizer.json" in out) == (0, True)
+    assert torch.equal(_logits(tmp_path / "out"), _logits(source))
+    keys = ("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "vocab_size")
+    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
+    assert [after[key] for key in keys] == [before[key] for key in keys]
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert theirs(TEXT)["input_ids"] == _tokenizer().encode(TEXT).ids
+    assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
+
+
+def test_the_run_says_where_it_came_from(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    widthwise("import", source, tmp_path / "run")
+    origin = RunDir(tmp_path / "run").environment()["imported"]
+    assert (origin["folder"], origin["model_type"], origin["n_positions"]) == ("source", "llama", 48)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= origin["files"].keys()
+    assert str(tmp_path) not in json.dumps(origin)
+
+
+def test_it_generates_what_transformers_does(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    widthwise("import", source, tmp_path / "run")
+    options = ("--prompt", "def fold", "--max-new-tokens", 7, "--temperature", 0, "--json")
+    code, out, _ = widthwise("generate", tmp_path / "run", *options)
+    assert code == 0
+    tokenizer = _tokenizer()
+    prompt = torch.tensor([tokenizer.encode("def fold").ids])
+    model = transformers.AutoModelForCausalLM.from_pretrained(source)
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=7, do_sample=False)
+    expected = tokenizer.decode(ids[0, prompt.shape[1] :].tolist())
+    assert json.loads(out)["continuations"][0]["continuation"] == expected
+
+
+def test_it_is_trained_further_on_a_recipe(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert widthwise("import", source, run, "train.steps=3", "--recipe", training)[0] == 0
+    assert widthwise("resume", run)[0] == 0
+    assert [record["step"] for record in RunDir(run).metrics() if record["event"] == "train"] == [3]
+    identity = RunDir(run).environment()["data"]
+    assert identity["tokenizer"]["spec"].endswith("tokenizer.json#<stop>")
+    assert widthwise("generate", run, "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+    assert widthwise("export", run, tmp_path / "half", "--dtype", "bf16", "--json")[0] == 0
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert widthwise("export", run, tmp_path / "out")[0] == 0
+    difference = (_logits(tmp_path / "out") - _logits(source)).abs().max()
+    assert 0 < difference < 0.05  # three small steps from where it came
+
+
+def test_it_grows_and_leaves_as_what_it_was(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    """Hidden width, feed-forward and one more layer; transformers finds the same logits."""
+    assert widthwise("import", source, tmp_path / "run")[0] == 0
+    data = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    model = data["model"]
+    model["layers"].append(model["layers"][-1])
+    model.update(d_model=32, final_norm_width=32)
+    for layer in model["layers"]:
+        layer.update(d_model=32, d_in=32, d_out=32, ffn={**layer["ffn"], "d_ff": 50})
+    (tmp_path / "larger.yaml").write_text(json.dumps(data))
+    code, _, err = widthwise("grow", tmp_path / "run", "--to", tmp_path / "larger.yaml", "--out", tmp_path / "grown")
+    assert code == 0, err
+    assert widthwise("export", tmp_path / "grown", tmp_path / "out")[0] == 0
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    sizes = (config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"])
+    assert (sizes, config["max_position_embeddings"]) == ((32, 50, 3), 48)
+    expected = _logits(source)
+    torch.testing.assert_close(_logits(tmp_path / "out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    assert widthwise("generate", tmp_path / "grown", "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+def test_data_of_another_tokenizer_are_refused(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+    assert widthwise("import", source, tmp_path / "run", "data.tokenizer=bytes", "--recipe", training)[0] == 0
+    code, _, err = widthwise("resume", tmp_path / "run")
+    assert code == 2
+    assert "error: data.tokenizer: got bytes; must be that of the imported model" in err.splitlines()[-1]
+
+
+def test_without_a_tokenizer_all_but_text_works(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.json").unlink()
+    run = tmp_path / "run"
+    code, out, _ = widthwise("import", source, run, "data.tokenizer=bytes", "--recipe", training)
+    assert (code, "without a tokenizer" in out) == (0, True)
+    code, _, err = widthwise("generate", run, "--prompt", "def")
+    assert (code, "holds no tokenizer" in err) == (2, True)
+    assert widthwise("export", run, tmp_path / "out")[0] == 0
+    assert torch.equal(_logits(tmp_path / "out"), _logits(source))
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
+    assert widthwise("resume", run)[0] == 0
+    assert widthwise("generate", run, "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (("train.stepz=3",), "train.stepz: unknown key; did you mean 'steps'?"),
+        (("compare.seeds=[1]",), "has a compare section"),
+        (("train.steps=1", "schedule.warmup_steps=9"), "schedule.warmup_steps: got 9; must be less than"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused(
+    widthwise: Run, source: Path, tmp_path: Path, changes: tuple[str, ...], message: str
+) -> None:
+    code, _, err = widthwise("import", source, tmp_path / "run", *changes)
+    assert (code, message in err) == (2, True)
+    assert len(err.strip().splitlines()) == 1
+    assert not RunDir(tmp_path / "run").exists
+
+
+def test_nothing_is_overwritten(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    widthwise("import", source, tmp_path / "run")
+    code, _, err = widthwise("import", source, tmp_path / "run")
+    assert (code, "holds a run already" in err) == (2, True)
+    code, _, err = widthwise("export", tmp_path / "run", source)
+    assert (code, "exists already" in err) == (2, True)
+
+
+def test_a_run_that_no_format_can_say_is_refused_in_one_line(widthwise: Run, recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert widthwise("train", recipe, "model.ffn.kind=hourglass", "model.ffn.n_blocks=2", "--out", run)[0] == 0
+    code, _, err = widthwise("export", run, tmp_path / "out")
+    assert (code, len(err.strip().splitlines())) == (2, 1)
+    assert "layers.0.ffn.kind: got hourglass; llama has swiglu there" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_trained_here_is_loaded_by_transformers(widthwise: Run, recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert widthwise("train", recipe, "data.tokenizer=bpe-300", "model.vocab_size=300", "--out", run)[0] == 0
+    assert widthwise("export", run, tmp_path / "out", "--n-positions", 99)[0] == 0
+    options = ("--prompt", "a", "--max-new-tokens", 5, "--temperature", 0, "--json")
+    ours = json.loads(widthwise("generate", run, *options)[1])["continuations"][0]["continuation"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.max_position_embeddings == 99
+    prompt = tokenizer("a", return_tensors="pt")
+    ids = model.generate(**prompt, max_new_tokens=5, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+    assert tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True) == ours

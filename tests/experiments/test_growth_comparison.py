@@ -1,0 +1,131 @@
+"""A comparison whose variants grow, from recipe to report, and a family branched from one of its runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from widthwise.config_io import UserError
+from widthwise.experiments import family
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.family import plan_family, run_family
+from widthwise.experiments.plan import read_plan
+from widthwise.run_dir import RunDir
+from widthwise.training.growing import Source
+from widthwise.training.metrics import MEASURED_KEYS
+from widthwise.training.observer import Silence
+from widthwise.training.stopping import Interrupted
+from widthwise.training.trained import load_trained
+
+RECIPE = {
+    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 6, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
+}
+GROWTH = {"at_step": 3, "model": {"d_model": 32}}
+COMPARE = {
+    "seeds": [3, 5],
+    "match": "none",
+    "variants": {"small": {}, "exact": {"growth": [GROWTH]}, "naive": {"growth": [{**GROWTH, "preserve": False}]}},
+}
+
+
+def write(path: Path, data: dict) -> Path:
+    path.write_text(json.dumps(data))  # which is YAML
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    folder = tmp_path_factory.mktemp("growth")
+    plan = read_plan([write(folder / "recipe.yaml", {**RECIPE, "compare": COMPARE})])
+    return folder / "out", run_plan(plan, folder / "out", "widthwise compare recipe.yaml")
+
+
+def losses(run: Path, event: str = "train") -> list[dict]:
+    found = [record for record in RunDir(run).metrics() if record["event"] == event]
+    return [{key: value for key, value in record.items() if key not in MEASURED_KEYS} for record in found]
+
+
+def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow(done: tuple[Path, dict]) -> None:
+    """The first loss after an exact growth is that of the model that did not grow, on the same batch."""
+    runs = done[0] / "runs"
+    for seed in (3, 5):
+        small, exact, naive = (losses(runs / f"{name}-seed{seed}") for name in ("small", "exact", "naive"))
+        assert exact[:3] == naive[:3] == small[:3]
+        assert exact[3]["loss"] == pytest.approx(small[3]["loss"], abs=1e-6)
+        assert abs(naive[3]["loss"] - small[3]["loss"]) > 1e-4
+        assert exact[4]["loss"] != small[4]["loss"]
+
+
+def test_training_flops_are_those_of_all_phases(done: tuple[Path, dict]) -> None:
+    variants = {variant["name"]: variant for variant in done[1]["variants"]}
+    costs = [variants[name]["cost"]["flops_per_token"]["training"] for name in ("small", "exact")]
+    assert variants["exact"]["ratio"]["training_flops"] == pytest.approx((3 * costs[0] + 3 * costs[1]) / (6 * costs[0]))
+    assert variants["exact"]["ratio"]["flops"] == pytest.approx(costs[1] / costs[0])
+
+
+@pytest.fixture
+def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[Source, list[Path]]:
+    for name, size, steps in (("wide", {"d_model": 32}, 8), ("deep", {"n_layers": 5}, 9)):
+        larger = {"model": {**RECIPE["model"], **size}, "train": {**RECIPE["train"], "steps": steps}}
+        write(tmp_path / f"{name}.yaml", {**RECIPE, **larger})
+    return Source.of(done[0] / "runs" / "small-seed3"), [tmp_path / "wide.yaml", tmp_path / "deep.yaml"]
+
+
+def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], tmp_path: Path) -> None:
+    source, recipes = branching
+    branches = plan_family(source, recipes, [], tmp_path / "out")
+    found = run_family(source, branches, tmp_path / "out", Silence())
+    assert json.loads((tmp_path / "out" / "family.json").read_text()) == found
+    wide, deep = found["members"]
+    assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
+    shared = source.recipe.training_flops
+    models = [load_trained(tmp_path / "out" / name).model.config for name in ("wide", "deep")]
+    per_token = [model.cost().training_flops(24) for model in models]
+    assert wide["flops"] == shared + 2 * 4 * 24 * per_token[0]
+    assert deep["flops_alone"] == 9 * 4 * 24 * per_token[1]
+    assert found["family_flops"] == shared + 4 * 24 * (2 * per_token[0] + 3 * per_token[1])
+    assert found["flops_alone"] == wide["flops_alone"] + deep["flops_alone"]
+    for member in found["members"]:
+        result = RunDir(Path(member["run"])).result()
+        assert result is not None
+        assert member["val_loss"] == result["val_loss"]
+        assert member["params"] == result["cost"]["params"]["total"]
+
+
+def test_an_interrupted_family_goes_on_and_does_nothing_twice(branching, tmp_path: Path, monkeypatch) -> None:
+    source, recipes = branching
+    with monkeypatch.context() as patch:
+
+        def interrupt(path, observer):
+            raise Interrupted(f"{path}: stopped", 2)
+
+        patch.setattr(family, "resume", interrupt)
+        with pytest.raises(Interrupted, match=r"wide: stopped.*the same family command"):
+            run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
+    first = run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
+    assert len(stamps) == 2
+    assert run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == first
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+def test_mistakes_of_a_family_are_found_before_anything_is_written(branching, tmp_path: Path) -> None:
+    source, recipes = branching
+    narrow = write(tmp_path / "narrow.yaml", {**RECIPE, "model": {**RECIPE["model"], "d_model": 8}})
+    with pytest.raises(UserError, match=r"narrow\.yaml: d_model: "):
+        plan_family(source, [*recipes, narrow], [], tmp_path / "out")
+    with pytest.raises(UserError, match="two have the same name"):
+        plan_family(source, [recipes[0], recipes[0]], [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_another_branch_is_refused(branching, tmp_path: Path) -> None:
+    source, recipes = branching
+    run_family(source, plan_family(source, recipes[:1], [], tmp_path / "out"), tmp_path / "out", Silence())
+    with pytest.raises(UserError, match="wide: holds a run of another recipe"):
+        plan_family(source, recipes[:1], ["train.steps=12"], tmp_path / "out")

@@ -1,0 +1,292 @@
+import math
+import re
+
+import pytest
+import torch
+from applied_plans import applied, give_state, grown, state_of, step, weights_of
+from model_cases import CASES, VARIANTS, config, decoder, random_tokens, variant
+
+from widthwise.config_io import UserError, parse, to_data
+from widthwise.growth import expansions
+from widthwise.growth.bake import bake_plan, left_explicit
+from widthwise.growth.optimizer_state import grown_factors, grown_state
+from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.config import ModelConfig
+from widthwise.training.optimizer import AdamWConfig, MuonConfig, set_lr
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def wider(n):
+    return lambda c: expansions.widen_stream(c, n)
+
+
+def longer_keys(head_dim, layers=(0, 2)):
+    return lambda c: expansions.widen_keys(c, layers, head_dim)
+
+
+def norms(model):
+    return {name: module for name, module in model.named_modules() if isinstance(module, (RMSNorm, LayerNorm))}
+
+
+def assert_same_function(a, b):
+    tokens = random_tokens(2, 11)
+    found, expected = a(tokens), b(tokens)
+    assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
+    losses = [model.loss(tokens[:, :-1], tokens[:, 1:]) for model in (a, b)]
+    assert losses[0].objective.item() == pytest.approx(losses[1].objective.item(), rel=1e-12)
+
+
+GIVEN_CONSTANTS = ("biases", "qk_norm_with_divisors", "values_of_other_sizes")
+"""Recipes that give single layers other divisors or head sizes than follow from their rules."""
+
+
+@pytest.mark.parametrize("one_eps", [False, True])
+@pytest.mark.parametrize(("shape", "name"), [case for case in CASES if case[1] not in GIVEN_CONSTANTS])
+def test_a_model_that_never_grew_stays_bit_by_bit(shape, name, one_eps):
+    """Slim ends too, whose norms divide by another number than they read. Formats with one eps have one scale too."""
+    one_eps = one_eps and name != "released_recipe"
+    before = variant(shape, name)
+    plan = bake_plan(before, one_eps)
+    assert plan.new.layers == before.layers
+    assert plan.new == before
+    assert all(tensor.scale == 1 for tensor in plan.tensors.values())
+
+
+NEEDS_UNIFORM = ("layer_norm_hourglass", "layer_norm_moe", "gpt2")
+CANNOT_WIDEN = ("layer_norm_reordered", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "2_of_4_layer_norm")
+WIDENED = [
+    (shape, name)
+    for shape, name in CASES
+    if shape != "zigzag" and name not in CANNOT_WIDEN and (shape, name) != ("x", "hourglass_reordered")
+    if name not in NEEDS_UNIFORM
+] + [("uniform", name) for name in VARIANTS if not name.startswith("slots") and name not in CANNOT_WIDEN]
+
+
+@pytest.mark.parametrize(("shape", "name"), WIDENED)
+def test_a_widened_model_computes_the_same_with_norms_that_divide_by_their_width(shape, name):
+    model = grown(decoder(variant(shape, name)), wider(20))
+    plan = bake_plan(model.config)
+    baked = applied(plan, model)
+    assert_same_function(baked, model)
+    assert plan.new != model.config
+    usual = norms(decoder(expected_sizes(model.config)))
+    for path, norm in norms(baked).items():
+        assert norm.norm_dim == usual[path].norm_dim, path
+
+
+def expected_sizes(grown_config):
+    """The config with the divisors that its template would give."""
+    data = to_data(grown_config)
+    for layer in (*data["layers"], *([data["mtp"]["layer"]] if data["mtp"] else [])):
+        layer["attention_norm"]["norm_dim"] = layer["d_model"]
+        layer["ffn_norm"]["norm_dim"] = layer["d_out" if layer["norm_placement"] == "reordered" else "d_model"]
+        if layer["attention"]["qk_norm"]:
+            layer["attention"]["qk_norm"] |= {"q_norm_dim": None, "k_norm_dim": None}
+    data["final_norm"]["norm_dim"] = data["final_norm_width"]
+    if data["residual"]["kind"] == "hyper_connections":
+        data["residual"] |= {"slot_norm_dim": None, "group_norm_dim": None}
+    if data["mtp"]:
+        data["mtp"]["final_norm"]["norm_dim"] = data["d_model"]
+        data["mtp"]["slot_norm"]["norm_dim"] = data["residual"].get("slot_width", data["d_model"])
+    return parse(ModelConfig, data)
+
+
+def with_divisor(before, norm_dim):
+    """The same sizes with norms that divide by another number, as they do in a model grown from that width."""
+    data = to_data(before)
+    for layer in data["layers"]:
+        for norm in ("attention_norm", "ffn_norm"):
+            layer[norm]["norm_dim"] = norm_dim
+    data["final_norm"]["norm_dim"] = norm_dim
+    return parse(ModelConfig, data)
+
+
+ONE_EPS = {
+    name: VARIANTS[name] for name in ("plain", "gqa", "tied", "reordered", "moe", "moe_reordered", "mlp", "gpt2")
+}
+ONE_EPS |= {name: VARIANTS[name] for name in ("qk_norm", "qk_norm_all_heads", "released_recipe", "learned_positions")}
+ONE_EPS |= {
+    "tied_reordered": {**VARIANTS["reordered"], "tie_embeddings": True},
+    "gpt2_untied": {**VARIANTS["gpt2"], "tie_embeddings": False},
+    "layer_norm_reordered": {**VARIANTS["layer_norm_reordered"], "tie_embeddings": True},
+    "biases_reordered": {
+        **VARIANTS["reordered"],
+        "attention": {"bias": True, "out_bias": True, "qk_norm": {"over": "all_heads"}},
+        "ffn": {"kind": "mlp", "bias": True},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ONE_EPS)
+def test_with_one_eps_the_stream_is_scaled_and_no_eps_changes(name):
+    model = decoder(with_divisor(config("uniform", **ONE_EPS[name]), 7))
+    plan = bake_plan(model.config, one_eps=True)
+    baked = applied(plan, model)
+    assert_same_function(baked, model)
+    assert {path: norm.eps for path, norm in norms(baked).items()} == {n: m.eps for n, m in norms(model).items()}
+    assert all(norm.norm_dim == len(norm.weight) for norm in norms(baked).values())
+    assert plan.tensors["embedding.weight"].scale == pytest.approx(math.sqrt(20 / 7))
+    usual = {layer.attention.head_dim**-0.5 for layer in plan.new.layers}
+    assert {layer.attention.scale for layer in plan.new.layers} == usual
+
+
+@pytest.mark.parametrize("one_eps", [False, True])
+@pytest.mark.parametrize("name", ["plain", "tied", "reordered", "gpt2", "qk_norm", "biases"])
+def test_a_model_that_grew_in_all_directions_computes_the_same(name, one_eps):
+    before = decoder(variant("uniform", name))
+    head_dim = 3 * before.config.layers[0].attention.head_dim
+    model = grown(before, wider(6), longer_keys(head_dim), lambda c: expansions.add_heads(c, [1], 4, 4))
+    baked = applied(bake_plan(model.config, one_eps), model)
+    assert_same_function(baked, model)
+    assert baked.config.layers[0].attention.scale == head_dim**-0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("x", {}, r"d_model: got widths .*; one eps needs layers that are all equally wide"),
+        ("uniform", {"mtp": {"n_depths": 1}}, r"mtp: "),
+        (
+            "uniform",
+            {"residual": {"kind": "hyper_connections", "slot_width": 4}},
+            r"residual\.kind: got hyper_connections",
+        ),
+        (
+            "uniform",
+            {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5}},
+            r"layers\.0\.ffn\.kind: got hourglass",
+        ),
+        ("uniform", {"ffn": {"kind": "dynamic", "d_ff": 11}}, r"layers\.0\.ffn\.kind: got dynamic"),
+        (
+            "uniform",
+            {"layers": {2: {"ffn_norm": {"stat_width": 9}}}},
+            r"layers\.2\.ffn_norm\.stat_width: got 9; one eps needs norms that measure all 20",
+        ),
+    ],
+)
+def test_one_eps_is_refused_with_the_reason(name, changes, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        bake_plan(with_divisor(config(name, **changes), 7), one_eps=True)
+
+
+def test_one_eps_is_refused_where_norms_divide_by_different_numbers():
+    layered = config("uniform", layers={1: {"attention_norm": {"norm_dim": 7}}})
+    with pytest.raises(UserError, match=r"^norm_dim: got \[7, 20\]"):
+        bake_plan(layered, one_eps=True)
+    bake_plan(layered)
+
+
+def test_norms_that_share_an_eps_but_not_a_ratio_are_refused():
+    """Blocks of the last layer write 28 coordinates, the last of them 20: 10 more are not the same part of both."""
+    model = grown(decoder(variant("x", "hourglass_reordered")), wider(10))
+    with pytest.raises(UserError, match=r"^layers\.4\.ffn\.blocks\.0\.norm: divides by 28"):
+        bake_plan(model.config)
+
+
+def test_a_base_is_found_for_frequencies_that_it_gives():
+    before = decoder(config("uniform", attention={"n_heads": 5}))
+    model = grown(before, longer_keys(6, [0]), longer_keys(8, [1]))
+    plan = bake_plan(model.config)
+    attentions = [layer.attention for layer in plan.new.layers]
+    assert model.config.layers[0].attention.rope_frequencies is not None
+    assert (attentions[0].rope_base, attentions[0].rope_frequencies) == (10000.0 ** (6 / 4), None)
+    assert (attentions[1].rope_base, attentions[1].rope_frequencies) == (10000.0, None)
+    assert_same_function(applied(plan, model), model)
+    assert left_explicit(plan.new) == []
+
+
+def test_what_has_no_standard_form_is_left_and_named():
+    dynamic = {"kind": "dynamic", "d_ff": 11, "mask": {"kind": "hard"}}
+    changes = {0: {"attention": {"rope_frequencies": [0.9, 0.01]}}, 1: {"ffn": dynamic}}
+    before = decoder(config("x", attention={"n_heads": None, "head_dim": 4}, layers=changes))
+    model = grown(before, lambda c: expansions.widen_layers(c, {2: 16}), lambda c: expansions.widen_ffn(c, [1], 17))
+    plan = bake_plan(model.config)
+    assert_same_function(applied(plan, model), model)
+    layers = plan.new.layers
+    assert layers[0].attention.rope_frequencies == (0.9, 0.01)
+    assert layers[1].ffn.grown_from == (11,)
+    assert (layers[2].attention_norm.stat_width, layers[2].attention_norm.norm_dim) == (8, 8)
+    named = {re.match(r"[\w.]+", line)[0] for line in left_explicit(plan.new)}
+    assert named == {
+        "layers.0.attention.rope_frequencies",
+        "layers.1.ffn.grown_from",
+        "layers.2.attention_norm.stat_width",
+        "layers.2.ffn_norm.stat_width",
+    }
+
+
+def test_mups_scale_stays_where_it_is_that_of_the_head_size():
+    model = grown(decoder(variant("uniform", "released_recipe")), longer_keys(20, [0]))
+    plan = bake_plan(model.config)
+    assert [layer.attention.scale for layer in plan.new.layers] == [20**-0.5, *[1 / 10] * 4]
+    assert_same_function(applied(plan, model), model)
+
+
+def test_weights_that_nothing_scales_stay_bit_by_bit():
+    model = grown(decoder(variant("uniform", "gqa")), wider(6))
+    plan = bake_plan(model.config)
+    weights, baked = weights_of(model), weights_of(applied(plan, model))
+    kept = {name for name in weights if torch.equal(weights[name], baked[name])}
+    assert kept == {name for name in weights if not name.endswith("norm.weight")}
+
+
+def adamw(**changes):
+    """eps and decay large enough to matter."""
+    return AdamWConfig(lr=0.004, eps=1e-3, weight_decay=0.3, decays_gains=True, **changes)
+
+
+def muon(**changes):
+    return MuonConfig(lr=0.02, weight_decay=0.3, adamw=adamw(**changes))
+
+
+def built(config, model):
+    optimizer = config.build(model)
+    set_lr(optimizer, config.lr)
+    return optimizer
+
+
+def trained(model, optimizer, n_steps):
+    return [step(model, optimizer, random_tokens(2, 9, seed=i)) for i in range(n_steps)]
+
+
+FORGOTTEN = ("state", "rates")
+
+
+def trajectories(optimizer, head_dim, more, one_eps, forgotten=None):
+    """Losses of 30 steps of a grown model, and of what it is baked to after five others."""
+    before = decoder(config("uniform", attention={"n_heads": 5}, init={"std": 0.1}))
+    model = grown(before, longer_keys(head_dim), wider(more))
+    running = built(optimizer(), model)
+    trained(model, running, 5)
+    plan = bake_plan(model.config, one_eps)
+    baked = applied(plan, model)
+    scaled = {} if forgotten == "rates" else grown_factors(plan, {})
+    continued = built(optimizer(scaled=scaled), baked)
+    state = state_of(model, running)
+    give_state(baked, continued, state if forgotten == "state" else grown_state(plan, state))
+    return trained(model, running, 30), trained(baked, continued, 30)
+
+
+CASES_OF_TRAINING = {
+    "adamw": (adamw, 6, 10, False),
+    "adamw_one_eps": (adamw, 6, 10, True),
+    # Muon makes matrices orthogonal in bf16, where only a factor of 2, 4, ... leaves the rounding as it was.
+    "muon": (muon, 16, 60, False),
+    "muon_one_eps": (muon, 16, 60, True),
+}
+
+
+@pytest.mark.parametrize("case", CASES_OF_TRAINING)
+def test_a_baked_model_trains_as_it_would_have(case):
+    explicit, baked = trajectories(*CASES_OF_TRAINING[case])
+    assert len(explicit) == 30
+    assert baked == pytest.approx(explicit, rel=1e-12)
+
+
+@pytest.mark.parametrize("forgotten", FORGOTTEN)
+@pytest.mark.parametrize("case", CASES_OF_TRAINING)
+def test_without_its_state_or_its_rates_it_does_not(case, forgotten):
+    explicit, baked = trajectories(*CASES_OF_TRAINING[case], forgotten)
+    assert baked[0] == pytest.approx(explicit[0], rel=1e-12)
+    assert max(abs(a - b) for a, b in zip(explicit, baked)) > 1e-6

@@ -1,0 +1,163 @@
+from dataclasses import replace
+
+import pytest
+import torch
+from applied_plans import weights_of
+from model_cases import config, decoder, random_tokens, variant
+
+from widthwise.growth import certificate, expansions
+from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.bake import bake_plan
+from widthwise.growth.certificate import Certificate, certify
+from widthwise.growth.plan import Plan, plan_growth
+
+GROWTHS = {
+    "ffn": (config("uniform"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),
+    "group": (variant("uniform", "gqa"), lambda c: expansions.add_heads(c, [0, 2], 15, 5)),
+    "ungrouped": (variant("uniform", "gqa"), lambda c: expansions.add_heads(c, [0, 2], 10, 10)),
+    "keys_behind_a_norm": (variant("uniform", "qk_norm"), lambda c: expansions.widen_keys(c, [0], 20)),
+    "stream": (variant("x", "tied"), lambda c: expansions.widen_stream(c, 6)),
+    "stream_of_layer_norms": (config("uniform", norm={"kind": "layer"}), lambda c: expansions.widen_stream(c, 6)),
+    "narrow_layer": (config("x"), lambda c: expansions.widen_layers(c, {2: 16})),
+    "layers": (config("uniform"), lambda c: expansions.add_layers(c, [0, 3])),
+    "split": (variant("uniform", "moe"), lambda c: expansions.split_experts(c, [1, 2], 2)),
+    "further_heads": (variant("x", "further_heads"), lambda c: expansions.widen_stream(c, 6)),
+}
+
+
+def planned(name: str) -> Plan:
+    old, expand = GROWTHS[name]
+    return plan_growth(old, *expand(old))
+
+
+def old_weights(plan: Plan) -> dict[str, torch.Tensor]:
+    return weights_of(decoder(plan.old, dtype=torch.float32))
+
+
+def certified(plan: Plan, old: dict[str, torch.Tensor] | None = None, **options) -> Certificate:
+    old = old or old_weights(plan)
+    return certify(plan, old, dict(plan.weights(old, 3)), seq_len=13, lr=1e-3, seed=3, **options)
+
+
+@pytest.mark.parametrize("name", GROWTHS)
+def test_a_growth_is_preserved_and_every_new_entry_learns(name):
+    plan = planned(name)
+    found = certified(plan)
+    assert found.is_preserved, found.lines()
+    assert found.dtype == "float64"
+    n_new = {name: int(is_new.sum()) for name, is_new in plan.is_new().items() if is_new.any()}
+    assert {name: each.n_new for name, each in found.liveness.items()} == n_new
+    assert not found.dead
+    assert all(each.n_alive + each.n_unjudged == each.n_new for each in found.liveness.values())
+
+
+def test_sizes_are_those_of_the_models():
+    plan = planned("ffn")
+    found = certified(plan)
+    for size, model in ((found.before, plan.old), (found.after, plan.new)):
+        assert size.params == sum(parameter.numel() for parameter in decoder(model).parameters())
+        assert size.flops_per_token == model.cost().forward_flops(13)
+    assert f"{found.before.params:,} -> {found.after.params:,}" in found.lines()[-1]
+
+
+def test_an_entry_that_must_be_zero_and_is_not_is_found():
+    plan, name = planned("ffn"), "layers.1.ffn.w_down.weight"
+    rows, columns = plan.tensors[name].maps
+    heard = replace(plan.tensors[name], maps=(rows, AxisMap.of(columns.n_old, columns.index)))
+    found = certified(replace(plan, tensors={**plan.tensors, name: heard}))
+    assert not found.is_preserved
+    assert found.logit_difference > 1e-3
+    assert "CHANGED" in found.lines()[0]
+
+
+def test_gradients_find_what_logits_hide():
+    plan, old = planned("ffn"), old_weights(planned("ffn"))
+    for leaf in ("w_gate", "w_up"):  # two units that read the same and are heard in different ways
+        old[f"layers.1.ffn.{leaf}.weight"][1] = old[f"layers.1.ffn.{leaf}.weight"][0]
+    name = "layers.1.ffn.w_gate.weight"
+    rows, columns = plan.tensors[name].maps
+    swapped = rows.index.clone()
+    swapped[:2] = torch.tensor([1, 0])
+    wrong = replace(plan.tensors[name], maps=(AxisMap.of(rows.n_old, swapped), columns))
+    found = certified(replace(plan, tensors={**plan.tensors, name: wrong}), old)
+    assert found.logit_difference <= found.logit_bound
+    assert found.gradient_difference > 1e-6
+    assert not found.is_preserved
+
+
+def test_gradients_find_a_change_of_further_heads():
+    plan, name = planned("further_heads"), "mtp.0.w_join.weight"
+    wrong = replace(plan.tensors[name], scale=1.5)
+    found = certified(replace(plan, tensors={**plan.tensors, name: wrong}))
+    assert found.logit_difference <= found.logit_bound
+    assert not found.is_preserved
+
+
+def test_stored_weights_are_those_that_are_judged():
+    plan = planned("ffn")
+    old = old_weights(plan)
+    new = dict(plan.weights(old, 3))
+    name = "layers.0.attention.w_v.weight"
+    new[name] = new[name] + 0.1
+    found = certify(plan, old, new, seq_len=13, lr=1e-3, seed=3)
+    assert found.logit_difference <= found.logit_bound
+    assert found.stored_logit_difference > found.stored_logit_bound
+    assert not found.is_preserved
+
+
+def test_rounding_of_what_is_multiplied_is_told_apart_from_the_growth():
+    grown = planned("stream")
+    weights = dict(grown.weights(old_weights(grown), 3))
+    found = certified(bake_plan(grown.new), weights)
+    assert found.is_preserved
+    assert found.logit_difference < 1e-11 < found.stored_logit_difference < 1e-4
+    assert any("as stored in fp32" in line for line in found.lines())
+    assert "no new entries" in found.lines()
+
+
+def test_two_zeros_that_multiply_each_other_are_dead():
+    """What reads must not be 0 where what writes is: 7 units with gate and down 0, whose gradients are products."""
+    old = config("uniform")
+    n_more = 7
+    plan = plan_growth(old, *expansions.widen_ffn(old, [1], old.layers[1].ffn.d_ff + n_more))
+    name = "layers.1.ffn.w_gate.weight"
+    rows, columns = plan.tensors[name].maps
+    zero = replace(plan.tensors[name], maps=(AxisMap.of(rows.n_old, rows.index, zero=True), columns))
+    found = certified(replace(plan, tensors={**plan.tensors, name: zero}))
+    assert found.is_preserved
+    assert found.dead == {f"layers.1.ffn.{leaf}.weight": n_more * 20 for leaf in ("w_gate", "w_up", "w_down")}
+    assert any(f"{name}: 140 of 140 had no gradient" in line for line in found.lines())
+
+
+def test_tokens_that_did_not_occur_are_not_judged():
+    plan, tokens = planned("stream"), random_tokens(2, 9)
+    n_seen, n_more = len(tokens[:, :-1].unique()), 6
+    found = certified(plan, tokens=tokens).liveness["embedding.weight"]
+    assert (found.n_new, found.n_unjudged) == (61 * n_more, (61 - n_seen) * n_more)
+    assert found.n_dead == 0
+
+
+def test_scarce_memory_means_float32_and_says_so(monkeypatch):
+    monkeypatch.setattr(certificate, "free_memory", lambda: 1000)
+    found = certified(planned("group"))
+    assert found.dtype == "float32"
+    assert found.is_preserved
+    assert 1e-12 < found.logit_bound < 1e-3
+    assert "would not fit into memory" in found.lines()[0]
+
+
+def test_free_memory_is_some_of_the_machine():
+    assert 2**20 < certificate.free_memory() < 2**50
+
+
+def test_the_random_state_of_the_caller_stays():
+    before = torch.get_rng_state()
+    certified(planned("layers"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_record_is_plain_data_and_says_what_was_found():
+    found = certified(planned("ffn"))
+    record = found.record()
+    assert record["is_preserved"] is True
+    assert record["liveness"]["layers.1.ffn.w_down.weight"]["n_alive"] == found.total("n_new") // 6

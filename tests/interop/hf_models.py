@@ -1,0 +1,120 @@
+"""Small models of transformers with random weights, one for each way a family comes."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+
+transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+VOCAB_SIZE = 61
+N_TOKENS = 13
+TOLERANCE = 2e-6
+"""Of logits of size 1: norms, tables of rotation and softmax of transformers are in fp32 whatever the weights are."""
+
+SPECIAL = {"bos_token_id": 3, "eos_token_id": 5, "pad_token_id": None}
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    **SPECIAL,
+}
+GPT2_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 24,
+    "n_layer": 2,
+    "n_head": 3,
+    "n_positions": 29,
+    **SPECIAL,
+}
+LLAMA3_RULE = {
+    "rope_type": "llama3",
+    "rope_theta": 1000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 40,
+}
+LINEAR_RULE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {**SIZES, "head_dim": 10}),
+    "llama_tied_biased": (
+        "LlamaConfig",
+        {**SIZES, "tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 1e-5},
+    ),
+    "llama_one_kv_head": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
+    "llama_linear": ("LlamaConfig", {**SIZES, "rope_parameters": LINEAR_RULE}),
+    "llama_llama3": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA3_RULE, "head_dim": 16}),
+    "qwen2": ("Qwen2Config", SIZES),
+    "qwen2_tied": ("Qwen2Config", {**SIZES, "tie_word_embeddings": True}),
+    "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8}),
+    "qwen3_tied_biased": (
+        "Qwen3Config",
+        {**SIZES, "head_dim": 6, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "olmo2": ("Olmo2Config", SIZES),
+    "olmo2_tied": ("Olmo2Config", {**SIZES, "tie_word_embeddings": True}),
+    "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
+    "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),
+    "gpt2_scaled_by_layer": ("GPT2Config", {**GPT2_SIZES, "scale_attn_by_inverse_layer_idx": True}),
+}
+"""Name -> class of transformers and its options."""
+
+
+def hf_model(name: str) -> Any:
+    """Of CONFIGS, in fp32; every norm, bias and matrix is different from its start."""
+    kind, options = CONFIGS[name]
+    config = getattr(transformers, kind)(**copy.deepcopy(options))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            is_gain = parameter.dim() == 1 and key.endswith("weight")
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+            parameter.copy_(1 + 0.2 * drawn if is_gain else 0.15 * drawn)
+    return model.eval()
+
+
+def hf_folder(path: Path, name: str, **save: Any) -> Path:
+    """The same, saved."""
+    hf_model(name).save_pretrained(path, **save)
+    return path
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, VOCAB_SIZE, (2, N_TOKENS), generator=torch.Generator().manual_seed(2))
+
+
+@torch.no_grad()
+def hf_logits(model: Any) -> Tensor:
+    """In fp64, of a model of transformers or of what a folder loads as."""
+    if isinstance(model, Path):
+        model, loading = transformers.AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+        assert not any(loading.values()), loading
+    return model.double().eval()(tokens()).logits
+
+
+@torch.no_grad()
+def own_logits(config: ModelConfig, weights: dict[str, Tensor]) -> Tensor:
+    """In fp64."""
+    model = build(config, seed=0, dtype=torch.float64)
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == weights.keys()
+    for key, parameter in parameters.items():
+        parameter.copy_(weights[key])
+    return model.eval()(tokens())

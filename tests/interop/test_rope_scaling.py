@@ -1,0 +1,96 @@
+"""Frequencies of rotation as transformers says them."""
+
+from typing import Any
+
+import pytest
+import torch
+from hf_models import LINEAR_RULE, LLAMA3_RULE, transformers
+
+from widthwise.config_io import UserError
+from widthwise.interop.fields import Fields
+from widthwise.interop.rope_scaling import read_rope, write_rope
+from widthwise.model.rope import Rope
+
+HEAD_DIM = 14
+N_POSITIONS = 64
+ODD_FACTORS = [1.0, 1.1, 1.7, 0.9, 3.0, 4.0, 9.5]
+RULES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 777.0},
+    "linear": LINEAR_RULE,
+    "llama3": LLAMA3_RULE,
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 777.0,
+        "short_factor": ODD_FACTORS,
+        "long_factor": ODD_FACTORS,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": N_POSITIONS,
+    },
+}
+
+
+def frequencies_of_transformers(rule: dict[str, Any]) -> torch.Tensor:
+    """(HEAD_DIM / 2,), as its model computes them in fp32."""
+    config = transformers.LlamaConfig(
+        vocab_size=7,
+        hidden_size=28,
+        intermediate_size=5,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=N_POSITIONS,
+        rope_parameters=dict(rule),
+    )
+    return transformers.LlamaForCausalLM(config).model.rotary_emb.inv_freq.double()
+
+
+def rope(rule: dict[str, Any]) -> Rope:
+    return Rope(HEAD_DIM, *read_rope(Fields({"rope_parameters": rule}, "config.json"), HEAD_DIM))
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_rule_gives_the_frequencies_of_transformers(rule: dict[str, Any]) -> None:
+    torch.testing.assert_close(rope(rule).radians(), frequencies_of_transformers(rule), rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_what_is_written_gives_the_same_frequencies(rule: dict[str, Any]) -> None:
+    """Read by us and by transformers, in the new words and in the old."""
+    expected = rope(rule)
+    written = write_rope(expected, N_POSITIONS)
+    again = Rope(HEAD_DIM, *read_rope(Fields(written, "config.json"), HEAD_DIM))
+    torch.testing.assert_close(again.radians(), expected.radians(), rtol=1e-12, atol=0)
+    theirs = frequencies_of_transformers(written["rope_parameters"])
+    torch.testing.assert_close(theirs, expected.radians(), rtol=3e-7, atol=0)
+    del written["rope_parameters"]
+    assert Rope(HEAD_DIM, *read_rope(Fields(written, "config.json"), HEAD_DIM)) == again
+
+
+@pytest.mark.parametrize("rope_type", ["default", "linear"])
+def test_the_plainest_rule_is_written(rope_type: str) -> None:
+    rule = RULES[rope_type]
+    written = write_rope(rope(rule), N_POSITIONS)["rope_parameters"]
+    assert written.pop("rope_type") == rope_type
+    assert written == pytest.approx({key: value for key, value in rule.items() if key != "rope_type"})
+
+
+def test_the_rule_of_llama_is_known_again() -> None:
+    rule = {**LLAMA3_RULE, "rope_theta": 500000.0, "factor": 32.0, "original_max_position_embeddings": 8192}
+    assert write_rope(rope(rule), 131072)["rope_parameters"] == rule
+
+
+def test_a_ladder_that_goes_on_is_a_larger_base() -> None:
+    """Pairs keep their frequencies and new ones follow at the same ratio: base^(grown / old head_dim)."""
+    grown = 21 * 2
+    table = tuple(777.0 ** (-2 * i / HEAD_DIM) for i in range(grown // 2))
+    written = write_rope(Rope(grown, 777.0, table), N_POSITIONS)
+    assert written["rope_scaling"] is None
+    assert written["rope_theta"] == pytest.approx(777.0 ** (grown / HEAD_DIM), rel=1e-12)
+
+
+def test_one_pair_needs_no_base() -> None:
+    assert write_rope(Rope(2, 777.0, (1.0,)), N_POSITIONS)["rope_parameters"] == RULES["default"]
+
+
+def test_a_base_is_above_zero() -> None:
+    with pytest.raises(UserError, match=r"rope_theta: got -1.0; allowed: a number above 0"):
+        rope({"rope_theta": -1.0})

@@ -1,0 +1,87 @@
+"""Runs whose models grow, on the page: what they had cost by then, and the loss across it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_comparison import SHAPES, cost, write_comparison, write_run
+
+from widthwise.reports.comparison_report import write_comparison_report
+from widthwise.reports.curves import Curve, against_flops
+from widthwise.reports.growth import growth_section
+from widthwise.reports.reading import read_run
+from widthwise.reports.records import Result, Run
+from widthwise.reports.run_report import write_run_report
+from widthwise.reports.svg import styles
+
+
+def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
+    found = {"step": step, "tokens": 4096 * step, "training_flops": 3.0 * 4096 * step}
+    sizes = {"params_before": cost(SHAPES["uniform"])["params"]["total"], "params_after": 99_999_999}
+    return {**found, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
+
+
+def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
+    result = json.loads((run / "result.json").read_text())
+    flops = 3.0 * 4096 * 2000 + 7.0 * 4096 * 4000
+    (run / "result.json").write_text(json.dumps({**result, "training_flops": flops, "growth": growths}))
+
+
+def test_flops_of_a_run_that_grew_are_counted_phase_by_phase() -> None:
+    metrics = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
+    events = [growth(10, tokens=100, training_flops=200.0), growth(20, tokens=200, training_flops=700.0)]
+    result = Result(steps=30, tokens=300, training_flops=1600.0, growth=events)
+    curve = Curve(np.array([5.0, 10.0, 15.0, 20.0, 30.0]), np.zeros(5))
+    flops = against_flops(curve, Run("run", "", {}, metrics, result), 1e9)
+    # 2 FLOPs a token, then 5, then 9.
+    assert flops.x == pytest.approx([50 * 2, 100 * 2, 200 + 50 * 5, 200 + 100 * 5, 700 + 100 * 9])
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Path:
+    """x and hourglass grow, hourglass twice; of uniform's size before; the loss of x does not change."""
+    folder = write_comparison(tmp_path)
+    for seed in (1, 2):
+        let_grow(folder / f"runs/variant1-seed{seed}", [growth(2000, 0.0)])
+        let_grow(folder / f"runs/variant2-seed{seed}", [growth(2000, 0.2 * seed), growth(3000, 0.0, params_before=5)])
+    return folder
+
+
+def section(folder: Path):
+    names = ("uniform", "x", "hourglass")
+    runs = {name: [read_run(folder / f"runs/variant{i}-seed{seed}") for seed in (1, 2)] for i, name in enumerate(names)}
+    return growth_section(runs, styles(list(names), "uniform"))
+
+
+def test_every_growth_has_a_figure_and_a_row(grown: Path) -> None:
+    found = section(grown)
+    assert [panel.title for panel in found.figures] == [
+        "Loss across the growth after step 2,000",
+        "The same minus the loss of uniform",
+        "Loss across the growth after step 3,000",
+    ]
+    rows = {(row[0], row[1]): row[2:] for row in found.table.rows}
+    assert set(rows) == {("x", "2,000"), ("hourglass", "2,000"), ("hourglass", "3,000")}
+    assert rows["x", "2,000"][-3:] == ["3.5000", "3.5000", "+0.0e+00"]
+    assert rows["hourglass", "2,000"][-3:] == ["3.5000", f"{3.5 + 0.3:.4f}", "+4.0e-01"]
+    assert [name for _, name in found.legend] == ["uniform", "x", "hourglass"]
+
+
+def test_the_figures_say_what_they_show(grown: Path) -> None:
+    losses, above, _ = (panel.svg for panel in section(grown).figures)
+    assert "x 3.5000 to 3.5000; hourglass 3.5000 to 3.8000" in losses
+    assert "x 0.0000 to 0.0000; hourglass 0.0000 to 0.3000" in above
+
+
+def test_the_page_has_growth_only_where_a_model_grew(grown: Path, tmp_path: Path) -> None:
+    assert 'id="growth"' in write_comparison_report(grown)["html"].read_text()
+    plain = write_comparison(tmp_path / "plain")
+    assert 'id="growth"' not in write_comparison_report(plain)["html"].read_text()
+
+
+def test_the_report_of_a_run_shows_its_growth(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "x", 1, SHAPES["x"], 0.0)
+    let_grow(tmp_path / "run", [growth(2000, 0.0)])
+    assert "Loss across the growth after step 2,000" in write_run_report(tmp_path / "run").read_text()

@@ -1,0 +1,208 @@
+"""Runs whose model grows: nothing is lost across a growth, and nothing by a kill around it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy, without_measurements
+
+from widthwise.model.decoder import build
+from widthwise.run_dir import RunDir
+from widthwise.training import loop
+from widthwise.training.compiling import compile_layers
+from widthwise.training.growth_step import carried_prices, grow, state_by_name
+from widthwise.training.trained import load_trained
+from widthwise.training.trainer import resume, train
+
+
+@pytest.fixture(scope="module", params=GROWING)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("growing") / "run"
+    train(tiny_recipe(*GROWING[request.param]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def grown_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("growing") / "run"
+    train(tiny_recipe(TWICE), path)
+    return path
+
+
+def records(path: Path, event: str) -> list[dict]:
+    return [record for record in RunDir(path).metrics() if record["event"] == event]
+
+
+def test_the_held_out_loss_is_the_same_before_and_after(finished: Path) -> None:
+    growths = records(finished, "growth")
+    assert len(growths) in (1, 2)
+    for record in growths:
+        # Sums of fp32 products in another order; in bf16 they are rounded to 8 bits, and tend to agree bitwise.
+        assert record["loss_after"] == pytest.approx(record["loss_before"], abs=1e-6)
+        assert record["params_after"] > record["params_before"]
+
+
+@pytest.mark.parametrize("step", [0, 3, 4, 5, 6, 7, 8])
+def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished: Path, tmp_path: Path, step: int) -> None:
+    run = unfinished_copy(finished, tmp_path / "run", step)
+    resume(run)
+    assert outcome(run) == outcome(finished)
+
+
+def test_a_kill_between_growth_and_the_next_checkpoint_leaves_one_record(grown_twice: Path, tmp_path: Path) -> None:
+    """Its metrics already have the growth of step 4 when the checkpoint of step 4, the newest, grows again."""
+    run = unfinished_copy(grown_twice, tmp_path / "run", 4)
+    assert records(run, "growth")
+    resume(run)
+    assert [record["step"] for record in records(run, "growth")] == [4, 7]
+
+
+def test_what_follows_a_growth_is_that_of_its_step_and_before_it_nothing_differs(tmp_path: Path, grown_twice) -> None:
+    train(tiny_recipe(), tmp_path / "small")
+    small, grown = (
+        [without_measurements(record) for record in RunDir(path).metrics()]
+        for path in (tmp_path / "small", grown_twice)
+    )
+    assert [record for record in grown if record["step"] <= 4 and record["event"] == "train"] == [
+        record for record in small if record["step"] <= 4
+    ]
+
+
+def test_the_larger_model_learns(tmp_path: Path) -> None:
+    deeper = "growth=[{at_step: 10, model: {n_layers: 5}, rewarmup_steps: 3}]"
+    result = train(tiny_recipe(UNIFORM, deeper, "train.steps=40", "train.checkpoint_every=null"), tmp_path / "run")
+    assert result["val_loss"] < result["growth"][0]["loss_before"] - 0.3
+    model = load_trained(tmp_path / "run").model
+    added = [model.layers[i] for i, source in enumerate((None, 0, 1, 2, None)) if source is None]
+    assert all(layer.attention.w_o.weight.abs().max() > 0 for layer in added)
+    assert all(layer.ffn.w_down.weight.abs().max() > 0 for layer in added)
+
+
+def test_the_checkpoint_of_a_growths_step_holds_the_model_before_it(grown_twice: Path, tmp_path: Path) -> None:
+    for step, widths in ((4, [24, 8, 24]), (5, [32, 24, 24, 24, 32])):
+        trained = load_trained(unfinished_copy(grown_twice, tmp_path / str(step), step))
+        assert (trained.step, trained.model.config.widths) == (step, widths)
+
+
+def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Path) -> None:
+    result, recipe = RunDir(grown_twice).result(), tiny_recipe(TWICE)
+    assert result["cost"]["widths"] == [32, 24, 24, 24, 32]
+    assert result["cost"]["flops_per_token"]["training"] == recipe.final_model.cost().training_flops(17)
+    assert result["training_flops"] == recipe.training_flops
+    assert result["tokens"] == 9 * 4 * 17
+    per_token = [recipe.model_at(step).cost().training_flops(17) for step in (4, 7)]
+    first, second = result["growth"]
+    assert (first["step"], first["tokens"], first["training_flops"]) == (4, 4 * 68, 4 * 68 * per_token[0])
+    assert second["training_flops"] == first["training_flops"] + 3 * 68 * per_token[1]
+    assert first["params_after"] == second["params_before"]
+
+
+def test_naive_growth_changes_the_loss(tmp_path: Path) -> None:
+    losses = {}
+    for preserve in ("true", "false"):
+        growth = f"growth=[{{at_step: 5, model: {{d_model: 32}}, preserve: {preserve}}}]"
+        train(tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", growth), tmp_path / preserve)
+        (record,) = records(tmp_path / preserve, "growth")
+        losses[preserve] = (record["loss_before"], record["loss_after"])
+    assert losses["true"][0] == losses["false"][0]
+    assert abs(losses["false"][1] - losses["false"][0]) > 1e-3
+
+
+def test_seeds_draw_other_entries_and_one_seed_the_same(tmp_path: Path) -> None:
+    recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {ffn: {kind: swiglu, ratio: 5}}}]")
+    growth = recipe.phases[1].growth
+    model = build(recipe.explicit_model, seed=1)
+    optimizer = recipe.optimizer.build(model)
+
+    def gate(seed: int) -> torch.Tensor:
+        return grow(model, optimizer, growth, recipe.optimizer, seed)[0].layers[0].ffn.w_gate.weight.detach()
+
+    n_old = recipe.explicit_model.layers[0].ffn.d_ff
+    assert torch.equal(gate(3), gate(3))
+    assert torch.equal(gate(3)[:n_old], gate(4)[:n_old])
+    assert not torch.equal(gate(3)[n_old:], gate(4)[n_old:])
+
+
+@pytest.mark.parametrize("optimizer", ["{kind: adamw, lr: 0.01}", "{kind: muon, lr: 0.02, adamw: {lr: 0.01}}"])
+def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
+    """Rows are counted by hand: the first d_ff rows of w_gate are the old ones, an added layer starts without state."""
+    growth = "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, layers: [0, null, 1, null, 2]}]"
+    recipe = tiny_recipe(UNIFORM, f"optimizer={optimizer}", growth)
+    model = build(recipe.explicit_model, seed=1)
+    before = recipe.optimizer.build(model)
+    for _ in range(3):
+        model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
+        before.step()
+    old = state_by_name(model, before)
+    grown, after = grow(model, before, recipe.phases[1].growth, recipe.optimizer_of(recipe.phases[1]), 3)
+    new = state_by_name(grown, after)
+    d_ff = recipe.explicit_model.layers[0].ffn.d_ff
+    for old_layer, new_layer in ((0, 0), (1, 2), (2, 4)):
+        for name in ("attention.w_q.weight", "attention.norm.weight", "ffn.w_gate.weight"):
+            moments = old[f"layers.{old_layer}.{name}"]
+            assert moments
+            for part, value in moments.items():
+                found = new[f"layers.{new_layer}.{name}"][part]
+                assert torch.equal(found[:d_ff] if name.startswith("ffn") and found.dim() else found, value)
+    assert all(name in new for name in ("embedding.weight", "head.weight"))
+    assert not [name for name in new if name.startswith(("layers.1.", "layers.3."))]
+    rows = new["layers.0.ffn.w_gate.weight"]
+    if "exp_avg" in rows:
+        assert (rows["exp_avg"][d_ff:] == 0).all()
+        mean = old["layers.0.ffn.w_gate.weight"]["exp_avg_sq"].double().mean()
+        assert rows["exp_avg_sq"][d_ff:].double() == pytest.approx(
+            float(mean) * torch.ones(5 * 16 - d_ff, 16), rel=1e-6
+        )
+
+
+def test_a_grown_optimizer_shares_nothing_with_the_old_one() -> None:
+    recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}}]")
+    model = build(recipe.explicit_model, seed=1)
+    before = recipe.optimizer.build(model)
+    model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
+    before.step()
+    _, after = grow(model, before, recipe.phases[1].growth, recipe.optimizer, 3)
+    places = [
+        {part.data_ptr() for parts in optimizer.state.values() for part in parts.values()}
+        for optimizer in (before, after)
+    ]
+    assert not places[0] & places[1]
+
+
+def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:
+    growth = "growth=[{at_step: 4, model: {n_layers: 5}, layers: [null, 0, 1, 2, null]}]"
+    plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, growth).phases[1].growth.plan
+    assert carried_prices([1.0, 2.0, 6.0], plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
+
+
+def test_what_was_split_learns_at_the_rate_of_its_factor() -> None:
+    """An expert cut into two has down-projections of twice the size: they move twice as far, and decay as before."""
+    split = "growth=[{at_step: 4, model: {ffn: {n_experts: 4, top_k: 2, d_expert: 8}}}]"
+    recipe = tiny_recipe(UNIFORM, "model.ffn={kind: moe, n_experts: 2, top_k: 1, d_expert: 16}", split)
+    model = build(recipe.final_model, seed=1)
+    optimizer = recipe.optimizer_of(recipe.phases[1]).build(model)
+    groups = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+    down, up = (groups[id(getattr(model.layers[0].ffn, name).weight)] for name in ("w_down", "w_up"))
+    assert down["lr_factor"] == 2 * up["lr_factor"]
+    assert recipe.optimizer_of(recipe.phases[0]) == recipe.optimizer
+
+
+def test_growth_is_told_to_the_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[dict] = []
+    listener = Listener()
+    monkeypatch.setattr(listener, "record", told.append)
+    train(tiny_recipe(TWICE), tmp_path / "run", listener)
+    assert [record["step"] for record in told if record["event"] == "growth"] == [4, 7]
+
+
+def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+
+    def compile_in_seconds(model) -> None:
+        compiled.append(model.config.n_layers)
+        compile_layers(model, "eager")
+
+    monkeypatch.setattr(loop, "compile_layers", compile_in_seconds)
+    train(tiny_recipe(TWICE, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
+    assert compiled == [3, 5, 5]
