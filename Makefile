@@ -4,7 +4,7 @@ PIP_FLAGS ?=
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width bench bench-gpu clean
+.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width compare-growth bench bench-gpu clean
 
 install: .venv/installed
 
@@ -44,10 +44,15 @@ compare-ffn: install
 compare-virtual-width: install
 	$(BIN)/widthwise compare configs/compare_virtual_width.yaml
 
+compare-growth: install
+	$(BIN)/widthwise compare configs/compare_growth.yaml
+	$(BIN)/widthwise compare configs/grow_no_spike.yaml
+
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dynamic_width.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/virtual_width.py
+	$(BIN)/python benchmarks/growth.py
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py

@@ -24,9 +24,15 @@ TOY = {
 
 
 def toy(data: dict) -> dict:
-    """A recipe in toy size; its width fits its heads."""
+    """A recipe in toy size; its width fits its heads. One that grows keeps its small sizes, and grows after each step."""
+    events = [{**event, "at_step": i} for i, event in enumerate(data.get("growth", []), start=1)]
     n_heads = data["model"].get("attention", {}).get("n_heads")
-    return merge(merge(data, TOY), {"model": {"d_model": 8 * n_heads if n_heads else 128}})
+    sizes = {"model": {"d_model": 8 * n_heads if n_heads else 128}}
+    if events:
+        sizes = {"model": {key: data["model"][key] for key in ("d_model", "n_layers")}, "growth": events}
+        sizes["train"] = {"steps": len(events) + 1}
+    data["schedule"].pop("decay_steps", None)
+    return merge(merge(data, TOY), sizes)
 
 
 def recipe_data(path: Path) -> list[dict]:
@@ -47,7 +53,7 @@ def test_recipe_resolves_and_reads_back_equal(path: Path) -> None:
 def test_recipe_trains(path: Path, tmp_path: Path) -> None:
     for number, data in enumerate(recipe_data(path)):
         result = train(parse(Recipe, toy(data), path.name), tmp_path / str(number))
-        assert result["steps"] == 2
+        assert result["steps"] == max(2, len(data.get("growth", [])) + 1)
         assert result["val_loss"] < 8
 
 

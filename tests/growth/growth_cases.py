@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from widthwise.config_io import merge, parse, to_data
 from widthwise.growth import expansions
@@ -16,7 +15,7 @@ from widthwise.growth.plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, build
+from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.moe import MoEConfig
@@ -82,8 +81,7 @@ class Measured:
     """What a model makes of tokens (B, T + 1), all but the last of a row, and of the tokens behind them."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor):
-        self.model = model = build(config, seed=0, dtype=torch.float64)
-        load(model, weights)
+        model = model_of(config, weights)
         with torch.no_grad():
             self.logits = model.eval()(tokens[:, :-1])
         loss = model.train().loss(tokens[:, :-1], tokens[:, 1:])
@@ -95,12 +93,19 @@ class Measured:
         }
 
 
-def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def model_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> Decoder:
+    """In training, in float64."""
+    with torch.device("meta"):
+        model = Decoder(config)
+    model = model.to(torch.float64).to_empty(device="cpu")
+    model.tie()
     parameters = dict(model.named_parameters())
     assert set(parameters) == set(weights)
     with torch.no_grad():
+        model.progress.fill_(1.0)
         for name, weight in weights.items():
             parameters[name].copy_(weight)
+    return model
 
 
 def pulled_back(leaves: Weights, grown: Weights, gradients: Weights) -> Weights:
@@ -116,13 +121,12 @@ def pulled_back(leaves: Weights, grown: Weights, gradients: Weights) -> Weights:
 
 def logits_of(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor) -> Tensor:
     with torch.no_grad():
-        return functional_call(build(config, seed=0, dtype=torch.float64).eval(), dict(weights), (tokens,))
+        return model_of(config, weights).eval()(tokens)
 
 
 def unmoved(config: ModelConfig, weights: Weights, tokens: Tensor, n_steps: int = 2) -> dict[str, Tensor]:
     """bool, of every parameter: entries without a gradient now and after each of some steps of AdamW."""
-    model = build(config, seed=0, dtype=torch.float64)
-    load(model, weights)
+    model = model_of(config, weights)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     found = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
     for _ in range(n_steps + 1):
@@ -142,14 +146,15 @@ UNUSED_UNITS = ("moe", "dynamic")
 def unreachable(config: ModelConfig, weights: Weights, tokens: Tensor) -> dict[str, Tensor]:
     """bool, of every parameter: entries that these tokens could not move whatever they were.
 
-    They have no gradient even where nothing is exactly 0: rows of tokens and places that do not occur, experts and units
-    that no token uses, coordinates that nobody has written or that nobody reads.
+    They have no gradient even where nothing is exactly 0: rows of tokens and places that do not occur, experts and
+    units that no token uses, coordinates that nobody has written or that nobody reads.
     """
     found = unmoved(config, noisy(weights, 1e-6, seed=1), tokens, n_steps=0)
     has_narrow_layers = len({config.stream_width, config.d_model, *config.widths}) > 1
     for name, entries in found.items():
         is_table = name in ("embedding.weight", "positions.weight")
-        assert is_table or has_narrow_layers or _has_unused_units(config, name) or not entries.any(), name
+        is_known = is_table or has_narrow_layers or _has_unused_units(config, name) or _is_heard_alike(config, name)
+        assert is_known or not entries.any(), name
         if isinstance(config.residual, PlainResidualConfig):
             entries |= _unread_rows(config, name, entries)
     return found
@@ -163,20 +168,23 @@ def _has_unused_units(config: ModelConfig, name: str) -> bool:
     return layer.ffn.kind in UNUSED_UNITS or getattr(layer.ffn, "activation", "").startswith("relu")
 
 
+def _is_heard_alike(config: ModelConfig, name: str) -> bool:
+    """Whether it adds the same to all scores of a query, as a bias of keys does where nothing turns."""
+    return name.endswith("w_k.bias.weight") and any(layer.attention.rope_base is None for layer in config.layers)
+
+
 def _unread_rows(config: ModelConfig, name: str, entries: Tensor) -> Tensor:
     """Of what the feed-forward of a layer writes behind all that is read after it: it has a gradient through the norm
     behind it only.
     """
     path = name.split(".")
     found = torch.zeros_like(entries)
-    if (
-        path[0] == "layers"
-        and path[2] == "ffn"
-        and path[-2] == "w_down"
-        and config.layers[int(path[1])].ffn.kind != "moe"
-    ):
-        later = [layer.d_model for layer in config.layers[int(path[1]) + 1 :]]
-        found[max(config.d_model, config.final_norm_width, *later) :] = True
+    if path[0] != "layers" or path[2] != "ffn" or path[-2] != "w_down":
+        return found
+    number = int(path[1])
+    ffn, later = config.layers[number].ffn, [layer.d_model for layer in config.layers[number + 1 :]]
+    n_matrices = ffn.n_experts if isinstance(ffn, MoEConfig) and "shared" not in path else 1
+    found.unflatten(0, (n_matrices, -1))[:, max(config.d_model, config.final_norm_width, *later) :] = True
     return found
 
 
@@ -192,6 +200,7 @@ def difference(before: Tensor, after: Tensor) -> float:
     """Largest, relative to the largest entry before."""
     if not before.numel():
         return 0.0
+    before, after = before.detach(), after.detach()
     return float((before - after).abs().max() / before.abs().max().clamp(min=1e-300))
 
 

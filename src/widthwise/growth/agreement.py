@@ -1,12 +1,16 @@
 """What a growth leaves as it is."""
 
-from widthwise.config_io import UserError
+from widthwise.config_io import Config, UserError, to_data
 
 
 def must_agree(name: str, old: object, new: object) -> None:
     """Raises UserError where a growth would change something that is no size."""
     if old != new:
-        raise UserError(f"{name}: got {new!r} where it was {old!r}, which would change the function")
+        raise UserError(f"{name}: got {_shown(new)} where it was {_shown(old)}, which would change the function")
+
+
+def _shown(value: object) -> str:
+    return repr(to_data(value)) if isinstance(value, Config) else repr(value)
 
 
 def all_must_agree(where: str, names: tuple[str, ...], old: object, new: object) -> None:

@@ -70,6 +70,8 @@ def _turned_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
         if old.rope != new.rope:
             raise UserError("attention.rope_base: rotation cannot begin or end, because the function would change")
         return _appended(old.head_dim, new.head_dim)
+    if new.rope == old.rope:
+        return [*range(old.head_dim)]
     places = frequency_places(old.rope.pair_frequencies, new.rope.pair_frequencies)
     if places is None:
         raise UserError(
@@ -101,7 +103,7 @@ def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | 
 
 
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
-"""Axes of which new entries are 0: new keys, so that scores stay whatever new queries are, and what reads new values."""
+"""Axes of which new entries are 0: keys, so that scores stay whatever new queries are, and what reads new values."""
 
 
 def head_axis(maps: AttentionMaps, matrix: str, axis: str, n_old: int) -> AxisMap:

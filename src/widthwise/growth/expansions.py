@@ -6,15 +6,17 @@ Sizes are of the grown model. Layers are counted from 0. The first six are those
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from widthwise.config_io import UserError, options_of
+from widthwise.config_io import UserError, mistakes_at, options_of
 from widthwise.growth.correspondence import Correspondence
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
 from widthwise.model.ffn.hourglass import HourglassConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.plain import PlainResidualConfig
 
 Expansion = tuple[ModelConfig, Correspondence]
 """The config wanted, and which layer is which."""
@@ -22,10 +24,8 @@ Expansion = tuple[ModelConfig, Correspondence]
 
 def changed(model: ModelConfig, **changes: Any) -> ModelConfig:
     """A checked copy. Raises UserError for what does not fit."""
-    try:
+    with mistakes_at("model"):
         return ModelConfig.model_validate({**options_of(ModelConfig, model), **changes})
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def same_layers(model: ModelConfig) -> Correspondence:
@@ -34,28 +34,44 @@ def same_layers(model: ModelConfig) -> Correspondence:
 
 def _layers(model: ModelConfig, layers: Iterable[int], change: Callable[[LayerConfig], LayerConfig]) -> Expansion:
     chosen = set(layers)
-    changed_layers = tuple(change(layer) if i in chosen else layer for i, layer in enumerate(model.layers))
-    return changed(model, layers=changed_layers), same_layers(model)
+    if not chosen <= set(range(model.n_layers)):
+        beyond = max(chosen, key=lambda i: abs(i - (model.n_layers - 1) / 2))
+        raise UserError(f"layers: got {beyond}; the model has 0 to {model.n_layers - 1}")
+    grown = list(model.layers)
+    for i in sorted(chosen):
+        with mistakes_at(f"layers.{i}"):
+            grown[i] = change(grown[i])
+    return changed(model, layers=tuple(grown)), same_layers(model)
 
 
-def _copy(config: Any, **changes: Any) -> Any:
-    try:
+def _copy(config: Any, path: str, **changes: Any) -> Any:
+    """A checked copy. Raises UserError for what does not fit, at a path."""
+    with mistakes_at(path):
         return type(config).model_validate({**options_of(type(config), config), **changes})
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
-def _ffn(model: ModelConfig, layers: Iterable[int], change: Callable[[Any], FFN]) -> Expansion:
-    return _layers(model, layers, lambda layer: _copy(layer, ffn=change(layer.ffn)))
+def _ffn(
+    model: ModelConfig, layers: Iterable[int], change: Callable[[Any], FFN], kind: type[FFNConfig] = FFNConfig
+) -> Expansion:
+    """kind: what the feed-forwards must be."""
+    layers = list(layers)
+    for i in layers:
+        if 0 <= i < model.n_layers and not isinstance(model.layers[i].ffn, kind):
+            wanted = kind.model_fields["kind"].default
+            raise UserError(f"layers.{i}.ffn: is a {model.layers[i].ffn.kind} feed-forward; must be {wanted}")
+    return _layers(model, layers, lambda layer: layer.model_copy(update={"ffn": change(layer.ffn)}))
 
 
 def _attention(model: ModelConfig, layers: Iterable[int], **changes: int) -> Expansion:
-    return _layers(model, layers, lambda layer: _copy(layer, attention=_copy(layer.attention, **changes)))
+    def change(layer: LayerConfig) -> LayerConfig:
+        return layer.model_copy(update={"attention": _copy(layer.attention, "attention", **changes)})
+
+    return _layers(model, layers, change)
 
 
 def widen_ffn(model: ModelConfig, layers: Iterable[int], d_ff: int) -> Expansion:
     """MLP expansion (Definition 3.1): hidden units, of every kind of feed-forward; of each expert, of each block."""
-    return _ffn(model, layers, lambda ffn: _copy(ffn, **{_hidden_key(ffn): d_ff}))
+    return _ffn(model, layers, lambda ffn: _copy(ffn, "ffn", **{_hidden_key(ffn): d_ff}))
 
 
 def _hidden_key(ffn: FFN) -> str:
@@ -77,10 +93,8 @@ def widen_keys(model: ModelConfig, layers: Iterable[int], head_dim: int) -> Expa
 
     def change(layer: LayerConfig) -> LayerConfig:
         attention = layer.attention
-        return _copy(
-            layer,
-            attention=_copy(attention, head_dim=head_dim, v_head_dim=attention.value_dim, rope_frequencies=None),
-        )
+        changes = {"head_dim": head_dim, "v_head_dim": attention.value_dim, "rope_frequencies": None}
+        return layer.model_copy(update={"attention": _copy(attention, "attention", **changes)})
 
     return _layers(model, layers, change)
 
@@ -96,7 +110,7 @@ def widen_stream(model: ModelConfig, n_more: int) -> Expansion:
         if n_more % n_blocks:
             raise UserError(f"d_model: got {model.d_model + n_more}; must stay a multiple of its {n_blocks} slots")
         slot_width = residual.slot_width + n_more // n_blocks
-        residual = _copy(residual, slot_width=slot_width)
+        residual = _copy(residual, "residual", slot_width=slot_width)
 
         def wider(width: int) -> int:
             return width // model.residual.slot_width * slot_width  # pyright: ignore[reportAttributeAccessIssue]
@@ -106,9 +120,10 @@ def widen_stream(model: ModelConfig, n_more: int) -> Expansion:
             return width + n_more
 
     def widened(layer: LayerConfig) -> LayerConfig:
-        return _copy(layer, d_model=wider(layer.d_model), d_in=wider(layer.d_in), d_out=wider(layer.d_out))
+        sizes = {"d_model": wider(layer.d_model), "d_in": wider(layer.d_in), "d_out": wider(layer.d_out)}
+        return _copy(layer, "layers", **sizes)
 
-    mtp = None if model.mtp is None else _copy(model.mtp, layer=widened(model.mtp.layer))
+    mtp = None if model.mtp is None else _copy(model.mtp, "mtp", layer=widened(model.mtp.layer))
     grown = changed(
         model,
         d_model=wider(model.d_model),
@@ -130,7 +145,7 @@ def widen_layers(model: ModelConfig, widths: dict[int, int]) -> Expansion:
         width = widths.get(i, layer.d_model)
         d_in = width if layer.d_in == layer.d_model and not (i == 0 and layer.d_in <= model.d_model) else layer.d_in
         d_out = width if layer.d_out == layer.d_model and not _is_slim_end(model, i, layer) else layer.d_out
-        return _copy(layer, d_model=width, d_in=d_in, d_out=d_out)
+        return _copy(layer, f"layers.{i}", d_model=width, d_in=d_in, d_out=d_out)
 
     return changed(model, layers=tuple(widened(i, layer) for i, layer in enumerate(model.layers))), same_layers(model)
 
@@ -161,7 +176,7 @@ def add_layers(model: ModelConfig, positions: Iterable[int], like: int | None = 
 
 def _inner(layer: LayerConfig) -> LayerConfig:
     """A layer that reads and writes its whole width, as those between the ends do."""
-    return _copy(layer, d_in=layer.d_model, d_out=layer.d_model)
+    return layer.model_copy(update={"d_in": layer.d_model, "d_out": layer.d_model})
 
 
 def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | None = None) -> Expansion:
@@ -175,13 +190,17 @@ def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | Non
     widths.insert(position, d_hidden or widths[min(position, ffn.n_blocks - 1)])
     blocks: list[int | None] = list(range(ffn.n_blocks))
     blocks.insert(position, None)
-    grown, layers = _ffn(model, [layer], lambda old: _copy(old, n_blocks=len(widths), d_hidden=tuple(widths)))
+    grown, layers = _ffn(model, [layer], lambda old: _copy(old, "ffn", n_blocks=len(widths), d_hidden=tuple(widths)))
     return grown, Correspondence(layers.layers, {layer: tuple(blocks)})
 
 
 def duplicate_experts(model: ModelConfig, layers: Iterable[int], n_copies: int) -> Expansion:
     """Mixture: every expert n_copies times, and n_copies times as many for each token."""
-    return _ffn(model, layers, lambda ffn: _copy(ffn, n_experts=ffn.n_experts * n_copies, top_k=ffn.top_k * n_copies))
+
+    def change(ffn: MoEConfig) -> FFN:
+        return _copy(ffn, "ffn", n_experts=ffn.n_experts * n_copies, top_k=ffn.top_k * n_copies)
+
+    return _ffn(model, layers, change, MoEConfig)
 
 
 def split_experts(model: ModelConfig, layers: Iterable[int], n_parts: int) -> Expansion:
@@ -189,25 +208,26 @@ def split_experts(model: ModelConfig, layers: Iterable[int], n_parts: int) -> Ex
 
     def change(ffn: MoEConfig) -> FFN:
         if ffn.d_expert % n_parts:
-            raise UserError(f"d_expert: got {ffn.d_expert}; cannot be cut into {n_parts} parts")
+            raise UserError(f"ffn.d_expert: got {ffn.d_expert}; cannot be cut into {n_parts} parts")
         n_experts, top_k = ffn.n_experts * n_parts, ffn.top_k * n_parts
-        return _copy(ffn, n_experts=n_experts, top_k=top_k, d_expert=ffn.d_expert // n_parts)
+        return _copy(ffn, "ffn", n_experts=n_experts, top_k=top_k, d_expert=ffn.d_expert // n_parts)
 
-    return _ffn(model, layers, change)
+    return _ffn(model, layers, change, MoEConfig)
 
 
 def widen_shared_expert(model: ModelConfig, layers: Iterable[int], d_shared: int) -> Expansion:
     """Mixture: a shared expert, or a wider one."""
-    return _ffn(model, layers, lambda ffn: _copy(ffn, d_shared=d_shared))
+    return _ffn(model, layers, lambda ffn: _copy(ffn, "ffn", d_shared=d_shared), MoEConfig)
 
 
 def upcycle(model: ModelConfig, layers: Iterable[int], n_experts: int, top_k: int) -> Expansion:
     """A dense feed-forward as a mixture of equal experts, told apart by where a new router sends what."""
 
     def change(ffn: SwiGLUConfig) -> FFN:
-        return MoEConfig(n_experts=n_experts, top_k=top_k, d_expert=ffn.d_ff)
+        with mistakes_at("ffn"):
+            return MoEConfig(n_experts=n_experts, top_k=top_k, d_expert=ffn.d_ff)
 
-    return _ffn(model, layers, change)
+    return _ffn(model, layers, change, SwiGLUConfig)
 
 
 def add_slots(model: ModelConfig, n_slots: int) -> Expansion:
@@ -215,7 +235,7 @@ def add_slots(model: ModelConfig, n_slots: int) -> Expansion:
     residual = model.residual
     if not isinstance(residual, HyperConnectionsConfig):
         raise UserError(f"residual: is {residual.kind}, which has no slots; see to_slots")
-    return changed(model, residual=_copy(residual, n_slots=n_slots)), same_layers(model)
+    return changed(model, residual=_copy(residual, "residual", n_slots=n_slots)), same_layers(model)
 
 
 def to_slots(
@@ -225,6 +245,8 @@ def to_slots(
 
     embedding: how a token fills the slots; tied embeddings need another than direct.
     """
+    if not isinstance(model.residual, PlainResidualConfig):
+        raise UserError(f"residual: is {model.residual.kind}; see add_slots")
     n_owned = max(model.d_model, *model.widths) // slot_width
     residual = HyperConnectionsConfig(
         slot_width=slot_width,

@@ -39,8 +39,8 @@ class Fresh:
 
 
 class Mean(Fresh):
-    """All the mean of the old entries: what gains of a norm take, which must not be 0; 1 where they are all 0, as behind
-    a sublayer just added.
+    """All the mean of the old entries: what gains of a norm take, which must not be 0; 1 where they are all 0, as those
+    behind a sublayer just added.
     """
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
@@ -141,8 +141,8 @@ class Mirrored(Derived):
 
 
 class Revived(Derived):
-    """Rows that are all 0 are drawn like the others: of a copied matrix whose norm behind it starts with gains of 0. Both
-    together would stay 0 for ever.
+    """Rows that are all 0 are drawn like the others: of a copied matrix with a norm behind it whose gains start at 0.
+    Both together would stay 0 for ever.
     """
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:

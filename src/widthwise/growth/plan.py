@@ -6,9 +6,10 @@ From it follow the grown weights, the optimizer's state, which entries are new, 
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from widthwise.config_io import UserError
 from widthwise.growth.added import SUBLAYERS, added_plan, copied_plan, starter
@@ -96,7 +97,8 @@ def plan_growth(
 
 
 def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
-    lost = {name for name, _ in old.named_parameters()} - {plan.source for plan in tensors.values()}
+    kept = {plan.source for plan in tensors.values() if not plan.is_alien}
+    lost = {name for name, _ in old.named_parameters()} - kept
     if lost:
         raise UserError(f"{min(lost)}: has no place in the grown model; growth takes nothing away")
 
@@ -110,14 +112,23 @@ class _Planner:
     n_blocks: dict[int, tuple[int, int]]
     copies_layers: bool
 
+    @cached_property
+    def old_modules(self) -> dict[str, nn.Module]:
+        return dict(self.old.named_modules(remove_duplicate=False))
+
+    @cached_property
+    def new_modules(self) -> dict[str, nn.Module]:
+        return dict(self.new.named_modules(remove_duplicate=False))
+
     def plan(self, name: str) -> TensorPlan | Split:
-        owner_name = name.removesuffix(".weight")
-        owner = _weight(self.new, owner_name)
-        old_name = self.correspondence.old_name(name, self.n_blocks)
-        before = None if old_name is None else _weight_or_none(self.old, old_name.removesuffix(".weight"))
-        if before is None or old_name is None:
+        """Of a parameter of the new model."""
+        owner, old_name = _weight(self.new_modules, name), self._old_name(name)
+        assert owner is not None, f"{name} has no named axes"
+        if old_name is None:
             return self._added(name, owner)
-        parent, old_parent = _parent(self.new, owner_name), _parent(self.old, old_name.removesuffix(".weight"))
+        before = _weight(self.old_modules, old_name)
+        assert before is not None
+        parent, old_parent = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
         if isinstance(parent, HyperConnection) and isinstance(old_parent, HyperConnection):
             if isinstance(owner, Vector):
                 return table_plan(old_name, old_parent, parent, starter(name, self.new, owner))
@@ -125,19 +136,25 @@ class _Planner:
                 rows = coefficient_map(old_parent, parent)
                 columns = self.stream.slot_read(before.in_axes["slot_width"], owner.in_axes["slot_width"])
                 return TensorPlan(old_name, (rows, columns))
-        return weight_plan(old_name, Owner(owner_name, before, owner, parent, old_parent), self.stream)
+        return weight_plan(
+            old_name, Owner(name.removesuffix(".weight"), before, owner, parent, old_parent), self.stream
+        )
+
+    def _old_name(self, name: str) -> str | None:
+        """None where the old model has no such parameter."""
+        old_name = self.correspondence.old_name(name, self.n_blocks)
+        return None if old_name is None or _weight(self.old_modules, old_name) is None else old_name
+
+    def _is_added(self, name: str) -> bool:
+        return self._old_name(name) is None
 
     def _added(self, name: str, owner: Weight) -> TensorPlan:
-        source = self._copied_from(name) if self.copies_layers else None
+        source = self._copied_from(name, owner) if self.copies_layers else None
         if source is None:
             return added_plan(name, self.new, owner, self._is_added)
         return copied_plan(name, source, self.new, owner, self._is_added)
 
-    def _is_added(self, name: str) -> bool:
-        old_name = self.correspondence.old_name(name, self.n_blocks)
-        return old_name is None or _weight_or_none(self.old, old_name.removesuffix(".weight")) is None
-
-    def _copied_from(self, name: str) -> str | None:
+    def _copied_from(self, name: str, owner: Weight) -> str | None:
         """The same parameter of the nearest old layer before an added one, or behind it, if it has the same shape."""
         path = name.split(".")
         if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None or path[2] not in SUBLAYERS:
@@ -145,25 +162,16 @@ class _Planner:
         added = int(path[1])
         old_layer = min(self.correspondence.pairs(), key=lambda pair: (abs(pair[1] - added), pair[1] > added))[0]
         source = ".".join(("layers", str(old_layer), *path[2:]))
-        copied = _weight_or_none(self.old, source.removesuffix(".weight"))
-        owner = _weight(self.new, name.removesuffix(".weight"))
+        copied = _weight(self.old_modules, source)
         return source if copied is not None and copied.weight.shape == owner.weight.shape else None
 
 
-def _weight(model: Decoder, name: str) -> Weight:
-    owner = model.get_submodule(name)
-    assert isinstance(owner, Weight), f"{name} has no named axes"
-    return owner
-
-
-def _weight_or_none(model: Decoder, name: str) -> Weight | None:
-    try:
-        owner = model.get_submodule(name)
-    except AttributeError:
-        return None
+def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
+    """Whose parameter has that name."""
+    owner = modules.get(name.removesuffix(".weight"))
     return owner if isinstance(owner, Weight) else None
 
 
-def _parent(model: Decoder, name: str) -> torch.nn.Module:
-    path = name.removesuffix(".bias").rpartition(".")[0]
-    return model.get_submodule(path)
+def _parent(name: str) -> str:
+    """Of the owner of a parameter; of a bias, that of its matrix or norm."""
+    return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]

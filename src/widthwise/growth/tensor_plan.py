@@ -52,7 +52,7 @@ class TensorPlan:
         for dim, axis in enumerate(self.maps):
             if axis.average_over is not None:
                 grown = _averaged(grown, dim, axis)
-        return grown
+        return grown.clone() if grown is old else grown  # two models, or two layers, must not share one tensor
 
     def _gathered(self, old: Tensor) -> Tensor:
         """Old entries in their places; what stands in new ones is of no account."""
