@@ -25,7 +25,7 @@ from widthwise.config_io import parse
 from widthwise.growth.expansions import widen_stream
 from widthwise.growth.plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.metrics import peak_memory_bytes
 
@@ -49,9 +49,7 @@ def growth(size: str) -> Plan:
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     """fp32, normal(0.02)."""
-    with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
-    generator = torch.Generator().manual_seed(seed)
+    generator, shapes = torch.Generator().manual_seed(seed), parameter_shapes(config)
     return {name: torch.empty(shape).normal_(0, 0.02, generator=generator) for name, shape in shapes.items()}
 
 

@@ -526,5 +526,8 @@ def test_mistakes_are_named_with_the_path_to_where_they_were_found():
     unlucky = pytest.raises(UserError, match=r"^model\.box\.size: got 13, which is unlucky$")
     with unlucky, mistakes_at("model"), mistakes_at("box"):
         Box(size=13)
+    wrong = pytest.raises(UserError, match=r"^model\.box\.size: got 'x'; input should be a valid integer$")
+    with wrong, mistakes_at("model"), mistakes_at("box"):
+        Box(size="x")
     with pytest.raises(UserError, match=r"^model\.width: got 0$"), mistakes_at("model"):
         raise ValueError("width: got 0")

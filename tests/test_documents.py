@@ -24,7 +24,7 @@ TOY = {
 
 
 def toy(data: dict) -> dict:
-    """A recipe in toy size; its width fits its heads. One that grows keeps its small sizes, and grows after each step."""
+    """A recipe in toy size; its width fits its heads. One that grows keeps its sizes, and grows at each step."""
     events = [{**event, "at_step": i} for i, event in enumerate(data.get("growth", []), start=1)]
     n_heads = data["model"].get("attention", {}).get("n_heads")
     sizes = {"model": {"d_model": 8 * n_heads if n_heads else 128}}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.files import FileRecord, read_json, write_atomic
+from widthwise.files import FileRecord, new_folder, read_json, write_atomic
 
 
 def fail_with(code):
@@ -80,6 +80,33 @@ class TestWriteAtomic:
             monkeypatch.setattr(os, name, lambda *a, name=name, real=real: order.append(name) or real(*a))
         write_atomic(tmp_path / "file", "x")
         assert order == ["fsync", "replace", "fsync"]
+
+
+class TestNewFolder:
+    def test_it_appears_whole(self, tmp_path):
+        (tmp_path / "out").mkdir()  # an empty one is free
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "file").write_text("x")
+            assert not any((tmp_path / "out").iterdir())
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        assert (tmp_path / "out" / "file").read_text() == "x"
+
+    def test_or_not_at_all(self, tmp_path):
+        with pytest.raises(UserError, match=r"out: cannot be written \(No space left"), new_folder(tmp_path / "out"):
+            fail_with(errno.ENOSPC)()
+        with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "out"):
+            1 / 0  # noqa: B018
+        assert not list(tmp_path.iterdir())
+
+    def test_what_is_there_is_left_alone(self, tmp_path):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "mine").write_text("mine")
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        (tmp_path / "file").write_text("mine")
+        for name in ("full", "link", "file"):
+            with pytest.raises(UserError, match=f"{name}: exists already"), new_folder(tmp_path / name):
+                pytest.fail("began to fill it")
+        assert (tmp_path / "full" / "mine").read_text() == "mine"
 
 
 def test_read_json_names_the_file(tmp_path):

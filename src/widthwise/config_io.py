@@ -17,6 +17,8 @@ import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
+ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
+
 
 class UserError(ValueError):
     """A mistake the user can mend. Its message is one line; the command line prints it and exits with code 2."""
@@ -31,7 +33,7 @@ def mistakes_at(path: str) -> Iterator[None]:
     try:
         yield
     except pydantic.ValidationError as error:
-        raise UserError(f"{path}.{_describe(error, {})}") from None
+        raise UserError(f"{path}.{_describe(error, _data_at_fault(error))}") from None
     except ValueError as error:
         raise UserError(f"{path}.{error}") from None
 
@@ -60,12 +62,16 @@ def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
     return {name: getattr(config, name) for name in mixin.model_fields}
 
 
+def checked_copy(config: ConfigT, path: str, **changes: Any) -> ConfigT:
+    """A copy with changes that is validated, as one of `model_copy` is not. Raises UserError `path.key: ...`."""
+    with mistakes_at(path):
+        values = {name: getattr(config, name) for name in type(config).model_fields}
+        return type(config).model_validate({**values, **changes})
+
+
 def _frozen(value: Any) -> Any:
     """Lists as tuples: data has only the one, configs only the other, and strict validation converts neither."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
-
-
-ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
@@ -249,6 +255,15 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
         case _:
             text = f"{'.'.join(path) or 'the recipe'}: got {_short(value)}; {first['msg'][0].lower()}{first['msg'][1:]}"
     return text + (f" (and {more} more)" if more else "")
+
+
+def _data_at_fault(error: pydantic.ValidationError) -> dict[Any, Any]:
+    """Where nothing is known of the data: that they have what pydantic names."""
+    first = error.errors(include_url=False)[0]
+    data: dict[Any, Any] = {}
+    for part in reversed(first["loc"][:-1] if first["type"] == "missing" else first["loc"]):
+        data = {part: data}
+    return data
 
 
 def _data_path(location: tuple[int | str, ...], data: Any) -> list[str]:

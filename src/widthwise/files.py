@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,6 +56,32 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
+
+
+def check_free(folder: Path) -> None:
+    """Raises UserError where something has that name already, but for an empty folder."""
+    if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
+        raise UserError(f"{folder}: exists already; choose another folder")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to be filled by the block, which then becomes `folder`, whole or not at all.
+
+    Raises UserError where `folder` is not free, and for an OSError of the block.
+    """
+    check_free(folder)
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        fsync_folder(partial)
+        os.replace(partial, folder)  # an empty folder is replaced
+        fsync_folder(folder.parent)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)  # there is none after the rename
 
 
 def fsync_file(path: Path) -> None:

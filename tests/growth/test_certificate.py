@@ -18,6 +18,7 @@ GROWTHS = {
     "keys_behind_a_norm": (variant("uniform", "qk_norm"), lambda c: expansions.widen_keys(c, [0], 20)),
     "stream": (variant("x", "tied"), lambda c: expansions.widen_stream(c, 6)),
     "stream_of_layer_norms": (config("uniform", norm={"kind": "layer"}), lambda c: expansions.widen_stream(c, 6)),
+    "stream_of_positions": (variant("uniform", "learned_positions"), lambda c: expansions.widen_stream(c, 6)),
     "narrow_layer": (config("x"), lambda c: expansions.widen_layers(c, {2: 16})),
     "layers": (config("uniform"), lambda c: expansions.add_layers(c, [0, 3])),
     "split": (variant("uniform", "moe"), lambda c: expansions.split_experts(c, [1, 2], 2)),
@@ -49,6 +50,13 @@ def test_a_growth_is_preserved_and_every_new_entry_learns(name):
     assert {name: each.n_new for name, each in found.liveness.items()} == n_new
     assert not found.dead
     assert all(each.n_alive + each.n_unjudged == each.n_new for each in found.liveness.values())
+
+
+def test_layers_that_start_as_copies_leave_the_gradients_of_their_originals():
+    old = config("uniform")
+    found = certified(plan_growth(old, *expansions.add_layers(old, [2, 5]), new_layers="copied"))
+    assert found.is_preserved, found.lines()
+    assert not found.dead
 
 
 def test_sizes_are_those_of_the_models():
@@ -85,8 +93,11 @@ def test_gradients_find_what_logits_hide():
     assert not found.is_preserved
 
 
-def test_gradients_find_a_change_of_further_heads():
-    plan, name = planned("further_heads"), "mtp.0.w_join.weight"
+@pytest.mark.parametrize("coefficients", [{}, {"coefficient": 0.0}, {"final_coefficient": 0.0}])
+def test_gradients_find_a_change_of_further_heads(coefficients):
+    """Whatever their part in the objective is."""
+    old, name = config("x", mtp={"n_depths": 2, **coefficients}), "mtp.0.w_join.weight"
+    plan = plan_growth(old, *expansions.widen_stream(old, 6))
     wrong = replace(plan.tensors[name], scale=1.5)
     found = certified(replace(plan, tensors={**plan.tensors, name: wrong}))
     assert found.logit_difference <= found.logit_bound

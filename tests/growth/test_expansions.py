@@ -268,6 +268,12 @@ def test_the_order_of_two_expansions_does_not_matter(first, second):
         (lambda m: expansions.duplicate_experts(m, [0], 3), "layers.0.ffn: is a swiglu"),
         (lambda m: expansions.widen_shared_expert(m, [1], 3), "layers.1.ffn: is a swiglu"),
         (lambda m: expansions.widen_ffn(m, [3], 12), "layers: got 3; the model has 0 to 2"),
+        (lambda m: expansions.widen_ffn(m, [1], -3), "layers.1.ffn.d_ff: got -3; input should be greater than 0"),
+        (lambda m: expansions.widen_layers(m, {-1: 20}), "layers: got -1; the model has 0 to 2"),
+        (lambda m: expansions.add_layers(m, [1], like=3), "layers: got 3; the model has 0 to 2"),
+        (lambda m: expansions.add_block(m, 7, 0), "layers: got 7; the model has 0 to 2"),
+        (lambda m: expansions.to_slots(m, 0, 4), "residual.slot_width: got 0; must be at least 1"),
+        (lambda m: expansions.to_slots(m, 4, 4, embedding="none"), "residual.embedding: got 'none'"),
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_have_is_refused(expand, message):

@@ -125,6 +125,35 @@ def test_copies_of_a_key_value_head_have_gradients_that_add_up():
             assert torch.equal(copies[:, 0], copies[:, 1])
 
 
+@pytest.mark.parametrize(
+    ("name", "parameter", "shape", "dim"),
+    [
+        ("split", "layers.1.ffn.w_router.weight", (5, 2, 20), 1),
+        ("upcycled", "layers.1.ffn.w_gate.weight", (4, 34, 20), 0),
+        ("upcycled", "layers.2.ffn.w_down.weight", (4, 20, 34), 0),
+    ],
+)
+def test_copies_that_do_different_work_have_gradients_that_add_up(name, parameter, shape, dim):
+    """Routes to the parts of an expert; experts that were one feed-forward and see different tokens."""
+    config, expand = GROWTHS[name]
+    state = random_state(decoder(config))
+    found = grown_state(plan_growth(config, *expand(config)), state)
+    for part in ("exp_avg", "exp_avg_sq"):
+        copies = found[parameter][part].view(shape)
+        torch.testing.assert_close(copies.sum(dim=dim), state[parameter][part])
+        assert torch.equal(*copies.unbind(dim=dim)[:2])
+
+
+def test_new_entries_beside_copies_get_the_mean_square_of_the_copies():
+    """Five key-value heads become ten copies, whose squares are halved, and two new ones."""
+    config, _ = GROWTHS["ungrouped"]
+    state = random_state(decoder(config))
+    found = grown_state(plan_growth(config, *expansions.add_heads(config, [0], 12, 12)), state)
+    second = found["layers.0.attention.w_k.weight"]["exp_avg_sq"].unflatten(0, (12, 2))
+    assert second[10:].unique().numel() == 1
+    torch.testing.assert_close(second[10, 0, 0], second[:10].mean())
+
+
 def test_copies_of_an_expert_have_the_same_share_of_its_gradient():
     config, expand = GROWTHS["duplicated"]
     state = random_state(decoder(config))

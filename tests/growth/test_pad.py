@@ -60,9 +60,16 @@ def test_sizes_become_the_next_multiples():
         assert after.attention.scale == before.attention.scale
 
 
+def test_values_of_another_size_are_padded_too():
+    old = variant("uniform", "values_of_other_sizes")
+    attentions = [layer.attention for layer in padded(old, Multiples(head_dim=8)).layers]
+    assert {attention.value_dim % 8 for attention in attentions} == {0}
+    assert {attention.head_dim % 8 for attention in attentions} == {0}
+
+
 @pytest.mark.parametrize(
     ("heads", "multiple", "expected"),
-    [((10, 5), 4, (16, 8)), ((10, 5), 10, (10, 5)), ((6, 1), 4, (8, 1)), ((6, 3), 8, (8, 4)), ((12, 12), 5, (15, 15))],
+    [((10, 5), 4, (16, 8)), ((10, 5), 10, (10, 5)), ((6, 1), 4, (12, 2)), ((6, 3), 8, (8, 4)), ((12, 12), 5, (15, 15))],
 )
 def test_so_many_devices_share_heads_evenly(heads, multiple, expected):
     old = config("uniform", attention={"n_heads": None, "head_dim": 4}, d_model=20)

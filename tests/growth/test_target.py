@@ -133,6 +133,15 @@ def test_streams_that_are_no_slots_are_refused(changes, slots, message):
         grown(config, expansions.to_slots(config, *slots))
 
 
+@pytest.mark.parametrize("last", [8, 16])
+def test_a_final_norm_as_wide_as_the_last_layer_is_none_of_slots(last):
+    """With slots it has the width of the head, and would measure other coordinates."""
+    slots = {"kind": "hyper_connections", "slot_width": 4, "embedding": "pad"}
+    config, wanted = (shaped([12, last], "full", **changes) for changes in ({}, {"residual": slots}))
+    with pytest.raises(UserError, match="final_norm_width"):
+        plan_growth(config, wanted)
+
+
 @pytest.mark.parametrize("embedding", ["expand", "slot"])
 def test_slots_that_start_at_zero_cannot_be_filled(embedding):
     config = shaped([12, 16, 12], tie_embeddings=True)

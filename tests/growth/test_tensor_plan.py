@@ -1,6 +1,7 @@
 import pytest
 import torch
 from growth_cases import shaped, small_model, with_random_weights
+from model_cases import config, decoder
 from torch import Tensor
 
 from widthwise.growth import expansions
@@ -63,9 +64,17 @@ def test_draws_do_not_depend_on_the_default_type(default):
 
 def test_draws_are_as_large_as_old_entries():
     plan = TensorPlan("w", (AxisMap.appended(4, 2000, zero=False), AxisMap.same(8)))
-    old = 0.02 * numbers(4, 8)
+    old = 0.07 * numbers(4, 8)
     new = plan.grow(old, generator())[4:]
     assert float(new.square().mean()) == pytest.approx(float(old.square().mean()), rel=0.05)
+
+
+def test_every_tensor_has_draws_of_its_own():
+    config = small_model()
+    plan = plan_growth(config, *expansions.widen_ffn(config, [0, 1], 110))
+    new = dict(plan.weights(with_random_weights(config, 0), seed=3))
+    drawn = [new[f"layers.{i}.ffn.{leaf}.weight"][10:].flatten() for i in (0, 1) for leaf in ("w_gate", "w_up")]
+    assert (torch.stack(drawn).corrcoef() - torch.eye(4)).abs().max() < 0.2
 
 
 def test_no_two_tensors_share_memory():
@@ -110,6 +119,13 @@ def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
     torch.testing.assert_close(bias[:18], new[:18, 0], rtol=0, atol=1e-12)
 
 
+def test_every_turned_copy_is_turned_by_a_matrix_of_its_own():
+    """Equal copies would get equal gradients and stay equal."""
+    plan = TensorPlan("w_q", (AxisMap.appended(3, 12, zero=False), AxisMap.same(4)), derived=Turned(1, seed=5))
+    copies = plan.grow(numbers(3, 4), generator()).view(4, 3, 4)
+    assert all((copies[i] != copies[j]).all() for i in range(4) for j in range(i))
+
+
 @pytest.mark.parametrize("n_copies", [2, 3, 4])
 def test_mirrored_copies_differ_and_add_up_to_equal_ones(n_copies):
     index = torch.arange(6).view(3, 2).repeat_interleave(n_copies, dim=0).flatten()
@@ -150,3 +166,19 @@ def test_a_plan_tells_the_shapes_of_what_it_makes():
         tensor = plan.tensors[name]
         assert isinstance(tensor, TensorPlan)
         assert tensor.shape == tuple(weight.shape) == tuple(tensor.is_new().shape)
+
+
+def test_a_shadow_grows_as_its_weights_do() -> None:
+    """Old entries are those of the shadow, new ones those of the grown weights; of cut experts times their number."""
+    mixture = config("x", ffn={"kind": "moe", "n_experts": 3, "top_k": 1, "d_expert": 6})
+    for old, (wanted, layers) in (
+        (config("x"), expansions.widen_stream(config("x"), 6)),
+        (mixture, expansions.split_experts(mixture, [1], 3)),
+    ):
+        plan = plan_growth(old, wanted, layers)
+        weights, shadow = ({name: p.detach() for name, p in decoder(old, seed).named_parameters()} for seed in (1, 2))
+        grown = dict(plan.weights(weights, seed=3))
+        followed = dict(plan.shadow(shadow, grown))
+        back, is_new = plan.shrunk(followed), plan.is_new()
+        assert all(torch.allclose(back[name], tensor, rtol=1e-14) for name, tensor in shadow.items())
+        assert all(torch.equal(followed[name][is_new[name]], grown[name][is_new[name]]) for name in grown)

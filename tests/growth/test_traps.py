@@ -18,7 +18,7 @@ from growth_cases import (
 )
 from torch import nn
 
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import UserError, merge, parse, to_data
 from widthwise.growth import expansions
 from widthwise.growth.plan import Plan, plan_growth
 from widthwise.model.axes import RMSNorm
@@ -399,6 +399,35 @@ class TestOtherFunctions:
         with pytest.raises(UserError) as raised:
             plan_growth(small_model(), small_model(**changes))
         assert str(raised.value).startswith(message)
+
+    @pytest.mark.parametrize(
+        ("base", "changes", "message"),
+        [
+            ({"attention": {"qk_norm": {"over": "head"}}}, {"qk_norm": {"eps": 1e-6}}, "qk_norm.eps: got 1e-06"),
+            ({"attention": {"qk_norm": {"over": "head"}}}, {"qk_norm": {"over": "all_heads"}}, "qk_norm.over: got"),
+            ({"attention": {"bias": True}}, {"out_bias": True}, "out_bias: got True"),
+            ({"ffn": {"kind": "mlp"}}, {"activation": "relu"}, "activation: got 'relu' where it was 'gelu'"),
+            ({"ffn": {"kind": "mlp"}}, {"bias": True}, "bias: got True"),
+            ({"ffn": {"kind": "hourglass", "d_hidden": 4}}, {"block_multiplier": 0.5}, "block_multiplier: got 0.5"),
+            ({"ffn": {"kind": "hourglass", "d_hidden": 4}}, {"share_weights": True}, "share_weights: got True"),
+            ({"ffn": {"kind": "hourglass", "d_hidden": 4}}, {"norm": "shared"}, "norm: got 'shared'"),
+            ({"ffn": {"kind": "dynamic"}}, {"min_fraction": 0.5}, "min_fraction: got 0.5"),
+            ({"ffn": {"kind": "dynamic"}}, {"score": {"kind": "mlp"}}, "score: got"),
+            ({"ffn": {"kind": "dynamic"}}, {"mask": {"kind": "hard"}}, "mask.kind: got 'hard'"),
+            ({"residual": {"kind": "hyper_connections"}}, {"eps": 1e-3}, "residual.eps: got 0.001"),
+            ({"residual": {"kind": "hyper_connections"}}, {"dynamic": False}, "residual.dynamic: got False"),
+            ({"residual": {"kind": "hyper_connections"}}, {"reduce": "slot"}, "residual.reduce: got 'slot'"),
+            ({"residual": {"kind": "hyper_connections"}}, {"embedding": "expand"}, "residual.embedding: got 'expand'"),
+            ({"mtp": {"n_depths": 1}}, {"n_depths": 2}, "mtp.n_depths: got 2 where it was 1"),
+            ({"mtp": {"n_depths": 1}}, {"share_reduce": False}, "mtp.share_reduce: got False"),
+        ],
+    )
+    def test_options_of_a_part_that_are_no_sizes_are_refused(self, base, changes, message):
+        """One section and a change of it."""
+        (section,) = base
+        with pytest.raises(UserError) as raised:
+            plan_growth(small_model(**base), small_model(**merge(base, {section: changes})))
+        assert message in str(raised.value)
 
     def test_untying_and_losing_positions_are_refused(self):
         config = small_model(tie_embeddings=True, positions={"n_positions": 8})

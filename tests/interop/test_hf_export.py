@@ -129,6 +129,10 @@ REFUSED: dict[str, tuple[Callable[[], ModelConfig], str]] = {
         lambda: of_layers(_set("attention.scale", 0.3)),
         "layers.0.attention.scale: got 0.3; llama has 0.288.* there, because its scores have one factor",
     ),
+    "a scale that is nearly the usual one": (
+        lambda: of_layers(_set("attention.scale", 12**-0.5 * (1 + 1e-9))),
+        "layers.0.attention.scale: got 0.288.* there, because its scores have one factor",
+    ),
     "a frozen divisor": (
         lambda: of_layers(_set("attention_norm.norm_dim", 20)),
         "layers.0.attention_norm.norm_dim: got 20; llama has 24 there, because its norms divide by the width",

@@ -105,6 +105,18 @@ def hidden_with_larger_heads(model: ModelConfig) -> Expansion:
     return with_heads(wider, attention.head_dim + 2, None)[0], same
 
 
+def at_once(adding: Grow, *growths: Grow) -> Grow:
+    """One growth, to the sizes of all with the constants that a recipe derives from them. adding: of layers."""
+
+    def grow(model: ModelConfig) -> Expansion:
+        wanted, correspondence = adding(model)
+        for each in growths:
+            wanted = each(wanted)[0]
+        return bake_plan(wanted, one_eps=True).new, correspondence
+
+    return grow
+
+
 GROWTHS: dict[str, tuple[str, tuple[Grow, ...]]] = {
     "llama hidden": ("llama", (hidden,)),
     "llama hidden, tied and biased": ("llama_tied_biased", (hidden,)),
@@ -142,6 +154,12 @@ GROWTHS: dict[str, tuple[str, tuple[Grow, ...]]] = {
     "gpt2 feed-forward": ("gpt2", (feed_forward,)),
     "gpt2 layers": ("gpt2", (layers,)),
     "gpt2 scaled by layer": ("gpt2_scaled_by_layer", (feed_forward, hidden_with_heads)),
+    "llama at once": ("llama", (at_once(layers, kv_groups, feed_forward, hidden),)),
+    "llama at once, head_dim x 1.5": ("llama_tied_biased", (at_once(layers, half_more_head, kv_groups, hidden),)),
+    "llama3 rule at once, head_dim + 2": ("llama_llama3", (at_once(layers, any_head, hidden),)),
+    "qwen3 at once, head_dim x 2": ("qwen3", (at_once(layers, twice_the_head, kv_groups, feed_forward, hidden),)),
+    "olmo2 at once": ("olmo2", (at_once(layers, kv_groups, feed_forward, hidden),)),
+    "gpt2 at once": ("gpt2", (at_once(layers, feed_forward, hidden_with_heads),)),
     "gpt2 everything": ("gpt2_untied", (layers, feed_forward, hidden_with_heads, hidden_with_larger_heads)),
 }
 

@@ -39,6 +39,15 @@ def test_flops_of_a_run_that_grew_are_counted_phase_by_phase() -> None:
     assert flops.x == pytest.approx([50 * 2, 100 * 2, 200 + 50 * 5, 200 + 100 * 5, 700 + 100 * 9])
 
 
+def test_flops_of_a_run_that_began_where_another_stood_are_counted_with_both_models() -> None:
+    metrics: list[dict[str, Any]] = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
+    metrics.insert(10, {"step": 10, "event": "grown", "tokens": 100, "training_flops": 200.0})
+    curve = Curve(np.array([5.0, 10.0, 30.0]), np.zeros(3))
+    result = Result(steps=30, tokens=300, training_flops=1600.0)
+    # 2 FLOPs a token, then 7.
+    assert against_flops(curve, Run("run", "", {}, metrics, result), 1e9).x == pytest.approx([100, 200, 1600])
+
+
 @pytest.fixture
 def grown(tmp_path: Path) -> Path:
     """x and hourglass grow, hourglass twice; of uniform's size before; the loss of x does not change."""

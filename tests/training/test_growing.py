@@ -183,6 +183,8 @@ def test_constants_that_stay_are_told_and_bake_folds_them(source: Source, tmp_pa
     assert baked["certificate"]["is_preserved"]
     name, factor = "layers.1.attention.w_k.weight", (12 / 8) ** 0.5
     assert saved_recipe(RunDir(tmp_path / "baked")).optimizer.factors == pytest.approx({name: factor})
+    grown(Source.of(tmp_path / "baked"), tmp_path / "again", "model.layers.2.ffn.d_ff=110")
+    assert saved_recipe(RunDir(tmp_path / "again")).optimizer.factors == pytest.approx({name: factor})
     for folder in ("grown", "baked"):
         resume(tmp_path / folder)
     explicit, standard = (tensors(tmp_path / folder, "model")[name] for folder in ("grown", "baked"))
@@ -203,7 +205,12 @@ def test_a_model_that_would_not_compute_the_same_is_not_written(
 ) -> None:
     from widthwise.growth.tensor_plan import TensorPlan
 
-    monkeypatch.setattr(TensorPlan, "_zeroed", lambda self, tensor: tensor)
+    zero = TensorPlan._zero
+
+    def fill(self: TensorPlan, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.masked_fill(zero(self, torch.ones_like(tensor)) == 0, 0.1)
+
+    monkeypatch.setattr(TensorPlan, "_zero", fill)
     with pytest.raises(UserError, match="the grown model would not compute the same: logits differ by"):
         grown(source, tmp_path / "grown", *WIDER)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
@@ -216,6 +223,7 @@ def test_a_model_that_would_not_compute_the_same_is_not_written(
         ("train.steps=4", r"train\.steps: got 4; .* has made 5 steps already"),
         ("model.vocab_size=300", "vocab_size: got 300 where it was 257"),
         ("growth=[{at_step: 3, model: {d_model: 32}}]", r"growth\.0"),
+        ("growth=[{at_step: 5, model: {}}]", r"growth\.0: comes before step 5, which .* has reached already"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(
@@ -229,7 +237,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_a_folder_that_holds_something_is_left_alone(source: Source, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("mine")
-    with pytest.raises(UserError, match="exists already; choose another folder with --out"):
+    with pytest.raises(UserError, match="full: exists already; choose another folder"):
         grown(source, tmp_path / "full", *WIDER)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["mine"]
     (tmp_path / "empty").mkdir()
@@ -247,10 +255,32 @@ def test_a_full_disk_leaves_nothing(source: Source, tmp_path: Path, monkeypatch:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
+def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: Source, tmp_path: Path) -> None:
+    grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6", "train.steps=7")
+    first = resume(tmp_path / "grown")
+    pad = pad_intended(Source.of(tmp_path / "grown"), Multiples(d_ff=64))
+    carry_out(Source.of(tmp_path / "grown"), pad, tmp_path / "padded")
+    longer = RunDir(tmp_path / "padded").path / "config.yaml"
+    longer.write_text(longer.read_text().replace("steps: 7,", "steps: 9,"))
+    last = resume(tmp_path / "padded")
+    per_token = [model.cost().training_flops(17) for model in (source.model, pad.plan.old, pad.plan.new)]
+    assert per_token[0] < per_token[1] < per_token[2]
+    assert first["tokens"] == (5 * 4 + 2 * 6) * 17
+    assert first["training_flops"] == 5 * 4 * 17 * per_token[0] + 2 * 6 * 17 * per_token[1]
+    assert (last["steps"], last["tokens"]) == (9, first["tokens"] + 2 * 6 * 17)
+    assert last["training_flops"] == first["training_flops"] + 2 * 6 * 17 * per_token[2]
+    assert last["pflops_days"] == pytest.approx(last["training_flops"] / 8.64e19)
+    tokens = [record["tokens"] for record in RunDir(tmp_path / "padded").metrics() if record["event"] == "train"]
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == last["tokens"]
+
+
 def test_a_finished_run_grows_and_is_told_to_need_more_steps(finished: Path, tmp_path: Path) -> None:
     source = Source.of(finished)
     found = grown(source, tmp_path / "grown", *WIDER)
     assert any("train.steps = 9 is the step reached" in note for note in found["notes"])
+    records = RunDir(tmp_path / "grown").metrics()
+    assert [record for record in records if record["event"] != "grown"] == list(source.run.metrics())
     assert resume(tmp_path / "grown")["val_loss"] == pytest.approx(source.run.result()["val_loss"], abs=1e-5)
     found = grown(source, tmp_path / "longer", *WIDER, "train.steps=11")
     assert not any("step reached" in note for note in found["notes"])

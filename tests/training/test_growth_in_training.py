@@ -156,6 +156,24 @@ def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
         )
 
 
+@pytest.mark.parametrize("reset", ["none", "new", "all"])
+def test_the_optimizer_forgets_what_the_event_says(reset: str) -> None:
+    growth = f"growth=[{{at_step: 4, model: {{ffn: {{kind: swiglu, ratio: 5}}}}, reset: {reset}}}]"
+    recipe = tiny_recipe(UNIFORM, growth)
+    model = build(recipe.explicit_model, seed=1)
+    before = recipe.optimizer.build(model)
+    model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
+    before.step()
+    state = state_by_name(*grow(model, before, recipe.phases[1].growth, recipe.optimizer, 3))
+    if reset == "all":
+        assert state == {}
+    else:
+        d_ff = recipe.explicit_model.layers[0].ffn.d_ff
+        squares = state["layers.0.ffn.w_gate.weight"]["exp_avg_sq"]
+        assert squares[:d_ff].any()
+        assert bool(squares[d_ff:].any()) == (reset == "none")
+
+
 def test_a_grown_optimizer_shares_nothing_with_the_old_one() -> None:
     recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}}]")
     model = build(recipe.explicit_model, seed=1)

@@ -27,6 +27,10 @@ def grow(
         Literal["none", "new", "all"],
         typer.Option(help="What the optimizer forgets: nothing, the size of new entries' gradients, or everything."),
     ] = "none",
+    rewarmup_steps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Steps over which all rates rise again from 0; those the optimizer looks back."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of what is drawn.")] = 0,
     allow_change: Annotated[
         bool, typer.Option("--allow-change", help="Take constants from the recipe, though the function changes.")
@@ -45,7 +49,7 @@ def grow(
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    options = GrowOptions(_sources(layers), new_layers, reset, seed, allow_change)
+    options = GrowOptions(_sources(layers), new_layers, reset, seed, allow_change, rewarmup_steps)
     source = Source.of(run)
     intention = growth_intended(source, wanted_recipe(source, to, overrides or ()), options)
     if out is None or plan_only:
@@ -60,7 +64,7 @@ def _sources(text: str | None) -> tuple[int | None, ...] | None:
     """ "0,1,new,2" -> the old layers, None for one that is added."""
     if text is None:
         return None
-    words = [word.strip() for word in text.split(",")]
+    words = ["new" if word.strip() == "null" else word.strip() for word in text.split(",")]
     if not all(word == "new" or (word.isdecimal() and len(word) < 6) for word in words):
         raise UserError(f"--layers: got {text!r}; expected numbers of layers and new, as 0,1,new,2")
     return tuple(None if word == "new" else int(word) for word in words)

@@ -9,14 +9,12 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.run_dir import RunDir
-from widthwise.training.config import Recipe, saved_recipe
+from widthwise.training.compute import Spent, inherited
+from widthwise.training.config import saved_recipe
 from widthwise.training.growing import GrowOptions, Intention, Source, carry_out, growth_intended, wanted_recipe
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import Interrupted
 from widthwise.training.trainer import resume
-
-GROWN = "grown"
-"""The event by which a run says where it branched."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,9 @@ class Branch:
                 raise UserError(f"{self.run.path}: holds a run of another recipe; choose another folder with --out")
 
     @property
-    def start(self) -> int:
-        """Steps done before it branched."""
-        return next(record["step"] for record in reversed(self.run.metrics()) if record["event"] == GROWN)
+    def inherited(self) -> Spent:
+        """What had been spent when it branched."""
+        return inherited(self.run.metrics())
 
 
 def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str], folder: Path) -> list[Branch]:
@@ -82,8 +80,8 @@ def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict
     FLOPs are of training, over all steps. `flops_alone` is what a run of the same model would take from nothing over as
     many tokens; the shared steps are charged once.
     """
-    members = [_member(source.recipe, branch, result) for branch, result in zip(branches, results)]
-    shared = max((source.recipe.training_flops_until(branch.start) for branch in branches), default=0.0)
+    members = [_member(branch, result) for branch, result in zip(branches, results)]
+    shared = max((branch.inherited.training_flops for branch in branches), default=0.0)
     return {
         "source": str(source.run.path),
         "shared_flops": shared,
@@ -93,21 +91,18 @@ def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict
     }
 
 
-def _member(before: Recipe, branch: Branch, result: dict[str, Any]) -> dict[str, Any]:
-    recipe, start = saved_recipe(branch.run), branch.start
-    shared_tokens = start * before.tokens_per_step
-    own_tokens = (recipe.train.steps - start) * recipe.tokens_per_step
-    own_flops = recipe.training_flops - recipe.training_flops_until(start)
+def _member(branch: Branch, result: dict[str, Any]) -> dict[str, Any]:
+    recipe, before = saved_recipe(branch.run), branch.inherited
     per_token = recipe.final_model.cost().training_flops(recipe.seq_len) * recipe.train.n_passes
     return {
         "name": branch.name,
         "run": str(branch.run.path),
         "params": recipe.final_model.cost().params,
-        "start": start,
-        "tokens": shared_tokens + own_tokens,
-        "flops_own": own_flops,
-        "flops": before.training_flops_until(start) + own_flops,
-        "flops_alone": (shared_tokens + own_tokens) * per_token,
+        "start": before.step,
+        "tokens": result["tokens"],
+        "flops_own": result["training_flops"] - before.training_flops,
+        "flops": result["training_flops"],
+        "flops_alone": result["tokens"] * per_token,
         "val_loss": result["val_loss"],
         "val_bits_per_byte": result["val_bits_per_byte"],
     }

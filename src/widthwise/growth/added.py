@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from widthwise.growth.axis_map import AxisMap
 from widthwise.growth.fresh import AsStarted, Draw, Revived
 from widthwise.growth.tensor_plan import TensorPlan
-from widthwise.model.axes import LayerNorm, Linear, RMSNorm, Vector, Weight
+from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.init import fill, matrix_std
 from widthwise.model.norm import After
 
 IsAdded = Callable[[str], bool]
 """Whether the old model has not the parameter of that name."""
-NORMS = (RMSNorm, LayerNorm)
 SUBLAYERS = ("attention", "ffn")
 """Names of the parts of a layer that write the stream."""
 
@@ -71,7 +70,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     if isinstance(owner, Vector) and path[-2] == "bias":
         owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
-        if isinstance(owner, NORMS):
+        if isinstance(owner, Norm):
             return isinstance(owner, After)  # whose bias would be written too
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
     if isinstance(owner, After):

@@ -42,6 +42,12 @@ class AxisMap:
         return len(self.index) == self.n_old and bool((self.index == torch.arange(self.n_old)).all())
 
     @property
+    def is_appended(self) -> bool:
+        """Whether all old entries stand in front, in their order, and new ones behind them."""
+        places = torch.arange(len(self.index))
+        return len(places) >= self.n_old and bool((self.index == torch.where(places < self.n_old, places, -1)).all())
+
+    @property
     def is_new(self) -> Tensor:
         """bool (n,): entries that are no old entry, or a second copy of one."""
         return self._first_of() != torch.arange(len(self.index))

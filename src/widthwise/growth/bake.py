@@ -8,14 +8,11 @@ same with some tensors multiplied by constants. An optimizer must know those (`o
 import math
 from collections.abc import Callable, Iterator
 
-import torch
-
-from widthwise.config_io import UserError, options_of
+from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.correspondence import Correspondence
+from widthwise.growth.expansions import same_layers
 from widthwise.growth.one_eps import (
     Factor,
-    ffn_norm_width,
     layers_of,
     norms_of,
     scaled,
@@ -25,15 +22,15 @@ from widthwise.growth.one_eps import (
 from widthwise.growth.plan import Plan
 from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, Attention, AttentionConfig
-from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
-from widthwise.model.rope import Rope
+from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
 """Relative difference of two numbers that are one but for rounding."""
@@ -56,8 +53,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
     """
     c = stream_factor(config) if one_eps else 1.0
     new = _baked_config(config, _with_same_eps if one_eps else _with_own_eps, one_eps)
-    with torch.device("meta"):
-        models = Decoder(config), Decoder(new)
+    models = blueprint(config), blueprint(new)
     parameters = dict(models[1].named_parameters())
     factors = dict.fromkeys(parameters, 1.0)
     of_norms = _norm_factors(*models) if c == 1.0 else stream_factors(models[1], c)
@@ -67,7 +63,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
         name: TensorPlan(name, tuple(AxisMap.same(n) for n in parameter.shape), scale=_one_if_near(factors[name]))
         for name, parameter in parameters.items()
     }
-    return Plan(config, new, Correspondence(tuple(range(config.n_layers))), tensors)
+    return Plan(config, new, same_layers(config), tensors)
 
 
 def _one_if_near(factor: float) -> float:
@@ -99,25 +95,19 @@ def _baked_config(config: ModelConfig, form: NormForm, one_eps: bool) -> ModelCo
             "final_norm": form(mtp.final_norm, config.d_model),
         }
         mtp = mtp.model_copy(update=changes)
-    return ModelConfig.model_validate(
-        {
-            **options_of(ModelConfig, config),
-            "layers": tuple(_layer(layer, form, one_eps) for layer in config.layers),
-            "residual": _residual(config.residual),
-            "final_norm": form(config.final_norm, config.final_norm_width),
-            "mtp": mtp,
-        }
+    return checked_copy(
+        config,
+        "model",
+        layers=tuple(_layer(layer, form, one_eps) for layer in config.layers),
+        residual=_residual(config.residual),
+        final_norm=form(config.final_norm, config.final_norm_width),
+        mtp=mtp,
     )
 
 
 def _layer(layer: LayerConfig, form: NormForm, one_eps: bool) -> LayerConfig:
-    return layer.model_copy(
-        update={
-            "attention_norm": form(layer.attention_norm, layer.d_model),
-            "attention": _attention(layer.attention, one_eps),
-            "ffn_norm": form(layer.ffn_norm, ffn_norm_width(layer)),
-        }
-    )
+    norms = {name: form(getattr(layer, name), norm_dim) for name, norm_dim in layer.usual_norm_dims.items()}
+    return layer.model_copy(update={**norms, "attention": _attention(layer.attention, one_eps)})
 
 
 def _with_own_eps(norm: NormConfig, width: int) -> NormConfig:
@@ -145,24 +135,12 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
     qk_norm = attention.qk_norm
     if qk_norm is not None:
         qk_norm = qk_norm.model_copy(update={"q_norm_dim": None, "k_norm_dim": None})
-    base = _base(attention)
+    table, base = attention.rope_frequencies, attention.rope_base
+    if table is not None and base is not None:
+        base = base_of(table, base)
     rotation = {} if base is None else {"rope_base": base, "rope_frequencies": None}
     scale = attention.scale if is_usual else usual[0]
     return attention.model_copy(update={"scale": scale, "qk_norm": qk_norm, **rotation})
-
-
-def _base(attention: AttentionConfig) -> float | None:
-    """The base that gives a table of frequencies, a whole number where one does; None without one."""
-    table = attention.rope_frequencies
-    if table is None or attention.rope_base is None:
-        return None
-    last = len(table) - 1
-    found = attention.rope_base if last == 0 else table[-1] ** (-attention.head_dim / (2 * last))
-    for base in (float(max(1, round(found))), found):
-        usual = Rope(attention.head_dim, base).pair_frequencies
-        if all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(table, usual)):
-            return base
-    return None
 
 
 def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
@@ -190,10 +168,10 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         path, _, leaf = name.rpartition(".")
-        if not isinstance(before, (RMSNorm, LayerNorm)) or leaf in ("q_norm", "k_norm"):
+        if not isinstance(before, Norm) or leaf in ("q_norm", "k_norm"):
             continue
         after = parts[name]
-        assert isinstance(after, (RMSNorm, LayerNorm))
+        assert isinstance(after, Norm)
         if not math.isclose(before.eps * before.norm_dim, after.eps * after.norm_dim, rel_tol=TOLERANCE):
             raise UserError(
                 f"{name}: divides by {before.norm_dim} and shares its eps with norms that divide by another size, so "

@@ -22,6 +22,10 @@ class Correspondence:
         """(old, new) positions of the layers that stay."""
         return [(old, new) for new, old in enumerate(self.layers) if old is not None]
 
+    def nearest(self, new_layer: int) -> tuple[int, int]:
+        """(old, new) positions of the layer that stays nearest to one that is added; of two the one before it."""
+        return min(self.pairs(), key=lambda pair: (abs(pair[1] - new_layer), pair[1] > new_layer))
+
     def blocks_of(self, new_layer: int, n_old: int, n_new: int) -> tuple[int | None, ...]:
         given = self.blocks.get(new_layer)
         return given or (*range(n_old), *[None] * (n_new - n_old))

@@ -6,7 +6,7 @@ Sizes are of the grown model. Layers are counted from 0. The first six are those
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from widthwise.config_io import UserError, mistakes_at, options_of
+from widthwise.config_io import UserError, checked_copy, mistakes_at
 from widthwise.growth.correspondence import Correspondence
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
@@ -24,30 +24,29 @@ Expansion = tuple[ModelConfig, Correspondence]
 
 def changed(model: ModelConfig, **changes: Any) -> ModelConfig:
     """A checked copy. Raises UserError for what does not fit."""
-    with mistakes_at("model"):
-        return ModelConfig.model_validate({**options_of(ModelConfig, model), **changes})
+    return checked_copy(model, "model", **changes)
 
 
 def same_layers(model: ModelConfig) -> Correspondence:
+    """Of a growth that adds none."""
     return Correspondence(tuple(range(model.n_layers)))
 
 
 def _layers(model: ModelConfig, layers: Iterable[int], change: Callable[[LayerConfig], LayerConfig]) -> Expansion:
-    chosen = set(layers)
-    if not chosen <= set(range(model.n_layers)):
-        beyond = max(chosen, key=lambda i: abs(i - (model.n_layers - 1) / 2))
-        raise UserError(f"layers: got {beyond}; the model has 0 to {model.n_layers - 1}")
+    chosen = sorted(set(layers))
+    _check_layers(model, chosen)
     grown = list(model.layers)
-    for i in sorted(chosen):
+    for i in chosen:
         with mistakes_at(f"layers.{i}"):
             grown[i] = change(grown[i])
     return changed(model, layers=tuple(grown)), same_layers(model)
 
 
-def _copy(config: Any, path: str, **changes: Any) -> Any:
-    """A checked copy. Raises UserError for what does not fit, at a path."""
-    with mistakes_at(path):
-        return type(config).model_validate({**options_of(type(config), config), **changes})
+def _check_layers(model: ModelConfig, layers: Iterable[int]) -> None:
+    """Raises UserError for one that the model has not."""
+    for i in layers:
+        if not 0 <= i < model.n_layers:
+            raise UserError(f"layers: got {i}; the model has 0 to {model.n_layers - 1}")
 
 
 def _ffn(
@@ -55,8 +54,9 @@ def _ffn(
 ) -> Expansion:
     """kind: what the feed-forwards must be."""
     layers = list(layers)
+    _check_layers(model, layers)
     for i in layers:
-        if 0 <= i < model.n_layers and not isinstance(model.layers[i].ffn, kind):
+        if not isinstance(model.layers[i].ffn, kind):
             wanted = kind.model_fields["kind"].default
             raise UserError(f"layers.{i}.ffn: is a {model.layers[i].ffn.kind} feed-forward; must be {wanted}")
     return _layers(model, layers, lambda layer: layer.model_copy(update={"ffn": change(layer.ffn)}))
@@ -64,14 +64,14 @@ def _ffn(
 
 def _attention(model: ModelConfig, layers: Iterable[int], **changes: int) -> Expansion:
     def change(layer: LayerConfig) -> LayerConfig:
-        return layer.model_copy(update={"attention": _copy(layer.attention, "attention", **changes)})
+        return layer.model_copy(update={"attention": checked_copy(layer.attention, "attention", **changes)})
 
     return _layers(model, layers, change)
 
 
 def widen_ffn(model: ModelConfig, layers: Iterable[int], d_ff: int) -> Expansion:
     """MLP expansion (Definition 3.1): hidden units, of every kind of feed-forward; of each expert, of each block."""
-    return _ffn(model, layers, lambda ffn: _copy(ffn, "ffn", **{_hidden_key(ffn): d_ff}))
+    return _ffn(model, layers, lambda ffn: checked_copy(ffn, "ffn", **{_hidden_key(ffn): d_ff}))
 
 
 def _hidden_key(ffn: FFN) -> str:
@@ -94,7 +94,7 @@ def widen_keys(model: ModelConfig, layers: Iterable[int], head_dim: int) -> Expa
     def change(layer: LayerConfig) -> LayerConfig:
         attention = layer.attention
         changes = {"head_dim": head_dim, "v_head_dim": attention.value_dim, "rope_frequencies": None}
-        return layer.model_copy(update={"attention": _copy(attention, "attention", **changes)})
+        return layer.model_copy(update={"attention": checked_copy(attention, "attention", **changes)})
 
     return _layers(model, layers, change)
 
@@ -105,47 +105,46 @@ def widen_stream(model: ModelConfig, n_more: int) -> Expansion:
     A stream of slots grows by wider slots, so that n_more must be whole coordinates for every slot of d_model.
     """
     residual = model.residual
-    if isinstance(residual, HyperConnectionsConfig):
-        n_blocks = model.d_model // residual.slot_width
-        if n_more % n_blocks:
-            raise UserError(f"d_model: got {model.d_model + n_more}; must stay a multiple of its {n_blocks} slots")
-        slot_width = residual.slot_width + n_more // n_blocks
-        residual = _copy(residual, "residual", slot_width=slot_width)
+    if not isinstance(residual, HyperConnectionsConfig):
+        return _with_widths(model, lambda width: width + n_more), same_layers(model)
+    n_blocks, slot_width = model.d_model // residual.slot_width, residual.slot_width
+    if n_more % n_blocks:
+        raise UserError(f"d_model: got {model.d_model + n_more}; must stay a multiple of its {n_blocks} slots")
+    wider = checked_copy(residual, "residual", slot_width=slot_width + n_more // n_blocks)
+    grown = _with_widths(model, lambda width: width // slot_width * wider.slot_width, residual=wider)
+    return grown, same_layers(model)
 
-        def wider(width: int) -> int:
-            return width // model.residual.slot_width * slot_width  # pyright: ignore[reportAttributeAccessIssue]
-    else:
 
-        def wider(width: int) -> int:
-            return width + n_more
+def _with_widths(model: ModelConfig, wider: Callable[[int], int], **changes: Any) -> ModelConfig:
+    """Every width of the stream passed through a function."""
 
-    def widened(layer: LayerConfig) -> LayerConfig:
-        sizes = {"d_model": wider(layer.d_model), "d_in": wider(layer.d_in), "d_out": wider(layer.d_out)}
-        return _copy(layer, "layers", **sizes)
+    def widened(where: str, layer: LayerConfig) -> LayerConfig:
+        sizes = {name: wider(getattr(layer, name)) for name in ("d_model", "d_in", "d_out")}
+        return checked_copy(layer, where, **sizes)
 
-    mtp = None if model.mtp is None else _copy(model.mtp, "mtp", layer=widened(model.mtp.layer))
-    grown = changed(
+    if model.mtp is not None:
+        changes["mtp"] = checked_copy(model.mtp, "mtp", layer=widened("mtp.layer", model.mtp.layer))
+    return changed(
         model,
         d_model=wider(model.d_model),
         final_norm_width=wider(model.final_norm_width),
-        layers=tuple(widened(layer) for layer in model.layers),
-        residual=residual,
-        mtp=mtp,
+        layers=tuple(widened(f"layers.{i}", layer) for i, layer in enumerate(model.layers)),
+        **changes,
     )
-    return grown, same_layers(model)
 
 
 def widen_layers(model: ModelConfig, widths: dict[int, int]) -> Expansion:
     """Variable width: single layers reach further into the stream, or all of the widest extend it.
 
-    Ends that were slim stay slim. The stream itself, and with it the embedding, stays.
+    Ends that were slim stay slim. The stream itself, and with it the embedding, stays. widths: by layer.
     """
+    _check_layers(model, widths)
 
     def widened(i: int, layer: LayerConfig) -> LayerConfig:
         width = widths.get(i, layer.d_model)
         d_in = width if layer.d_in == layer.d_model and not (i == 0 and layer.d_in <= model.d_model) else layer.d_in
         d_out = width if layer.d_out == layer.d_model and not _is_slim_end(model, i, layer) else layer.d_out
-        return _copy(layer, f"layers.{i}", d_model=width, d_in=d_in, d_out=d_out)
+        return checked_copy(layer, f"layers.{i}", d_model=width, d_in=d_in, d_out=d_out)
 
     return changed(model, layers=tuple(widened(i, layer) for i, layer in enumerate(model.layers))), same_layers(model)
 
@@ -163,6 +162,7 @@ def add_layers(model: ModelConfig, positions: Iterable[int], like: int | None = 
     n_layers = model.n_layers + len(added)
     if not added <= set(range(n_layers)):
         raise UserError(f"layers: got {sorted(added)}; positions in the grown model are 0 to {n_layers - 1}")
+    _check_layers(model, () if like is None else (like,))
     old = iter(range(model.n_layers))
     sources = tuple(None if i in added else next(old) for i in range(n_layers))
     layers, before = [], 0
@@ -181,6 +181,7 @@ def _inner(layer: LayerConfig) -> LayerConfig:
 
 def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | None = None) -> Expansion:
     """Hourglass: one more block at a position of one layer's feed-forward, by default as wide as its neighbour."""
+    _check_layers(model, [layer])
     ffn = model.layers[layer].ffn
     if not isinstance(ffn, HourglassConfig) or ffn.share_weights:
         raise UserError(f"layers.{layer}.ffn: must be an hourglass whose blocks have weights of their own")
@@ -190,7 +191,8 @@ def add_block(model: ModelConfig, layer: int, position: int, d_hidden: int | Non
     widths.insert(position, d_hidden or widths[min(position, ffn.n_blocks - 1)])
     blocks: list[int | None] = list(range(ffn.n_blocks))
     blocks.insert(position, None)
-    grown, layers = _ffn(model, [layer], lambda old: _copy(old, "ffn", n_blocks=len(widths), d_hidden=tuple(widths)))
+    changes = {"n_blocks": len(widths), "d_hidden": tuple(widths)}
+    grown, layers = _ffn(model, [layer], lambda old: checked_copy(old, "ffn", **changes))
     return grown, Correspondence(layers.layers, {layer: tuple(blocks)})
 
 
@@ -198,7 +200,7 @@ def duplicate_experts(model: ModelConfig, layers: Iterable[int], n_copies: int) 
     """Mixture: every expert n_copies times, and n_copies times as many for each token."""
 
     def change(ffn: MoEConfig) -> FFN:
-        return _copy(ffn, "ffn", n_experts=ffn.n_experts * n_copies, top_k=ffn.top_k * n_copies)
+        return checked_copy(ffn, "ffn", n_experts=ffn.n_experts * n_copies, top_k=ffn.top_k * n_copies)
 
     return _ffn(model, layers, change, MoEConfig)
 
@@ -207,17 +209,17 @@ def split_experts(model: ModelConfig, layers: Iterable[int], n_parts: int) -> Ex
     """Mixture: every expert cut into n_parts narrower ones, and n_parts times as many for each token."""
 
     def change(ffn: MoEConfig) -> FFN:
-        if ffn.d_expert % n_parts:
+        if n_parts < 1 or ffn.d_expert % n_parts:
             raise UserError(f"ffn.d_expert: got {ffn.d_expert}; cannot be cut into {n_parts} parts")
         n_experts, top_k = ffn.n_experts * n_parts, ffn.top_k * n_parts
-        return _copy(ffn, "ffn", n_experts=n_experts, top_k=top_k, d_expert=ffn.d_expert // n_parts)
+        return checked_copy(ffn, "ffn", n_experts=n_experts, top_k=top_k, d_expert=ffn.d_expert // n_parts)
 
     return _ffn(model, layers, change, MoEConfig)
 
 
 def widen_shared_expert(model: ModelConfig, layers: Iterable[int], d_shared: int) -> Expansion:
     """Mixture: a shared expert, or a wider one."""
-    return _ffn(model, layers, lambda ffn: _copy(ffn, "ffn", d_shared=d_shared), MoEConfig)
+    return _ffn(model, layers, lambda ffn: checked_copy(ffn, "ffn", d_shared=d_shared), MoEConfig)
 
 
 def upcycle(model: ModelConfig, layers: Iterable[int], n_experts: int, top_k: int) -> Expansion:
@@ -235,7 +237,7 @@ def add_slots(model: ModelConfig, n_slots: int) -> Expansion:
     residual = model.residual
     if not isinstance(residual, HyperConnectionsConfig):
         raise UserError(f"residual: is {residual.kind}, which has no slots; see to_slots")
-    return changed(model, residual=_copy(residual, "residual", n_slots=n_slots)), same_layers(model)
+    return changed(model, residual=checked_copy(residual, "residual", n_slots=n_slots)), same_layers(model)
 
 
 def to_slots(
@@ -247,14 +249,16 @@ def to_slots(
     """
     if not isinstance(model.residual, PlainResidualConfig):
         raise UserError(f"residual: is {model.residual.kind}; see add_slots")
-    n_owned = max(model.d_model, *model.widths) // slot_width
-    residual = HyperConnectionsConfig(
-        slot_width=slot_width,
-        n_slots=n_slots,
-        n_owned_slots=n_owned,
-        group_norm=None,
-        dynamic=dynamic,
-        embedding=embedding,  # pyright: ignore[reportArgumentType]
-        multiplier=model.residual.multiplier,
-    )
+    if slot_width < 1:
+        raise UserError(f"residual.slot_width: got {slot_width}; must be at least 1")
+    with mistakes_at("residual"):
+        residual = HyperConnectionsConfig(
+            slot_width=slot_width,
+            n_slots=n_slots,
+            n_owned_slots=max(model.d_model, *model.widths) // slot_width,
+            group_norm=None,
+            dynamic=dynamic,
+            embedding=embedding,  # pyright: ignore[reportArgumentType]
+            multiplier=model.residual.multiplier,
+        )
     return changed(model, residual=residual), same_layers(model)

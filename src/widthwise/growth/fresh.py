@@ -25,7 +25,9 @@ class Fresh:
     """Whether any other values would preserve the function too."""
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        """grown: the new shape, with old entries in place -> the same with new entries."""
+        """grown: the new shape, with old entries in place; its new entries are filled in place, and it is returned."""
+        if not any(axis.is_free.any() for axis in maps):
+            return grown
         std = root_mean_square(old)
         for dim, axis in enumerate(maps):
             where = torch.nonzero(axis.is_free)[:, 0]
@@ -34,7 +36,7 @@ class Fresh:
                 shape[dim] = len(where)
                 # Drawn on the CPU in fp32 whatever the type, so that a seed names one set of weights.
                 drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
-                grown = grown.index_copy(dim, where, drawn.to(grown.dtype))
+                grown.index_copy_(dim, where, drawn.to(grown.dtype))
         return grown
 
 
@@ -59,7 +61,7 @@ class Constant(Fresh):
 
 def _filled(grown: Tensor, maps: tuple[AxisMap, ...], value: float) -> Tensor:
     for dim, axis in enumerate(maps):
-        grown = grown.index_fill(dim, torch.nonzero(axis.is_free)[:, 0], value)
+        grown.index_fill_(dim, torch.nonzero(axis.is_free)[:, 0], value)
     return grown
 
 
@@ -75,7 +77,7 @@ class AsStarted(Fresh):
         self.start(started, generator)
         for dim, axis in enumerate(maps):
             where = torch.nonzero(axis.is_free)[:, 0]
-            grown = grown.index_copy(dim, where, started.index_select(dim, where).to(grown.dtype))
+            grown.index_copy_(dim, where, started.index_select(dim, where).to(grown.dtype))
         return grown
 
 

@@ -11,7 +11,7 @@ from widthwise.growth.fresh import Constant
 from widthwise.growth.plan import Plan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.layer import LayerConfig
 
@@ -31,14 +31,10 @@ class Liveness(Config):
 
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
     """A decoder with these weights, as it evaluates."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    model = model.to(dtype).to_empty(device="cpu")
+    model = blueprint(config).to(dtype).to_empty(device="cpu")
     model.tie()
     model.progress.fill_(1.0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    model.set_weights(weights.items())
     return model.eval()
 
 

@@ -17,7 +17,7 @@ from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.norm import PLACEMENTS, After, NormConfig
+from widthwise.model.norm import After, NormConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 
 Factor = tuple[str, float]
@@ -35,19 +35,11 @@ def layers_of(config: ModelConfig) -> Iterator[tuple[str, LayerConfig]]:
         yield "mtp.layer", config.mtp.layer
 
 
-def ffn_norm_width(layer: LayerConfig) -> int:
-    """The divisor that the norm of the feed-forward has in a layer that never grew; that of the attention has d_model.
-
-    At slim ends it is not what a norm before its sublayer reads: that is their design.
-    """
-    return PLACEMENTS[layer.norm_placement].normalised_width(layer.d_model, layer.d_out)
-
-
 def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
     """Every norm that has a config of its own, with its path and the divisor that it has in a model that never grew."""
     for where, layer in layers_of(config):
-        yield f"{where}.attention_norm", layer.attention_norm, layer.d_model
-        yield f"{where}.ffn_norm", layer.ffn_norm, ffn_norm_width(layer)
+        for name, norm_dim in layer.usual_norm_dims.items():
+            yield f"{where}.{name}", getattr(layer, name), norm_dim
     yield "final_norm", config.final_norm, config.final_norm_width
     if config.mtp is not None:
         yield "mtp.slot_norm", config.mtp.slot_norm, config.residual.slot_shape(config.d_model)[1]

@@ -7,12 +7,11 @@ copies of an entry share its gradient. What new entries start with is a choice.
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from widthwise.growth.plan import Plan
 from widthwise.growth.tensor_plan import Split, TensorPlan
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import blueprint
 from widthwise.model.mup import parameter_groups
 
 State = dict[str, dict[str, Tensor]]
@@ -32,8 +31,7 @@ def grown_state(plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Re
     """
     if reset == "all":
         return {}
-    with torch.device("meta"):
-        groups = parameter_groups(Decoder(plan.new))
+    groups = parameter_groups(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
     return {
         name: _carried(tensor, state[tensor.source], keeps_size=reset == "none")

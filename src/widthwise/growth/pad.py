@@ -4,12 +4,10 @@ That is growth with everything new 0 on both sides, which growth itself must nev
 Kernels and tensor parallelism ask for it: whole tiles, as many heads on every device.
 """
 
-import math
 from dataclasses import dataclass
 
-from widthwise.config_io import UserError, mistakes_at, options_of
-from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.expansions import changed
+from widthwise.config_io import UserError, checked_copy
+from widthwise.growth.expansions import changed, same_layers
 from widthwise.growth.fresh import Constant
 from widthwise.growth.plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig
@@ -32,7 +30,8 @@ class Multiples:
     head_dim: int = 1
     """Of head sizes, of queries and keys and of values."""
     n_heads: int = 1
-    """Of heads; key-value heads become a multiple or a divisor of it, so that so many devices share them evenly."""
+    """Of heads, by whole groups: a new head that read an old key-value head would learn. Key-value heads become a
+    multiple or a divisor of it, so that so many devices share them evenly."""
     d_model: int = 1
     """Of all widths of the stream."""
 
@@ -42,7 +41,7 @@ def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
 
     Raises UserError where a size cannot be padded.
     """
-    return plan_growth(model, padded(model, multiples), Correspondence(tuple(range(model.n_layers))))
+    return plan_growth(model, padded(model, multiples), same_layers(model))
 
 
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
@@ -86,9 +85,9 @@ def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> Attent
     head_dim, value_dim = (_up(size, multiples.head_dim) for size in (old.head_dim, old.value_dim))
     if old.rope is not None and head_dim % 2:
         raise UserError(f"{where}.head_dim: {head_dim} is odd, which cannot be turned; pad to an even multiple")
-    n_kv_heads = _shared_evenly(old.n_kv_heads, multiples.n_heads)
     group = old.n_heads // old.n_kv_heads
-    n_heads = _up(n_kv_heads * group, math.lcm(multiples.n_heads, n_kv_heads))
+    n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.n_heads)
+    n_heads = n_kv_heads * group
     if old.qk_norm is not None and head_dim != old.head_dim:
         raise UserError(
             f"{where}.head_dim: cannot be padded behind a norm of queries and keys, which would measure zeros"
@@ -103,15 +102,19 @@ def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> Attent
     return old.model_copy(update=sizes)
 
 
-def _shared_evenly(n_kv_heads: int, n_devices: int) -> int:
-    """The fewest key-value heads, no fewer than there are, of which every device has as many, or a copy of one."""
-    return next(n for n in range(n_kv_heads, n_kv_heads + n_devices) if n % n_devices == 0 or n_devices % n == 0)
+def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
+    """The fewest key-value heads, no fewer than there are, so that every device has as many of them, or a copy of one,
+    and as many of the heads that read them.
+    """
+    for n in range(n_kv_heads, _up(n_kv_heads, n_devices)):
+        if (n % n_devices == 0 or n_devices % n == 0) and n * group % n_devices == 0:
+            return n
+    return _up(n_kv_heads, n_devices)
 
 
 def _ffn(old: FFN, multiple: int, where: str) -> FFN:
     sizes = {key: _padded_hidden(getattr(old, key), multiple) for key in HIDDEN_KEYS if key in type(old).model_fields}
-    with mistakes_at(where):
-        return type(old).model_validate({**options_of(type(old), old), **sizes})
+    return checked_copy(old, where, **sizes)
 
 
 def _padded_hidden(size: int | tuple[int, ...], multiple: int) -> int | tuple[int, ...]:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +23,10 @@ from widthwise.growth.target import grown_config
 from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.axes import Control, Vector, Weight
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.residual.hyper_connections import HyperConnection
+
+NewLayers = Literal["drawn", "copied"]
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,39 @@ class Plan:
         """One grown tensor. weights: of the old model, by name; seed, fresh: see `weights`."""
         plan = self.tensors[name]
         old = weights[plan.source] if plan.source else next(iter(weights.values()))
-        return plan.grow(old, torch.Generator().manual_seed(_seed_of(name, seed)), fresh)
+        return plan.grow(old, torch.Generator().manual_seed(self._seed_of(name, seed)), fresh)
+
+    def _seed_of(self, name: str, seed: int) -> int:
+        """Another for each tensor, and for each growth of a model that grows more than once."""
+        # torch's generator takes 32 bits of a seed, the lowest.
+        return zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
+
+    @cached_property
+    def _n_old_params(self) -> int:
+        return int(self.old.cost().params)
 
     def weights(
         self, weights: Mapping[str, Tensor], seed: int = 0, fresh: Fresh | None = None
     ) -> Iterator[tuple[str, Tensor]]:
         """The grown weights one by one, so that only those that are kept need memory.
 
-        A shadow of the weights, as a moving average of them, grows by the same plan with the same seed.
-
         seed: of what is drawn, for each tensor apart, so that no order matters; fresh: what free entries become
         instead, to show that any value would do.
         """
         for name in self.tensors:
             yield name, self.tensor(name, weights, seed, fresh)
+
+    def shadow(self, shadow: Mapping[str, Tensor], grown: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What follows the weights, as a moving average of them, one by one: in new entries it begins as they do.
+
+        shadow: of the old model, by name; grown: the weights of the grown one.
+        """
+        for name, plan in self.tensors.items():
+            if not plan.source or plan.is_alien:
+                yield name, grown[name].clone()
+            else:
+                carried = plan.carry(shadow[plan.source], plan.scale, 0.0)
+                yield name, torch.where(plan.is_new(), grown[name], carried)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Of every parameter, bool: the entries that growth made. was_new: those of an earlier growth."""
@@ -69,15 +91,11 @@ class Plan:
         }
 
 
-def _seed_of(name: str, seed: int) -> int:
-    return (zlib.crc32(name.encode()) << 31) ^ seed
-
-
 def plan_growth(
     old: ModelConfig,
     wanted: ModelConfig,
     correspondence: Correspondence | None = None,
-    new_layers: str = "drawn",
+    new_layers: NewLayers = "drawn",
 ) -> Plan:
     """How a model becomes one of the sizes of another config, whose constants stay those of the old model.
 
@@ -86,8 +104,7 @@ def plan_growth(
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
-    with torch.device("meta"):
-        models = Decoder(old), Decoder(new)
+    models = blueprint(old), blueprint(new)
     stream = stream_map(old, new, correspondence.pairs())
     blocks = numbers_of_blocks(old, new, correspondence)
     planner = _Planner(*models, correspondence, stream, blocks, new_layers == "copied")
@@ -155,13 +172,11 @@ class _Planner:
         return copied_plan(name, source, self.new, owner, self._is_added)
 
     def _copied_from(self, name: str, owner: Weight) -> str | None:
-        """The same parameter of the nearest old layer before an added one, or behind it, if it has the same shape."""
+        """The same parameter of the old layer nearest to an added one, if it has the same shape."""
         path = name.split(".")
         if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None or path[2] not in SUBLAYERS:
             return None  # a site of the residual is heard from the start
-        added = int(path[1])
-        old_layer = min(self.correspondence.pairs(), key=lambda pair: (abs(pair[1] - added), pair[1] > added))[0]
-        source = ".".join(("layers", str(old_layer), *path[2:]))
+        source = ".".join(("layers", str(self.correspondence.nearest(int(path[1]))[0]), *path[2:]))
         copied = _weight(self.old_modules, source)
         return source if copied is not None and copied.weight.shape == owner.weight.shape else None
 

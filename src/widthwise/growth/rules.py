@@ -18,7 +18,7 @@ from widthwise.growth.fresh import Derived, Fresh, Mean, Mirrored, Turned
 from widthwise.growth.stream import StreamMap
 from widthwise.growth.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import Attention
-from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, RMSNorm, Vector, Weight
+from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, Norm, Vector, Weight
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.moe import MoE, MoEConfig
 from widthwise.model.ffn.unit_ranks import old_index
@@ -30,7 +30,6 @@ EXPERTS = ("w_gate", "w_up", "w_down")
 """Matrices that stand one below the other, a part for each expert."""
 UNITS = ("d_ff", "d_expert")
 """Hidden units: new ones read what they like, and are not heard."""
-NORMS = (RMSNorm, LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
         cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
         if cut is not None:
             return cut
-    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, NORMS) else Fresh()
+    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else Fresh()
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
@@ -75,7 +74,7 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
 def _check_norm(owner: Owner) -> None:
     """A norm that would divide by another number, where its place in the sublayer decides that, is another function."""
     old, new = owner.old, owner.new
-    if not (isinstance(old, NORMS) and isinstance(new, NORMS)) or isinstance(owner.parent, Attention):
+    if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
         return  # those of queries and keys take account of turned copies
     if old.norm_dim != new.norm_dim:
         raise UserError(
@@ -87,7 +86,7 @@ def _check_norm(owner: Owner) -> None:
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
     """Rows and columns; of a vector its entries."""
     old, new = owner.old, owner.new
-    if isinstance(new, (Vector, *NORMS)):
+    if isinstance(new, (Vector, Norm)):
         is_gain = not isinstance(new, Vector)
         return (_flattened(owner, old.out_axes, new.out_axes, "gain" if is_gain else "out", stream),)
     out = _flattened(owner, old.out_axes, new.out_axes, "out", stream)

@@ -190,6 +190,11 @@ def _slot_map(old: ModelConfig, new: ModelConfig, kept: Kept) -> SlotMap:
     widens = any(a != b for a, b in {(old.d_model, new.d_model), *_widths(kept)})
     if before is None and widens:
         raise UserError("residual: hyper-connections and other widths are two growths; make them one after the other")
+    if before is None and old.final_norm_width != old.d_model:
+        raise UserError(
+            f"final_norm_width: got {old.final_norm_width}; slots need a last norm over the {old.d_model} coordinates "
+            "of the head, and another one would change the function"
+        )
     if residual.slot_width < slot_width or residual.n_slots < n_slots:
         raise UserError(
             f"residual: got {residual.n_slots} slots of {residual.slot_width} where there were {n_slots} of "

@@ -4,11 +4,13 @@ Attention scale, divisors of norms, frequencies of rotation: a recipe derives th
 not. They stay what they were, written out; `bake` gives the usual form back where there is one.
 """
 
-from widthwise.config_io import UserError, mistakes_at, options_of
+from typing import Any
+
+from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.agreement import all_must_agree, must_agree
 from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.stream import StreamMap, check_added, stream_map
-from widthwise.growth.target_attention import grown_attention
+from widthwise.growth.target_attention import added_attention, grown_attention
 from widthwise.growth.target_ffn import grown_ffn
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
@@ -32,14 +34,18 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     layers = list(wanted.layers)
     for i, j in correspondence.pairs():
         layers[j] = _layer(old.layers[i], wanted.layers[j], stream, f"layers.{j}")
+    for j, source in enumerate(correspondence.layers):
+        if source is None:
+            near = correspondence.nearest(j)[1]
+            layers[j] = _added_layer(wanted.layers[j], wanted.layers[near], layers[near])
     _check_norm("final_norm", old.final_norm, wanted.final_norm)
-    sizes = {
-        "layers": tuple(layers),
-        "final_norm": _norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width),
-        "mtp": _mtp(old, wanted, stream),
-    }
-    with mistakes_at("model"):
-        return ModelConfig.model_validate({**options_of(ModelConfig, wanted), **sizes})
+    return checked_copy(
+        wanted,
+        "model",
+        layers=tuple(layers),
+        final_norm=_norm(old.final_norm, stream, old.final_norm_width, wanted.final_norm_width),
+        mtp=_mtp(old, wanted, stream),
+    )
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> Residual:
@@ -108,6 +114,21 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     attention = grown_attention(old.attention, new.attention, where)
     ffn = grown_ffn(old.ffn, new.ffn, old.d_model != new.d_model, f"{where}.ffn")
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
+
+
+def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> LayerConfig:
+    """With the constants of the nearest layer that stays, where the recipe gives both the same ones.
+
+    The function asks for none of it, as the layer is silent; but formats, and `bake` with one eps, have one divisor and
+    one scale for all layers. asked, near: that layer as the recipe has it, and as it becomes.
+    """
+    changes: dict[str, Any] = {"attention": added_attention(layer.attention, asked.attention, near.attention)}
+    for name in ("attention_norm", "ffn_norm"):
+        norm, asked_norm, near_norm = (getattr(each, name) for each in (layer, asked, near))
+        is_alike = (layer.norm_placement, norm) == (asked.norm_placement, asked_norm)
+        if is_alike and near_norm.stat_width is None:  # one that measures a part has the divisor of that part
+            changes[name] = near_norm
+    return layer.model_copy(update=changes)
 
 
 def _reads_normed(layer: LayerConfig) -> bool:

@@ -24,6 +24,18 @@ def grown_attention(old: AttentionConfig, new: AttentionConfig, where: str) -> A
     return grown
 
 
+def added_attention(new: AttentionConfig, asked: AttentionConfig, near: AttentionConfig) -> AttentionConfig:
+    """That of an added layer, with the scale and the frequencies of a layer that stays, where the recipe gives both the
+    same. asked, near: the attention of that layer as the recipe has it, and as it becomes.
+    """
+    changes = {}
+    if new.scale == asked.scale:
+        changes["scale"] = near.scale
+    if new.rope == asked.rope:
+        changes |= {"rope_base": near.rope_base, "rope_frequencies": near.rope_frequencies}
+    return new.model_copy(update=changes)
+
+
 def _rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
     """What is asked for, where the old frequencies are among it, as they are at a multiple of head_dim, or where it is
     asked for by number. Else a table of the old ones, continued downwards at their ratio.

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from widthwise.growth.axis_map import AxisMap
 from widthwise.growth.fresh import Derived, Fresh, root_mean_square
@@ -48,34 +49,40 @@ class TensorPlan:
         grown = filling.fill(grown, old, self.maps, generator)
         if self.derived is not None:
             grown = self.derived.apply(grown, self.maps[0], root_mean_square(old), generator)
-        grown = self._zeroed(grown)
+        grown = self._zero(grown)
         for dim, axis in enumerate(self.maps):
             if axis.average_over is not None:
                 grown = _averaged(grown, dim, axis)
-        return grown.clone() if grown is old else grown  # two models, or two layers, must not share one tensor
+        return grown
 
     def _gathered(self, old: Tensor) -> Tensor:
-        """Old entries in their places; what stands in new ones is of no account."""
+        """Old entries in their places; what stands in new ones is of no account. Always a tensor of its own: it may be
+        filled in place, and two models, or two layers, must not share one.
+        """
         if not self.source:
             return old.new_zeros(self.shape)
+        if all(axis.is_appended for axis in self.maps):  # one copy, where there would be one for each dimension
+            behind = [(0, n_new - n_old) for n_new, n_old in zip(self.shape, old.shape)]
+            return pad(old, [n for ends in reversed(behind) for n in ends])
         grown = old
         for dim, axis in enumerate(self.maps):
             if not axis.is_identity:
                 grown = grown.index_select(dim, axis.index.clamp(min=0).to(old.device))
         return grown
 
-    def _zeroed(self, grown: Tensor) -> Tensor:
+    def _zero(self, grown: Tensor) -> Tensor:
+        """In place."""
         for dim, axis in enumerate(self.maps):
             if axis.is_zero.any():
-                grown = grown.index_fill(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
-        return grown if self.zero_entries is None else grown.masked_fill(self.zero_entries.view(grown.shape), 0.0)
+                grown.index_fill_(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
+        return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
         """A tensor kept beside the old one, as an optimizer's, at the new shape: times factor; `new` in new entries."""
         grown = self._gathered(old)  # without the scale, which is part of the factor
         grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
         for dim, axis in enumerate(self.maps):
-            grown = grown.index_fill(dim, torch.nonzero(axis.index < 0)[:, 0], new)
+            grown.index_fill_(dim, torch.nonzero(axis.index < 0)[:, 0], new)
         return grown
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
@@ -86,12 +93,12 @@ class TensorPlan:
         if was_new is not None:
             found = self._gathered(was_new)
         for dim, axis in enumerate(self.maps):
-            found = found.index_fill(dim, torch.nonzero(axis.is_new)[:, 0], True)
+            found.index_fill_(dim, torch.nonzero(axis.is_new)[:, 0], True)
         return found
 
     def must_be_zero(self) -> Tensor:
         """bool, of the new shape."""
-        return self._zeroed(torch.ones(self.shape)) == 0
+        return self._zero(torch.ones(self.shape)) == 0
 
     def shrink(self, grown: Tensor) -> Tensor:
         """The old tensor from the grown one: bitwise where nothing was scaled."""

@@ -1,20 +1,18 @@
 """A config of ours and weights by our names -> a Hugging Face folder."""
 
 import json
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.files import fsync_file, fsync_folder, write_atomic
+from widthwise.files import check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, HFTensor
 from widthwise.interop.architectures import architecture_of
 from widthwise.interop.fields import Fields
@@ -67,7 +65,7 @@ def export_hf(
     """
     folder = Path(folder)
     architecture, written = hf_config(config, surroundings.n_positions)
-    _refuse_occupied(folder)
+    check_free(folder)
     token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
     type_name = str(dtype).removeprefix("torch.")
     head = {
@@ -93,25 +91,17 @@ def _joined(tensor: HFTensor, weights: Mapping[str, Tensor], dtype: torch.dtype)
 def _write(
     folder: Path, texts: Mapping[str, Mapping[str, Any]], tensors: dict[str, Tensor], surroundings: Surroundings
 ) -> None:
-    partial = folder.parent / f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    try:
-        partial.mkdir(parents=True)
+    with new_folder(folder) as partial:
         for name, content in texts.items():
             write_atomic(partial / name, json.dumps(content, indent=2) + "\n")
         if surroundings.tokenizer is not None:
             write_atomic(partial / TOKENIZER, surroundings.tokenizer)
             write_atomic(partial / TOKENIZER_CONFIG, json.dumps(_tokenizer_config(surroundings), indent=2) + "\n")
-        save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
+        try:
+            save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise UserError(f"{folder}: cannot be written ({error})") from None
         fsync_file(partial / ONE_FILE)
-        fsync_folder(partial)
-        if folder.exists():
-            folder.rmdir()  # empty, see `_refuse_occupied`
-        os.replace(partial, folder)
-        fsync_folder(folder.parent)
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _tokenizer_config(surroundings: Surroundings) -> dict[str, Any]:
@@ -123,8 +113,3 @@ def _tokenizer_config(surroundings: Surroundings) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         **special,
     }
-
-
-def _refuse_occupied(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; name a new folder")

@@ -17,7 +17,7 @@ from widthwise.interop.architectures import architecture_named
 from widthwise.interop.fields import Fields
 from widthwise.interop.tensor_folder import TensorFolder
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import parameter_shapes
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -78,15 +78,9 @@ def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
     raise refused
 
 
-def shapes_of(config: ModelConfig) -> dict[str, torch.Size]:
-    """Of every parameter of ours; of tied ones the first name stands for all."""
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
-
-
 def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFolder) -> dict[str, Tensor]:
     stored = _stored_names(architecture, folder.names)
-    shapes, weights = shapes_of(config), {}
+    shapes, weights = parameter_shapes(config), {}
     for tensor in architecture.tensors(config):
         if tensor.name not in stored:
             raise UserError(f"{folder.folder}: has no tensor {tensor.name}, which {CONFIG} asks for")

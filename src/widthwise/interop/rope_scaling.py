@@ -13,10 +13,7 @@ import pydantic
 
 from widthwise.config_io import Config, parse
 from widthwise.interop.fields import Fields
-from widthwise.model.rope import Rope
-
-TOLERANCE = 1e-12
-"""Relative; of two frequencies that are one."""
+from widthwise.model.rope import Rope, agree, base_of
 
 
 class Scaling(Config, ABC):
@@ -42,13 +39,8 @@ class Unscaled(Scaling):
 
     @classmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
-        """Also where a head grew from d to d' and has the base base^(d' / d) in truth."""
-        n_pairs = len(wanted)
-        found = base if n_pairs == 1 else (wanted[0] / wanted[-1]) ** (n_pairs / (n_pairs - 1))
-        for candidate in (base, float(round(found)), found):
-            if candidate > 0 and _agree(plain_frequencies(candidate, 2 * n_pairs), wanted):
-                return candidate, cls()
-        return None
+        found = base_of(wanted, base)
+        return None if found is None else (found, cls())
 
 
 class Linear(Scaling):
@@ -99,7 +91,7 @@ class Llama3(Scaling):
         plain = plain_frequencies(base, 2 * len(wanted))
         ratio = plain[-1] / wanted[-1]
         rule = cls(factor=round(ratio, 9))
-        return (base, rule) if _agree(rule.scaled(plain), wanted) else None
+        return (base, rule) if agree(rule.scaled(plain), wanted) else None
 
 
 class LongRope(Scaling):
@@ -178,7 +170,3 @@ def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:
 def plain_frequencies(base: float, head_dim: int) -> tuple[float, ...]:
     """base^(-2i / head_dim) of each pair."""
     return Rope(head_dim, base).pair_frequencies
-
-
-def _agree(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(found, wanted))

@@ -97,8 +97,8 @@ class Scale(Vector):
     """A factor of something else that is learned, so that both together have one size too many. Decays if asked to."""
 
 
-class RMSNorm(Weight):
-    """y = gain * x / sqrt(sum(x^2) / norm_dim + eps), over the last axis.
+class Norm(Weight):
+    """A norm over the last axis. Its weight is the gain.
 
     `norm_dim` is the divisor of the sum of squares. It is the size of the axis except where the norm reads only the
     part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
@@ -111,26 +111,29 @@ class RMSNorm(Weight):
         super().__init__(axes, axes, (size(axes),), start=1.0)
         self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
 
+    def extra_repr(self) -> str:
+        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
+
+
+class RMSNorm(Norm):
+    """y = gain * x / sqrt(sum(x^2) / norm_dim + eps)."""
+
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
         if self.stat_width is not None:
             return reference.rms_norm(x, self.weight, self.eps, self.norm_dim, self.stat_width)
         return rms_norm(x, self.weight, self.eps, self.norm_dim)
 
-    def extra_repr(self) -> str:
-        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
 
+class LayerNorm(Norm):
+    """y = gain * (x - mean(x)) / sqrt(sum((x - mean(x))^2) / norm_dim + eps) + bias, of all coordinates.
 
-class LayerNorm(Weight):
-    """y = gain * (x - mean(x)) / sqrt(sum((x - mean(x))^2) / norm_dim + eps) + bias, over the last axis.
-
-    `norm_dim`: as in `RMSNorm`. Computed in fp32 or wider. Source: Ba et al. 2016, arXiv:1607.06450.
+    Computed in fp32 or wider. Source: Ba et al. 2016, arXiv:1607.06450.
     """
 
     def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None):
         assert stat_width is None
-        super().__init__(axes, axes, (size(axes),), start=1.0)
-        self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
+        super().__init__(axes, eps, norm_dim)
         self.bias = Vector(axes, start=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,6 +144,3 @@ class LayerNorm(Weight):
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
             y = centred * inverse * self.weight + self.bias()
         return y.to(compute_dtype(x))
-
-    def extra_repr(self) -> str:
-        return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"

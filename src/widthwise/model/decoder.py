@@ -1,6 +1,6 @@
 """The decoder: embedding, layers, norm, head, and further heads for later tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -71,6 +71,14 @@ class Decoder(nn.Module):
     def depths(self) -> Sequence[MTPDepth]:
         """The further heads, in order."""
         return cast(Sequence[MTPDepth], self.mtp)
+
+    @torch.no_grad()
+    def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copies a tensor into every parameter, of tied ones by the first name."""
+        missing = dict(self.named_parameters())
+        for name, tensor in weights:
+            missing.pop(name).copy_(tensor)
+        assert not missing, f"no weights for {', '.join(missing)}"
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
@@ -257,13 +265,22 @@ def _mask(real: Tensor | None, start: int, n_new: int, device: torch.device) -> 
     return causal & (real[:, None, None, :] | (keys == queries))
 
 
+def blueprint(config: ModelConfig) -> Decoder:
+    """A decoder without memory, on the meta device: names, axes and shapes."""
+    with torch.device("meta"):
+        return Decoder(config)
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Of tied parameters the first name stands for all."""
+    return {name: parameter.shape for name, parameter in blueprint(config).named_parameters()}
+
+
 def build(
     config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Decoder:
     """A decoder with initial weights: built on the meta device, then filled where it will live."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    model = model.to(dtype).to_empty(device=device)
+    model = blueprint(config).to(dtype).to_empty(device=device)
     model.tie()
     model.init_weights(seed)
     return model

@@ -10,7 +10,7 @@ from widthwise.model.cost import Cost
 from widthwise.model.ffn import FFN
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.kv_cache import LayerCache
-from widthwise.model.norm import NormConfig, NormSite, Placement
+from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
 from widthwise.model.residual.interface import Site, Stream
 
@@ -38,6 +38,15 @@ class LayerConfig(Config):
                     f"{name}: got {getattr(self, name)}; a layer reaches only its own {self.d_model} coordinates"
                 )
         return self
+
+    @property
+    def usual_norm_dims(self) -> dict[str, int]:
+        """By norm the divisor that it has in a layer that never grew.
+
+        At slim ends it is not what a norm before its sublayer reads: that is their design.
+        """
+        placement = PLACEMENTS[self.norm_placement]
+        return {"attention_norm": self.d_model, "ffn_norm": placement.normalised_width(self.d_model, self.d_out)}
 
     @property
     def attention_norm_site(self) -> NormSite:

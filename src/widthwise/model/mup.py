@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Control, Embedding, Experts, LayerNorm, Linear, RMSNorm, Scale, Vector
+from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, Vector
 from widthwise.model.decoder import Decoder
 from widthwise.model.positions import LearnedPositions
 
@@ -69,7 +69,7 @@ def parameter_groups(
 
 def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:
     """Name and lr_factor of the group that a parameter belongs to. owner: the module that holds it."""
-    if isinstance(owner, (RMSNorm, LayerNorm, Vector)):
+    if isinstance(owner, (Norm, Vector)):
         return "gains", 1.0
     if not isinstance(owner, Linear) or owner is model.head:
         return "tables", 1.0
@@ -85,7 +85,7 @@ def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays
     """Whether weight decay applies to what a module holds."""
     if isinstance(owner, (Embedding, LearnedPositions)):
         return decays_embedding
-    if isinstance(owner, (RMSNorm, LayerNorm)):
+    if isinstance(owner, Norm):
         return decays_gains
     if isinstance(owner, Scale):
         return decays_scales

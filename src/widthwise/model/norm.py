@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from widthwise.config_io import Config
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import Axes, LayerNorm, RMSNorm
+from widthwise.model.axes import Axes, LayerNorm, Norm, RMSNorm
 from widthwise.model.cost import Cost, vector
 
 NormKind = Literal["rms", "layer"]
@@ -17,7 +17,7 @@ NormKind = Literal["rms", "layer"]
 class NormForm(NamedTuple):
     """What a kind of norm is, and what it costs a coordinate beside its output."""
 
-    module: type[RMSNorm] | type[LayerNorm]
+    module: type[Norm]
     n_params: int
     n_kept_in_fp32: int
     """Numbers that autograd keeps: of `layer` the input without its mean, and that over its root mean square; of `rms`
@@ -31,7 +31,7 @@ RMS_OF_A_PART = NormForm(RMSNorm, 1, 2, keeps_output=False)
 
 
 class NormConfig(Config):
-    """One norm; see `model.axes.RMSNorm` and `model.axes.LayerNorm`."""
+    """One norm; see `model.axes.Norm`."""
 
     kind: NormKind = "rms"
     eps: pydantic.PositiveFloat = 1e-5
@@ -60,7 +60,7 @@ class NormConfig(Config):
         n_in_fp32 = n_vectors * (1 + form.n_kept_in_fp32 * width)
         return vector(form.n_params * width) + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
-    def build(self, axes: Axes) -> RMSNorm | LayerNorm:
+    def build(self, axes: Axes) -> Norm:
         return self._form.module(axes, self.eps, self.norm_dim, self.stat_width)
 
 

@@ -1,9 +1,14 @@
 """Rotary position embedding. Source: Su et al. 2021, arXiv:2104.09864."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+TOLERANCE = 1e-12
+"""Relative difference of two frequencies that are one."""
 
 
 class Rope(NamedTuple):
@@ -25,6 +30,22 @@ class Rope(NamedTuple):
     def pair_frequencies(self) -> tuple[float, ...]:
         """The same numbers, as a config holds them."""
         return tuple(self.radians().tolist())
+
+
+def agree(frequencies: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether two sets of frequencies are one but for rounding."""
+    return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(frequencies, others, strict=True))
+
+
+def base_of(frequencies: Sequence[float], guess: float) -> float | None:
+    """The base that gives a head these frequencies, None where none does: the guess, else a whole number where one can.
+
+    A head that grew from d to d' at the ratio of its frequencies has the base base^(d' / d).
+    """
+    n_pairs = len(frequencies)
+    found = guess if n_pairs == 1 else (frequencies[0] / frequencies[-1]) ** (n_pairs / (n_pairs - 1))
+    candidates = (guess, float(max(1, round(found))), found)
+    return next((base for base in candidates if agree(Rope(2 * n_pairs, base).pair_frequencies, frequencies)), None)
 
 
 def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:

@@ -68,14 +68,16 @@ def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
     """Of so many first tokens."""
     result = run.result
-    if result is None or not result.growth:
+    if result is None:
         return tokens * flops_per_token
-    ends = [
-        *((growth.tokens, growth.training_flops) for growth in result.growth),
-        (result.tokens, result.training_flops),
-    ]
-    n_tokens, flops = zip(*ends)
-    return np.interp(tokens, [0.0, *map(finite, n_tokens)], [0.0, *map(finite, flops)])
+    ends = [(float(growth.tokens), finite(growth.training_flops)) for growth in result.growth]
+    # A run that began where another one stood has a record of what that had cost.
+    said = [record for record in run.metrics if record.get("training_flops") is not None]
+    ends += [(finite(record["tokens"]), finite(record["training_flops"])) for record in said]
+    if not ends:
+        return tokens * flops_per_token
+    n_tokens, flops = zip((0.0, 0.0), *sorted(ends), (finite(result.tokens), finite(result.training_flops)))
+    return np.interp(tokens, n_tokens, flops)
 
 
 def thin(curve: Curve, n_points: int = N_POINTS) -> Curve:

@@ -16,7 +16,7 @@ from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.growth_events import GrowthEvent, Phase, RunLength, phases_of, rewarmup_factor
+from widthwise.training.growth_events import GrowthEvent, Phase, Rewarmup, RunLength, phases_of, rewarmup_factor
 from widthwise.training.held_out import HeldOut
 from widthwise.training.model_section import ModelSection, explicit_model
 from widthwise.training.optimizer import Optimizer
@@ -98,6 +98,8 @@ class Recipe(Config):
     train: TrainConfig
     growth: tuple[GrowthEvent, ...] = ()
     """Moments at which the model becomes a larger one that computes the same, in order."""
+    rewarmup: Rewarmup | None = None
+    """Of a run that `widthwise grow` made."""
 
     @property
     def explicit_model(self) -> ModelConfig:
@@ -143,7 +145,9 @@ class Recipe(Config):
     def lr_factor(self, step: int) -> float:
         """What the optimizer's rates are multiplied by at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
-        return factor * rewarmup_factor(self.phases, step)
+        return (
+            factor * rewarmup_factor(self.phases, step) * (1 if self.rewarmup is None else self.rewarmup.factor(step))
+        )
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""

@@ -1,6 +1,5 @@
 """A run that begins where another one stands: what it takes over, and its folder."""
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import torch
 from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
-from widthwise.files import fsync_folder, write_atomic, writing
+from widthwise.files import new_folder, write_atomic
 from widthwise.growth.plan import Plan
 from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir
@@ -95,12 +94,6 @@ def _prices(
     return carried_prices(prices, plan) if budget.is_layerwise else prices
 
 
-def check_free(out: Path) -> None:
-    """Raises UserError where there is something already."""
-    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise UserError(f"{out}: exists already; choose another folder with --out")
-
-
 def write_run(
     source: RunDir,
     out: Path,
@@ -109,30 +102,22 @@ def write_run(
     model: Decoder,
     optimizer: torch.optim.Optimizer,
     state: RunState,
-    records: list[dict[str, Any]],
+    record: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> None:
     """Makes the folder of a run with a checkpoint of the step of `state`, whole or not at all.
 
-    records: beside those of the source up to that step; files: further ones by name. Torch's random state is saved too.
+    record: of metrics.jsonl, behind those of the source up to that step; files: further ones by name. Torch's random
+    state is saved too.
     """
-    partial = RunDir(out.parent / f".{out.name}.{os.getpid()}.partial")
-    try:
-        with writing(out):
-            out.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial.path, ignore_errors=True)
-            partial.path.mkdir()
-            if source.tokenizer_folder.is_dir():
-                shutil.copytree(source.tokenizer_folder, partial.tokenizer_folder)
-        earlier = [record for record in source.metrics() if record["step"] <= state.step]
-        partial.append_metrics([*earlier, *records])
+    with new_folder(out) as folder:
+        partial = RunDir(folder)
+        if source.tokenizer_folder.is_dir():
+            shutil.copytree(source.tokenizer_folder, partial.tokenizer_folder)
+        earlier = [each for each in source.metrics() if each["step"] <= state.step]
+        partial.append_metrics([*earlier, dict(record)])
         partial.fsync_metrics()
         checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data())
         for name, content in files.items():
             write_atomic(partial.path / name, content)
         partial.begin(to_yaml(recipe), {**environment(), **identity})
-        with writing(out):
-            os.replace(partial.path, out)  # an empty folder is replaced
-            fsync_folder(out.parent)
-    finally:
-        shutil.rmtree(partial.path, ignore_errors=True)  # there is none after the rename

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError, apply_override, to_data
+from widthwise.files import check_free
 from widthwise.growth.bake import bake_plan, left_explicit
 from widthwise.growth.certificate import Certificate, Size, certify
 from widthwise.growth.correspondence import align
@@ -17,15 +18,17 @@ from widthwise.growth.describe import Kept, expansions, kept_constants
 from widthwise.growth.fresh import Fresh
 from widthwise.growth.optimizer_state import Reset, State, grown_factors, grown_state
 from widthwise.growth.pad import PADDING, Multiples, pad_plan
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.run_dir import RunDir
+from widthwise.shape.template import ModelTemplate
 from widthwise.training import checkpoint
+from widthwise.training.compute import Spent, inherited
 from widthwise.training.config import Recipe, load_recipe, parse_recipe, saved_recipe
-from widthwise.training.descendant import check_free, continued_feed, continued_state, write_run
-from widthwise.training.growth_events import with_constants_of
+from widthwise.training.descendant import continued_feed, continued_state, write_run
+from widthwise.training.growth_events import Rewarmup, with_constants_of
 from widthwise.training.growth_step import adopt, state_by_name
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.optimizer import Optimizer
@@ -33,6 +36,8 @@ from widthwise.training.state import RunState
 from widthwise.training.trained import newest_checkpoint
 
 CERTIFICATE = "certificate.json"
+ALL_LAYERS = {"d_model", *ModelTemplate.model_fields}
+"""What a recipe says of all layers."""
 
 
 @dataclass(frozen=True)
@@ -42,21 +47,24 @@ class GrowOptions:
     layers: tuple[int | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
     added layers lie evenly among the others."""
-    new_layers: Literal["drawn", "copied"] = "drawn"
+    new_layers: NewLayers = "drawn"
     reset: Reset = "none"
     """What the optimizer forgets; see `grown_state`."""
     seed: int = 0
     """Of what is drawn."""
     allow_change: bool = False
     """Whether constants are those of the recipe, though the function changes."""
+    rewarmup_steps: int | None = None
+    """Over which all rates rise again from 0; where not given, the steps that the optimizer's averages look back, but
+    no more than are left."""
 
 
 @dataclass(frozen=True)
 class Intention:
     """What is to become of a run, before its weights are looked at."""
 
-    verb: str
-    """ "grown", "baked" or "padded"."""
+    verb: Literal["grown", "baked", "padded"]
+    """The event in the records of the new run; see `compute.DESCENDED`."""
     recipe: Recipe
     """Of the new run, with the new model, but for `scaled` of its optimizer, which follows from the plan."""
     plan: Plan
@@ -106,6 +114,11 @@ class Source:
         return checkpoint.step_of(self.newest)
 
     @property
+    def spent(self) -> Spent:
+        """By the step of the checkpoint."""
+        return inherited(self.run.metrics()).until(self.recipe, self.step)
+
+    @property
     def model(self) -> ModelConfig:
         """Of the checkpoint."""
         return self.recipe.model_at(self.step)
@@ -132,8 +145,23 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str]) -> 
         raise UserError("grow: got nothing to grow to; give --to RECIPE, or changes such as model.layers.0.ffn.d_ff=96")
     data = to_data(source.recipe.model_copy(update={"model": source.model, "growth": ()}))
     for override in overrides:
+        _check_override(override, source)
         apply_override(data, override)
     return parse_recipe(data, f"{source.run.path}/config.yaml")
+
+
+def _check_override(override: str, source: Source) -> None:
+    """Raises UserError for what a recipe says of all layers, and a resolved one of each."""
+    key = override.partition("=")[0].strip()
+    section, _, name = key.partition(".")
+    name = name.partition(".")[0]
+    if section == "model" and name != "d_model" and (name in ModelConfig.model_fields or name not in ALL_LAYERS):
+        return
+    if section == "model":
+        raise UserError(
+            f"{key}: {source.run.path} has every layer written out, so that this cannot be said of all at once; name "
+            "them, as model.layers.0.ffn.d_ff=96, or give --to RECIPE"
+        )
 
 
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
@@ -146,7 +174,9 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     _check_moments(source, recipe)
     return Intention(
         "grown",
-        recipe.model_copy(update={"model": plan.new}),
+        recipe.model_copy(
+            update={"model": plan.new, "rewarmup": _rewarmup(source, recipe, plan, options.rewarmup_steps)}
+        ),
         plan,
         reset=options.reset,
         seed=options.seed,
@@ -155,6 +185,15 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
         may_change=options.allow_change,
         notes=_pending(source) if recipe.growth == () else (),
     )
+
+
+def _rewarmup(source: Source, recipe: Recipe, plan: Plan, n_steps: int | None) -> Rewarmup | None:
+    n_left = recipe.train.steps - source.step
+    if n_steps is None:
+        n_steps = 0 if plan.new == plan.old else min(recipe.optimizer.settling_steps, n_left)
+    if n_steps > n_left:
+        raise UserError(f"--rewarmup-steps: got {n_steps}; the run has only {n_left} more steps")
+    return Rewarmup(after_step=source.step, steps=n_steps) if n_steps > 0 else None
 
 
 def _check_moments(source: Source, recipe: Recipe) -> None:
@@ -217,7 +256,8 @@ def carry_out(
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
         weights, optimizer_state, state = source.load()
         feed = continued_feed(source.run, source.recipe, recipe, state.loader, observer)
-        model = _new_model(intention, weights)
+        model = build(plan.new, seed=0)
+        model.set_weights(plan.weights(weights, intention.seed, intention.fresh))
         certificate = _certified(intention, weights, model, source)
         optimizer = recipe.optimizer.build(model)
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
@@ -226,7 +266,7 @@ def carry_out(
         state = continued_state(state, recipe, plan, feed, source.recipe.train.width_budget)
         state.notes += notes
         files = {CERTIFICATE: json.dumps(certificate.record(), indent=2) + "\n"}
-        write_run(source.run, out, recipe, feed.identity, model, optimizer, state, [_event(source, intention)], files)
+        write_run(source.run, out, recipe, feed.identity, model, optimizer, state, _event(source, intention), files)
     found = {**intention.record(), "notes": notes, "certificate": certificate.record(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, **found}
 
@@ -235,21 +275,12 @@ def _event(source: Source, intention: Intention) -> dict[str, Any]:
     """The record of metrics.jsonl that stands between those of the two models."""
     sizes = (intention.plan.old.cost().params, intention.plan.new.cost().params)
     return {
-        "step": source.step,
         "event": intention.verb,
         "source": source.run.path.resolve().name,
+        **source.spent._asdict(),
         "params_before": sizes[0],
         "params_after": sizes[1],
     }
-
-
-@torch.no_grad()
-def _new_model(intention: Intention, weights: dict[str, Tensor]) -> Decoder:
-    model = build(intention.plan.new, seed=0)
-    parameters = dict(model.named_parameters())
-    for name, tensor in intention.plan.weights(weights, intention.seed, intention.fresh):
-        parameters[name].copy_(tensor)
-    return model
 
 
 def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: Source) -> Certificate:
@@ -277,8 +308,6 @@ def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
     name = source.run.path.resolve().name
     damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]
     notes = [*damages, f"{intention.verb} from {name} after step {source.step}: {old} -> {new} parameters"]
-    if intention.plan.old.cost().flops != intention.plan.new.cost().flops:
-        notes[-1] += "; FLOPs of the whole run are counted with the larger model"
     kinds = [each.optimizer.kind for each in (source.recipe, recipe)]
     if kinds[0] != kinds[1]:
         notes.append(f"the optimizer begins anew: {kinds[1]} where it was {kinds[0]}")

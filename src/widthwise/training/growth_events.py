@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import pydantic
-import torch
 
 from widthwise.config_io import Config, UserError, mistakes_at
 from widthwise.growth.correspondence import align
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.optimizer_state import Reset
+from widthwise.growth.plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import parameter_shapes
 from widthwise.training.model_section import ModelChange, ModelSection, changed_section, explicit_model
 
 
@@ -26,13 +25,13 @@ class GrowthEvent(Config):
     model: ModelChange
     """Changes to the model section, laid over it as those of a child recipe are, and over those of the events before;
     or every layer."""
-    new_layers: Literal["drawn", "copied"] = "drawn"
+    new_layers: NewLayers = "drawn"
     """What the parts of added layers are that do not have to be 0: drawn like those of an untrained model, or copies of
     those of the layer before."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
     where not given, added layers lie evenly among the others."""
-    reset: Literal["none", "new", "all"] = "none"
+    reset: Reset = "none"
     """What the optimizer forgets: nothing, where new entries of a tensor get no momentum and the mean of the squares of
     the old ones; of new entries also the squares; or everything."""
     rewarmup_steps: pydantic.NonNegativeInt | None = None
@@ -51,6 +50,18 @@ class GrowthEvent(Config):
     def step(self, tokens_per_step: int) -> int:
         """Steps done before the growth."""
         return self.at_step if self.at_step is not None else -(-(self.at_tokens or 0) // tokens_per_step)
+
+
+class Rewarmup(Config):
+    """All rates rise linearly from 0 to those of the schedule: of a run whose model `widthwise grow` made larger."""
+
+    after_step: pydantic.NonNegativeInt
+    """Steps done before."""
+    steps: pydantic.PositiveInt
+
+    def factor(self, step: int) -> float:
+        """What the rates of the schedule are multiplied by at a step, counted from 1."""
+        return ramp(step - self.after_step, self.steps)
 
 
 @dataclass(frozen=True)
@@ -150,22 +161,17 @@ def _planned(
 
 def with_constants_of(wanted: ModelConfig, plan: Plan) -> Plan:
     """The same tensors in the model as its recipe describes it, which is another function."""
-    shapes = [_shapes(model) for model in (plan.new, wanted)]
-    if shapes[0] != shapes[1]:
+    if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
     return replace(plan, new=wanted)
 
 
-def _shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Decoder(config).named_parameters()}
-
-
 def rewarmup_factor(phases: Sequence[Phase], step: int) -> float:
     """What the rates of the schedule are multiplied by at a step, counted from 1."""
-    ramps = [
-        (step - phase.start) / phase.growth.rewarmup_steps
-        for phase in phases
-        if phase.growth is not None and 0 < step - phase.start < phase.growth.rewarmup_steps
-    ]
+    ramps = [ramp(step - phase.start, phase.growth.rewarmup_steps) for phase in phases if phase.growth is not None]
     return min(ramps, default=1.0)
+
+
+def ramp(n_done: int, n_steps: int) -> float:
+    """From 0 to 1 over n_steps; 1 before and behind them."""
+    return n_done / n_steps if 0 < n_done < n_steps else 1.0

@@ -1,9 +1,8 @@
 """Growth of a model that is being trained, with the state of its optimizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from widthwise.growth.optimizer_state import State, grown_state
 from widthwise.growth.plan import Plan
@@ -23,18 +22,10 @@ def grow(
     weights = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     state = grown_state(growth.plan, state_by_name(model, optimizer), growth.event.reset)
     grown = build(growth.plan.new, seed=0, device=model.embedding.weight.device)
-    fill(grown, growth.plan, weights, growth.seed(run_seed))
+    grown.set_weights(growth.plan.weights(weights, growth.seed(run_seed)))
     grown_optimizer = config.build(grown)
     adopt(grown_optimizer, grown, state)
     return grown, grown_optimizer
-
-
-@torch.no_grad()
-def fill(grown: Decoder, plan: Plan, weights: Mapping[str, Tensor], seed: int) -> None:
-    """Sets the weights of a larger model. weights: of the model before."""
-    parameters = dict(grown.named_parameters())
-    for name, tensor in plan.weights(weights, seed):
-        parameters[name].copy_(tensor)
 
 
 def state_by_name(model: Decoder, optimizer: torch.optim.Optimizer) -> State:

@@ -87,9 +87,7 @@ def _recipe(imported: Imported, tokenizer: Tokenizer | None, sections: dict[str,
 def _write_checkpoint(run: RunDir, recipe: Recipe, imported: Imported) -> None:
     torch.manual_seed(recipe.train.seed)
     model = build(recipe.explicit_model, seed=0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(imported.weights[name])
+    model.set_weights(imported.weights.items())
     optimizer = recipe.optimizer.build(model)
     state = RunState(recipe.train.loss_window_steps)
     checkpoint.save(run.checkpoints, 0, model, optimizer, state.as_data())

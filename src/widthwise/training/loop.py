@@ -16,6 +16,7 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compiling import compile_layers
+from widthwise.training.compute import Spent, inherited
 from widthwise.training.config import Recipe
 from widthwise.training.growth_events import Phase
 from widthwise.training.growth_step import carried_prices, grow
@@ -55,6 +56,7 @@ class TrainingLoop:
         self._pending: list[StepOutcome] = []
         self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
         self._saved_step = self._validated_step = self._grown_step = 0
+        self._inherited = Spent()
         self._damaged: list[checkpoint.Damage] = []
 
     def _enter(self, phase: Phase) -> None:
@@ -90,6 +92,7 @@ class TrainingLoop:
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.run.rewind_metrics(self.state.step)
+        self._inherited = inherited(self.run.metrics())
         self._saved_step = self.state.step
         self._validated_step, self._grown_step = self._last_record("validation"), self._last_record("growth")
         self._started -= self.state.wall_seconds
@@ -156,6 +159,8 @@ class TrainingLoop:
         if before is not None:
             self._record(
                 "growth",
+                tokens=self._spent().tokens,
+                training_flops=self._spent().training_flops,
                 params_before=phase.growth.plan.old.cost().params,
                 params_after=phase.growth.plan.new.cost().params,
                 loss_before=before.loss,
@@ -183,6 +188,9 @@ class TrainingLoop:
                 passes=(None,) if self.nested_passes is None else self.nested_passes.draw(),
                 width_budget=self.width_budget,
             )
+
+    def _spent(self) -> Spent:
+        return self._inherited.until(self.recipe, self.state.step)
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
@@ -218,7 +226,7 @@ class TrainingLoop:
             loss=loss,
             lr=self._lr(self.state.step),
             grad_norm=self._grad_norm,
-            tokens=self.state.step * self.recipe.tokens_per_step,
+            tokens=self._spent().tokens,
             tokens_per_second=tokens_per_second,
             step_seconds=step_seconds,
             mfu=model_flops_utilization(tokens_per_second, flops_per_token, self.device),

@@ -3,7 +3,8 @@
 import statistics
 from typing import Any
 
-from widthwise.model.config import cost_summary
+from widthwise.model.config import cost_summary, pflops_days
+from widthwise.training.compute import DESCENDED, inherited
 from widthwise.training.config import Recipe
 from widthwise.training.state import RunState
 from widthwise.training.validation import Validation
@@ -21,24 +22,26 @@ def run_result(
     """The content of result.json. records: of the whole run; token_widths and virtual_width: what
     `analyse_widths` and `analyse_virtual_width` found, if anything.
 
-    cost is that of the last model; tokens_per_second is that of the median record, so that neither start-up nor
+    cost is that of the last model; tokens and training compute are of all steps, those of a run included that this one
+    comes from; tokens_per_second is that of the last model's median record, so that neither start-up nor
     compilation nor a hiccup counts.
     """
     cost = cost_summary(recipe.final_model, recipe.seq_len)
-    step_seconds = [record["step_seconds"] for record in records if record["event"] == "train"]
+    spent = inherited(records).until(recipe, recipe.train.steps)
+    step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
         "token_widths": token_widths,
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
         "virtual_width": virtual_width,
-        "growth": [_growth(record, recipe) for record in records if record["event"] == "growth"] or None,
+        "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }
     return {
         "status": "finished",
         "name": name,
         "seed": recipe.train.seed,
         "steps": recipe.train.steps,
-        "tokens": recipe.n_tokens,
+        "tokens": spent.tokens,
         "train_loss": statistics.fmean(state.recent_losses),
         "loss_window_steps": len(state.recent_losses),
         "val_loss": validation.loss,
@@ -48,15 +51,20 @@ def run_result(
         "tokens_per_second": recipe.tokens_per_step / statistics.median(step_seconds),
         "wall_seconds": state.wall_seconds,
         "cost": cost,
-        "training_flops": recipe.training_flops,
-        "pflops_days": recipe.pflops_days,
+        "training_flops": spent.training_flops,
+        "pflops_days": pflops_days(spent.training_flops, 1),
         **{key: value for key, value in found.items() if value is not None},
         "notes": state.notes,
     }
 
 
-def _growth(record: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+def _of_last_model(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records of training since the model last became another; all where there are none."""
+    changes = [i for i, record in enumerate(records) if record["event"] in ("growth", *DESCENDED)]
+    trained = [[r for r in part if r["event"] == "train"] for part in (records[max(changes, default=0) :], records)]
+    return trained[0] or trained[1]
+
+
+def _growth(record: dict[str, Any]) -> dict[str, Any]:
     """What a run did and cost until its model grew, and what the growth did."""
-    step = record["step"]
-    found = {key: value for key, value in record.items() if key != "event"}
-    return {**found, "tokens": step * recipe.tokens_per_step, "training_flops": recipe.training_flops_until(step)}
+    return {key: value for key, value in record.items() if key != "event"}

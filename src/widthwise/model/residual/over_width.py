@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.boundary import PendingWrite, written
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Control, LayerNorm, Linear, RMSNorm, Vector
+from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.residual.interface import Exit
 
@@ -167,7 +167,7 @@ class GroupNorm(nn.Module):
 class OverWidthExit(Exit):
     """Norm of groups, reduction, the last norm."""
 
-    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: RMSNorm | LayerNorm):
+    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: Norm):
         super().__init__()
         self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
 

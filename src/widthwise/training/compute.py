@@ -1,0 +1,30 @@
+"""What a run has cost by a step, with what the run had cost that it comes from."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from widthwise.training.config import Recipe
+
+DESCENDED = ("grown", "baked", "padded")
+"""Events by which a run says that it begins where another one stood, and what that had cost."""
+
+
+class Spent(NamedTuple):
+    """By the end of a step."""
+
+    step: int = 0
+    tokens: int = 0
+    training_flops: float = 0.0
+    """Every step counted with the model that made it."""
+
+    def until(self, recipe: Recipe, step: int) -> "Spent":
+        """By a later step of a run that goes on from here with a recipe."""
+        flops = recipe.training_flops_until(step) - recipe.training_flops_until(self.step)
+        tokens = (step - self.step) * recipe.tokens_per_step
+        return Spent(step, self.tokens + tokens, self.training_flops + flops)
+
+
+def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
+    """What was spent when a run began: nothing, unless it began where another one stood. records: of metrics.jsonl."""
+    found = [record for record in records if record["event"] in DESCENDED]
+    return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()
