@@ -1,12 +1,15 @@
 """`grow`, `bake` and `pad`, from a run to a run that trains on."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from widthwise.training import checkpoint
 from widthwise.training.config import load_recipe
 from widthwise.training.trainer import train
 
@@ -123,8 +126,14 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
         (("--to", "wide.yaml", "model.n_layers=2", "--out", "large"), "n_layers: got 2 where there were 6"),
         (("--to", "wide.yaml", "train.steps=2", "--out", "large"), "train.steps: got 2"),
         (("--to", "wide.yaml", "--layers", "0,1,neu", "--out", "large"), "--layers: got '0,1,neu'"),
-        (("--to", "wide.yaml", "--layers", "0,1,new", "--out", "large"), "layers: got [0, 1, None]"),
+        (("--to", "wide.yaml", "--layers", "0,1,new", "--out", "large"), "layers: got [0, 1, null]"),
         (("--to", "wide.yaml", "--reset", "some", "--out", "large"), "--reset"),
+        (
+            ("--to", "wide.yaml", "--rewarmup-steps", "9", "--out", "large"),
+            "--rewarmup-steps: got 9; the run has only 2",
+        ),
+        (("model.n_layers=7", "--out", "large"), "model.n_layers: small has every layer written out"),
+        (("model.d_model=48", "--out", "large"), "give --to RECIPE"),
         (("--to", "wide.yaml", "--out", "small"), "small: exists already"),
         (("--to", "nowhere.yaml", "--out", "large"), "nowhere.yaml: cannot be read"),
     ],
@@ -137,6 +146,15 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     assert (code, out) == (2, "")
     assert message in err
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_signal_leaves_nothing_half_written(small: str, widthwise: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sorted(Path().rglob("*"))
+    monkeypatch.setattr(checkpoint, "save", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--out", "large")
+    assert (code, out) == (143, "")
+    assert "error: stopped by a signal" in err
     assert sorted(Path().rglob("*")) == before
 
 

@@ -1,5 +1,6 @@
 import json
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -349,3 +350,28 @@ def test_prices_of_a_width_budget_go_on(tmp_path: Path) -> None:
     assert state_json(tmp_path / "other")["width_prices"] == [0.0]
     for name in ("grown", "other"):
         assert resume(tmp_path / name)["steps"] == 9
+
+
+def test_rates_rise_again_behind_a_growth(source: Source, tmp_path: Path) -> None:
+    """Over the steps that the optimizer looks back, but no more than are left, or over those asked for."""
+    grown(source, tmp_path / "grown", *WIDER)
+    recipe = saved_recipe(RunDir(tmp_path / "grown"))
+    n_left = recipe.train.steps - STEP
+    assert recipe.rewarmup is not None
+    assert (recipe.rewarmup.after_step, recipe.rewarmup.steps) == (STEP, n_left)
+    for options, n_steps in (({}, n_left), ({"rewarmup_steps": 2}, 2), ({"rewarmup_steps": 0}, 1)):
+        wanted = wanted_recipe(source, None, WIDER)
+        found = growth_intended(source, wanted, GrowOptions(**options)).recipe
+        ratios = [found.lr_factor(step) / wanted.lr_factor(step) for step in range(1, wanted.train.steps + 1)]
+        expected = [1.0] * STEP + [min(1.0, (i + 1) / n_steps) for i in range(n_left)]
+        assert ratios == pytest.approx(expected)
+
+
+def test_the_speed_is_that_of_the_grown_model(source: Source, tmp_path: Path) -> None:
+    grown(source, tmp_path / "grown", *WIDER)
+    result = resume(tmp_path / "grown")
+    records = RunDir(tmp_path / "grown").metrics()
+    at = next(i for i, record in enumerate(records) if record["event"] == "grown")
+    seconds = [record["step_seconds"] for record in records[at:] if record["event"] == "train"]
+    tokens_per_step = saved_recipe(RunDir(tmp_path / "grown")).tokens_per_step
+    assert result["tokens_per_second"] == pytest.approx(tokens_per_step / statistics.median(seconds))

@@ -18,7 +18,7 @@ def grow(
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     layers: Annotated[
         str | None,
-        typer.Option(help="For each layer the old one it comes from, as 0,1,new,2; added ones lie evenly."),
+        typer.Option(help="For each layer the old one it comes from, as 0,1,new,2 (or null); added ones lie evenly."),
     ] = None,
     new_layers: Annotated[
         Literal["drawn", "copied"], typer.Option(help="Added layers, but for what must be 0: copies of those before?")

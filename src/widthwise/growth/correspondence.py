@@ -59,8 +59,9 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
     layers = _aligned(old, new) if layers is None else layers
     kept = [layer for layer in layers if layer is not None]
     if len(layers) != new.n_layers or kept != list(range(old.n_layers)):
+        given = ", ".join("null" if layer is None else str(layer) for layer in layers)
         raise UserError(
-            f"layers: got {list(layers)}; must name, for each of {new.n_layers} layers, the one of the "
+            f"layers: got [{given}]; must name, for each of {new.n_layers} layers, the one of the "
             f"{old.n_layers} it comes from, all in order, or null for one that is added"
         )
     return Correspondence(layers)
