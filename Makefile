@@ -45,7 +45,7 @@ compare-virtual-width: install
 	$(BIN)/widthwise compare configs/compare_virtual_width.yaml
 
 compare-growth: install
-	$(BIN)/widthwise compare configs/compare_growth.yaml
+	$(BIN)/widthwise compare configs/compare_growth_2x.yaml
 	$(BIN)/widthwise compare configs/grow_no_spike.yaml
 
 bench: .venv/installed-bench
