@@ -12,8 +12,6 @@ from widthwise.growth.plan import Plan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
-from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.layer import LayerConfig
 
 N_STEPS = 2
 """After which everything is alive, tied embeddings and queries behind a norm too."""
@@ -49,7 +47,7 @@ class Measured:
 
 def measured(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int) -> Measured:
     """Logits, and gradients of the loss of predicting the next token, further heads included."""
-    model = decoder_of(_without_auxiliary(config), weights, next(iter(weights.values())).dtype)
+    model = decoder_of(_with_further_heads_whole(config), weights, next(iter(weights.values())).dtype)
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
@@ -70,21 +68,12 @@ def _gradients(model: Decoder) -> dict[str, Tensor]:
     }
 
 
-def _without_auxiliary(config: ModelConfig) -> ModelConfig:
-    """Without the losses that steer routers, which see the number of experts, as the function does not; and with all
-    that further heads contribute.
-    """
-
-    def quiet(layer: LayerConfig) -> LayerConfig:
-        if not isinstance(layer.ffn, MoEConfig):
-            return layer
-        ffn = layer.ffn.model_copy(update={"balance_coefficient": 0.0, "z_coefficient": 0.0})
-        return layer.model_copy(update={"ffn": ffn})
-
-    mtp = config.mtp
-    if mtp is not None:
-        mtp = mtp.model_copy(update={"layer": quiet(mtp.layer), "coefficient": 1.0, "final_coefficient": None})
-    return config.model_copy(update={"layers": tuple(quiet(layer) for layer in config.layers), "mtp": mtp})
+def _with_further_heads_whole(config: ModelConfig) -> ModelConfig:
+    """With all that further heads contribute. Losses that steer routers do not arise in evaluation."""
+    if config.mtp is None:
+        return config
+    mtp = config.mtp.model_copy(update={"coefficient": 1.0, "final_coefficient": None})
+    return config.model_copy(update={"mtp": mtp})
 
 
 def pulled_back(plan: Plan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:

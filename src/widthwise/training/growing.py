@@ -28,7 +28,7 @@ from widthwise.training import checkpoint
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.config import Recipe, load_recipe, parse_recipe, saved_recipe
 from widthwise.training.descendant import continued_feed, continued_state, write_run
-from widthwise.training.growth_events import Rewarmup, with_constants_of
+from widthwise.training.growth_events import Rewarmup, rewarmup_length, with_constants_of
 from widthwise.training.growth_step import adopt, state_by_name
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.optimizer import Optimizer
@@ -36,8 +36,8 @@ from widthwise.training.state import RunState
 from widthwise.training.trained import newest_checkpoint
 
 CERTIFICATE = "certificate.json"
-ALL_LAYERS = {"d_model", *ModelTemplate.model_fields}
-"""What a recipe says of all layers."""
+OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
+"""What a recipe says of all layers at once, and a model with every layer written out cannot."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,8 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str]) -> 
 def _check_override(override: str, source: Source) -> None:
     """Raises UserError for what a recipe says of all layers, and a resolved one of each."""
     key = override.partition("=")[0].strip()
-    section, _, name = key.partition(".")
-    name = name.partition(".")[0]
-    if section == "model" and name != "d_model" and (name in ModelConfig.model_fields or name not in ALL_LAYERS):
-        return
-    if section == "model":
+    section, name = [*key.split("."), ""][:2]
+    if section == "model" and name in OF_ALL_LAYERS:
         raise UserError(
             f"{key}: {source.run.path} has every layer written out, so that this cannot be said of all at once; name "
             "them, as model.layers.0.ffn.d_ff=96, or give --to RECIPE"
@@ -188,11 +185,10 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
 
 
 def _rewarmup(source: Source, recipe: Recipe, plan: Plan, n_steps: int | None) -> Rewarmup | None:
+    if n_steps is None and plan.new == plan.old:
+        return None
     n_left = recipe.train.steps - source.step
-    if n_steps is None:
-        n_steps = 0 if plan.new == plan.old else min(recipe.optimizer.settling_steps, n_left)
-    if n_steps > n_left:
-        raise UserError(f"--rewarmup-steps: got {n_steps}; the run has only {n_left} more steps")
+    n_steps = rewarmup_length(n_steps, recipe.optimizer.settling_steps, n_left, "--rewarmup-steps")
     return Rewarmup(after_step=source.step, steps=n_steps) if n_steps > 0 else None
 
 

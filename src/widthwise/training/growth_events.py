@@ -152,9 +152,7 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 def _planned(
     index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, settling_steps: int, n_left: int
 ) -> Growth:
-    rewarmup = min(settling_steps, n_left) if event.rewarmup_steps is None else event.rewarmup_steps
-    if rewarmup > n_left:
-        raise UserError(f"rewarmup_steps: got {rewarmup}; the run has only {n_left} more steps")
+    rewarmup = rewarmup_length(event.rewarmup_steps, settling_steps, n_left, "rewarmup_steps")
     plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
 
@@ -164,6 +162,15 @@ def with_constants_of(wanted: ModelConfig, plan: Plan) -> Plan:
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
     return replace(plan, new=wanted)
+
+
+def rewarmup_length(asked: int | None, settling_steps: int, n_left: int, name: str) -> int:
+    """Steps, those of the optimizer where none are asked for. Raises UserError `name: ...` for more than are left."""
+    if asked is None:
+        return min(settling_steps, n_left)
+    if asked > n_left:
+        raise UserError(f"{name}: got {asked}; the run has only {n_left} more steps")
+    return asked
 
 
 def rewarmup_factor(phases: Sequence[Phase], step: int) -> float:

@@ -92,14 +92,11 @@ class TrainingLoop:
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.run.rewind_metrics(self.state.step)
-        self._inherited = inherited(self.run.metrics())
+        records = self.run.metrics()
+        self._inherited = inherited(records)
         self._saved_step = self.state.step
-        self._validated_step, self._grown_step = self._last_record("validation"), self._last_record("growth")
+        self._validated_step, self._grown_step = (_last_step(records, each) for each in ("validation", "growth"))
         self._started -= self.state.wall_seconds
-
-    def _last_record(self, event: str) -> int:
-        """The step of the last one in the metrics, 0 where there is none."""
-        return max((record["step"] for record in self.run.metrics() if record["event"] == event), default=0)
 
     def note(self, text: str) -> None:
         """Tells the user, and keeps the text for the result; a text is said once in a run."""
@@ -305,3 +302,8 @@ class TrainingLoop:
         return run_result(
             self._name, self.recipe, self.state, validation, token_widths, virtual_width, self.run.metrics()
         )
+
+
+def _last_step(records: list[dict[str, Any]], event: str) -> int:
+    """Of the last record of an event, 0 where there is none."""
+    return max((record["step"] for record in records if record["event"] == event), default=0)
