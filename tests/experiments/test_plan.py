@@ -180,7 +180,7 @@ def test_a_growth_that_cannot_be_is_refused_with_its_variant(tmp_path: Path) -> 
         read_plan([comparison(tmp_path, variants=variants)])
 
 
-@pytest.mark.parametrize("name", ["compare_growth", "grow_no_spike"])
+@pytest.mark.parametrize("name", ["compare_growth_2x", "compare_growth_4x", "grow_no_spike"])
 def test_the_comparisons_of_growth_are_fair(name: str) -> None:
     plan = read_plan([Path(__file__).parents[2] / "configs" / f"{name}.yaml"])
     assert sum(bool(recipe.growth) for recipe in plan.recipes.values()) >= 2
