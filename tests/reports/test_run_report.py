@@ -87,7 +87,7 @@ def test_write_report_chooses_by_what_the_folders_hold(comparison: Path, tmp_pat
 
 def test_write_report_refuses_what_it_cannot_describe(comparison: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "a", "a", 1, [64], 0.0)
-    with pytest.raises(UserError, match="is neither a comparison"):
+    with pytest.raises(UserError, match="is not a run directory"):
         write_report([tmp_path / "nothing"])
     with pytest.raises(UserError, match="give one comparison alone"):
         write_report([comparison, tmp_path / "a"])

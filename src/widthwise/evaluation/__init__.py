@@ -1,0 +1,1 @@
+"""What a finished model knows: how well it predicts texts, and how it answers tasks."""
