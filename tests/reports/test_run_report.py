@@ -89,7 +89,7 @@ def test_write_report_refuses_what_it_cannot_describe(comparison: Path, tmp_path
     write_run(tmp_path / "a", "a", 1, [64], 0.0)
     with pytest.raises(UserError, match="is not a run directory"):
         write_report([tmp_path / "nothing"])
-    with pytest.raises(UserError, match="give one comparison alone"):
+    with pytest.raises(UserError, match="give that one alone"):
         write_report([comparison, tmp_path / "a"])
     with pytest.raises(UserError, match="--out"):
         write_report([tmp_path / "a", tmp_path / "a"])
