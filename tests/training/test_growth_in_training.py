@@ -12,6 +12,7 @@ from widthwise.run_dir import RunDir
 from widthwise.training import loop
 from widthwise.training.compiling import compile_layers
 from widthwise.training.growth_step import carried_prices, grow, state_by_name
+from widthwise.training.token_widths.budget import LagrangianBudget
 from widthwise.training.trained import load_trained
 from widthwise.training.trainer import resume, train
 
@@ -191,7 +192,9 @@ def test_a_grown_optimizer_shares_nothing_with_the_old_one() -> None:
 def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:
     growth = "growth=[{at_step: 4, model: {n_layers: 5}, layers: [null, 0, 1, 2, null]}]"
     plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, growth).phases[1].growth.plan
-    assert carried_prices([1.0, 2.0, 6.0], plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
+    layerwise, shared = (LagrangianBudget(target=0.5, scope=scope) for scope in ("layer", "model"))
+    assert carried_prices([1.0, 2.0, 6.0], layerwise, plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
+    assert carried_prices([2.0], shared, plan) == [2.0]
 
 
 def test_what_was_split_learns_at_the_rate_of_its_factor() -> None:

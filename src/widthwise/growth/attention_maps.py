@@ -12,6 +12,8 @@ from widthwise.model.attention import AttentionConfig
 class AttentionMaps:
     """Of one layer's attention."""
 
+    old: AttentionConfig
+    new: AttentionConfig
     n_heads: list[int]
     """Old query head of each new one, -1 where there was none."""
     n_kv_heads: list[int]
@@ -26,7 +28,8 @@ class AttentionMaps:
     def of(cls, old: AttentionConfig, new: AttentionConfig) -> "AttentionMaps":
         """Raises UserError where the one attention cannot become the other."""
         n_heads, n_kv_heads, n_copies = _heads(old, new)
-        return cls(n_heads, n_kv_heads, _turned_pairs(old, new), _appended(old.value_dim, new.value_dim), n_copies)
+        pairs, values = _turned_pairs(old, new), _appended(old.value_dim, new.value_dim)
+        return cls(old, new, n_heads, n_kv_heads, pairs, values, n_copies)
 
 
 def _appended(n_old: int, n_new: int) -> list[int]:

@@ -7,6 +7,7 @@ without a line of its own.
 
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -58,6 +59,13 @@ class Owner:
         """As the parent calls it: w_q, also for its bias."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
 
+    @cached_property
+    def attention(self) -> AttentionMaps | None:
+        """Where heads come from, if the module is part of an attention. Raises UserError where it cannot grow so."""
+        if isinstance(self.parent, Attention) and isinstance(self.old_parent, Attention):
+            return AttentionMaps.of(self.old_parent.config, self.parent.config)
+        return None
+
 
 def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
     """Of a parameter that the old model has too. Raises UserError where it cannot become the new one."""
@@ -104,9 +112,8 @@ def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap)
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
     """role: out where the axis is written, in where it is read, gain where it is multiplied."""
-    if isinstance(owner.parent, Attention) and isinstance(owner.old_parent, Attention) and name != "d_model":
-        maps = AttentionMaps.of(owner.old_parent.config, owner.parent.config)
-        return head_axis(maps, owner.leaf, name, n_old)
+    if owner.attention is not None and name != "d_model":
+        return head_axis(owner.attention, owner.leaf, name, n_old)
     if name in ("d_model", "stream_width"):
         is_table = isinstance(owner.new, TABLES) or name == "stream_width"
         written = stream.table if is_table else stream.written
@@ -186,29 +193,30 @@ def _copies(owner: Owner) -> tuple[int, bool]:
         if not isinstance(old, MoE):
             return new.config.n_experts, True
         return new.config.n_experts // old.config.n_experts, new.config.d_expert < old.config.d_expert
-    if isinstance(new, Attention) and isinstance(old, Attention) and "n_kv_heads" in axes:
-        return AttentionMaps.of(old.config, new.config).n_kv_copies, True
+    if owner.attention is not None and "n_kv_heads" in axes:
+        return owner.attention.n_kv_copies, True
     return 1, False
 
 
 def _derived(owner: Owner) -> Derived | None:
     """Rows that must be made of others."""
-    if isinstance(owner.parent, Attention) and isinstance(owner.old_parent, Attention):
-        return _turned(owner, owner.parent, owner.old_parent)
+    if owner.attention is not None:
+        return _turned(owner, owner.attention)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
         n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
         return Mirrored(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
     return None
 
 
-def _turned(owner: Owner, new: Attention, old: Attention) -> Turned | None:
+def _turned(owner: Owner, attention: AttentionMaps) -> Turned | None:
     """Of queries behind a norm, and of keys where one norm covers all heads and heads join."""
-    if new.config.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
+    old, new = attention.old, attention.new
+    if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
         return None
-    is_per_head = new.config.qk_norm.over == "head"
-    if owner.leaf == "w_q" and ((is_per_head and new.config.head_dim > old.config.head_dim) or not is_per_head):
-        n_groups = new.config.n_heads if is_per_head else 1
-    elif owner.leaf == "w_k" and not is_per_head and new.config.n_kv_heads > old.config.n_kv_heads:
+    is_per_head = new.qk_norm.over == "head"
+    if owner.leaf == "w_q" and ((is_per_head and new.head_dim > old.head_dim) or not is_per_head):
+        n_groups = new.n_heads if is_per_head else 1
+    elif owner.leaf == "w_k" and not is_per_head and new.n_kv_heads > old.n_kv_heads:
         n_groups = 1
     else:
         return None

@@ -91,7 +91,7 @@ def _prices(
         return []
     if before is None or (before.kind, before.is_layerwise) != (budget.kind, budget.is_layerwise):
         return WidthBudget(budget, plan.new, torch.device("cpu")).state()
-    return carried_prices(prices, plan) if budget.is_layerwise else prices
+    return carried_prices(prices, budget, plan)
 
 
 def write_run(

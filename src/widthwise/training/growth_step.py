@@ -9,6 +9,7 @@ from widthwise.growth.plan import Plan
 from widthwise.model.decoder import Decoder, build
 from widthwise.training.growth_events import Growth
 from widthwise.training.optimizer import Optimizer
+from widthwise.training.token_widths.budget import WidthBudgetConfig
 from widthwise.training.token_widths.layers import dynamic_layers
 
 
@@ -46,8 +47,10 @@ def adopt(optimizer: torch.optim.Optimizer, model: Decoder, state: State) -> Non
         optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in parts.items()}
 
 
-def carried_prices(prices: Sequence[float], plan: Plan) -> list[float]:
-    """Of a width budget with a price for each dynamic-width layer; added layers start at the mean."""
+def carried_prices(prices: Sequence[float], budget: WidthBudgetConfig, plan: Plan) -> list[float]:
+    """Of a width budget. With a price for each dynamic-width layer, added layers start at the mean."""
+    if not budget.is_layerwise:
+        return list(prices)
     before = [layer.index for layer in dynamic_layers(plan.old)]
     by_layer = dict(zip(before, prices))
     mean = sum(prices) / len(prices)

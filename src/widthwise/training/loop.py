@@ -150,8 +150,7 @@ class TrainingLoop:
         with allocating(f"growth.{phase.growth.index}: the larger model does not fit into the memory of the device"):
             self._work_on(*grow(self.model, self.optimizer, phase.growth, config, self.config.seed))
         if self.width_budget is not None:
-            is_layerwise = self.width_budget.config.is_layerwise
-            self.width_budget.load_state(carried_prices(prices, phase.growth.plan) if is_layerwise else prices)
+            self.width_budget.load_state(carried_prices(prices, self.width_budget.config, phase.growth.plan))
         self._set_progress()
         if before is not None:
             self._record(
