@@ -1,10 +1,11 @@
 # Every target works on a fresh clone; .venv is made and filled as needed.
 PYTHON ?= python3
 PIP_FLAGS ?=
+PIECE_SECONDS ?= 480
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width compare-growth bench bench-gpu clean
+.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width compare-growth evidence evidence-gpu bench bench-gpu clean
 
 install: .venv/installed
 
@@ -27,7 +28,7 @@ quickstart: install
 	$(BIN)/widthwise compare configs/quickstart.yaml
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check
@@ -47,6 +48,15 @@ compare-virtual-width: install
 compare-growth: install
 	$(BIN)/widthwise compare configs/compare_growth_2x.yaml
 	$(BIN)/widthwise compare configs/grow_no_spike.yaml
+
+evidence: install
+	$(BIN)/widthwise compare configs/evidence.yaml
+	$(BIN)/widthwise analyze runs/evidence/runs/uniform-seed1 runs/evidence/runs/x-seed1 --out runs/evidence/analysis
+
+# A piece of less than nine minutes. It fails, and says so, until all is trained: `until make evidence-gpu; do :; done` does the whole.
+evidence-gpu:
+	PYTHONPATH=src timeout $(PIECE_SECONDS) $(PYTHON) -m widthwise compare configs/evidence_gpu.yaml
+	PYTHONPATH=src $(PYTHON) -m widthwise analyze runs/evidence_gpu/runs/uniform-seed1 runs/evidence_gpu/runs/x-seed1 --out runs/evidence_gpu/analysis
 
 bench: .venv/installed-bench
 	$(BIN)/python benchmarks/training.py
