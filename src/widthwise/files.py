@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,22 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         fsync_folder(path.parent)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}); nothing written before is lost") from None
+
+
+def write_first(path: Path, content: str) -> str:
+    """Writes a file that nobody has written yet, whole; returns what it holds then. Of several processes one wins.
+
+    Raises UserError where it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    if not path.exists():
+        write_atomic(temporary, content)
+        try:
+            with writing(path), suppress(FileExistsError):
+                os.link(temporary, path)  # a rename would replace what another has just written
+        finally:
+            temporary.unlink(missing_ok=True)
+    return read_text(path)
 
 
 def check_free(folder: Path) -> None:

@@ -105,7 +105,7 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for one process; a killed one holds nothing. Raises UserError where another holds it."""
+        """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             file = open(self.path / "lock", "a+")  # noqa: SIM115 (closed below)
@@ -114,7 +114,7 @@ class RunDir:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
-                raise UserError(f"{self.path}: is in use by process {file.read().strip() or 'unknown'}") from None
+                raise RunInUse(f"{self.path}: is in use by process {file.read().strip() or 'unknown'}") from None
             with writing(self.path / "lock"):
                 file.truncate(0)
                 os.write(file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not fail once more
@@ -137,6 +137,10 @@ def _record(line: str, where: str) -> dict[str, Any]:
     if not isinstance(step, int) or isinstance(step, bool):
         raise UserError(f"{where} has no whole-number 'step'")
     return record
+
+
+class RunInUse(UserError):
+    """A run that another process works on at this moment."""
 
 
 class RunFailed(RuntimeError):

@@ -216,10 +216,17 @@ def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
     return parse_recipe(read_recipe(path, overrides or ()), str(path))
 
 
+SEVERAL_RUNS = {"compare": "compare", "sweep": "sweep", "ladder": "sweep --ladder"}
+"""Section by which a file describes several runs -> what runs them."""
+
+
 def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
-    """The recipe of one run. Raises UserError for a mistake, and where the data describe a comparison of several."""
-    if "compare" in data:
-        raise UserError(f"{where}: has a compare section, so it describes several runs; `widthwise compare` runs them")
+    """The recipe of one run. Raises UserError for a mistake, and where the data describe several runs."""
+    for section, verb in SEVERAL_RUNS.items():
+        if section in data:
+            raise UserError(
+                f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them"
+            )
     return parse(Recipe, data, where)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -18,8 +19,9 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def command_line() -> str:
-    """What this process was called with, for a shell; no path outside the working folder is shown."""
-    return shlex.join(["widthwise", *(_without_private_path(argument) for argument in sys.argv[1:])])
+    """What this process was called with, for a shell; no path outside the working folder and no password is shown."""
+    shown = (_without_private_path(_without_password(argument)) for argument in sys.argv[1:])
+    return shlex.join(["widthwise", *shown])
 
 
 def environment() -> dict[str, Any]:
@@ -47,6 +49,12 @@ def _without_private_path(argument: str) -> str:
         return argument
     below = path.is_relative_to(Path.cwd())
     return f"{key}{equals}{path.relative_to(Path.cwd()) if below else path.name}"
+
+
+def _without_password(argument: str) -> str:
+    """`scheme://user:secret@host/name?password=secret` -> the same with *** where a secret stood."""
+    hidden = re.sub(r"(://[^:/?#@]*:).*@", r"\1***@", argument)
+    return re.sub(r"([?&][^=&]*password=)[^&]*", r"\1***", hidden, flags=re.IGNORECASE)
 
 
 def _package_version() -> str | None:

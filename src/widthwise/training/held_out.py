@@ -1,27 +1,31 @@
-"""The text that a model is tried on, and the state in which it is tried."""
+"""The text that a model is tried on."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.loader import count_windows, held_out_batches
 from widthwise.data.prepared import PreparedData
-from widthwise.model.decoder import Decoder
+from widthwise.data.shards import TokenFile
+from widthwise.data.tokenizer import Tokenizer
 from widthwise.training.precision import Precision
 
-SEED = 0
-"""Of what a model draws at random while it is evaluated."""
+
+@dataclass(frozen=True)
+class TokenisedText:
+    """Tokens of a text that was not prepared, and what made them."""
+
+    held_out: TokenFile
+    tokenizer: Tokenizer
 
 
 @dataclass(frozen=True)
 class HeldOut:
     """Windows of the held-out text, from the front, and how they go through a model."""
 
-    data: PreparedData
+    data: PreparedData | TokenisedText
     seq_len: int
     batch_size: int
     """Windows per forward pass."""
@@ -40,20 +44,3 @@ class HeldOut:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
         limits = [limit for limit in (self.max_tokens, max_tokens) if limit is not None]
         return held_out_batches(self.data.held_out, self.seq_len, self.batch_size, min(limits, default=None))
-
-
-@contextmanager
-def evaluating(model: Decoder) -> Iterator[torch.device]:
-    """The model in evaluation mode, without gradients; yields its device.
-
-    Whatever the model draws at random is the same every time, and training draws on afterwards as if nothing had been.
-    """
-    device, was_training = model.embedding.weight.device, model.training
-    devices = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(SEED)
-        model.eval()
-        try:
-            yield device
-        finally:
-            model.train(was_training)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
+from widthwise.model.evaluating import evaluating
 from widthwise.training.choice_metrics import ChoiceMeans
-from widthwise.training.held_out import HeldOut, evaluating
+from widthwise.training.held_out import HeldOut
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.precision import autocast
 from widthwise.training.token_widths.meter import WidthMeter

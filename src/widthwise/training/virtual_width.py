@@ -4,8 +4,9 @@ from typing import Any
 
 from widthwise.analysis.virtual_width import VirtualWidthMeter
 from widthwise.model.decoder import Decoder
+from widthwise.model.evaluating import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.training.held_out import HeldOut, evaluating
+from widthwise.training.held_out import HeldOut
 from widthwise.training.precision import autocast
 
 SAMPLE_TOKENS = 4096

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
-from widthwise.training.held_out import HeldOut, evaluating
+from widthwise.model.evaluating import evaluating
+from widthwise.training.held_out import HeldOut
 from widthwise.training.precision import autocast
 from widthwise.training.token_widths.correlation import correlations
 from widthwise.training.token_widths.groups import class_means, frequency_deciles

@@ -1,0 +1,126 @@
+"""`widthwise eval`: what trained models know."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from widthwise.config_io import UserError
+
+TEXT, TASKS, HOW = "Texts", "Tasks", "How"
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; of several, each is compared with the first.")],
+    text: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TEXT, help="Raw text: .txt .md .py .jsonl .parquet, a folder.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TEXT, help="Prepared folder; its held-out part is read.")
+    ] = None,
+    field: Annotated[
+        str, typer.Option(rich_help_panel=TEXT, help="Field of a JSONL or Parquet row that holds the text.")
+    ] = "text",
+    max_tokens: Annotated[
+        int | None, typer.Option(rich_help_panel=TEXT, min=1, help="Of each text, from the front.")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=TEXT, min=1, help="Tokens a window predicts; fewer see more context, and cost."),
+    ] = None,
+    task_file: Annotated[
+        list[str] | None, typer.Option(rich_help_panel=TASKS, help="JSONL of questions and answers.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(rich_help_panel=TASKS, help="Of lm-evaluation-harness, as piqa,arc_easy.")
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(rich_help_panel=TASKS, min=0, help="Examples before each of their questions.")
+    ] = None,
+    suite: Annotated[
+        str | None, typer.Option(rich_help_panel=TASKS, help="A paper's table: variable-width, hourglass.")
+    ] = None,
+    local: Annotated[
+        str | None, typer.Option(rich_help_panel=TASKS, help="Folder of JSONL files to answer the suite from.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Items of each task.")] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=HOW, min=1, help="Tokens a model reads at most; the recipe's seq_len."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(rich_help_panel=HOW, min=1, help="Texts per forward pass.")] = 16,
+    precision: Annotated[
+        str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; the recipe's where not given.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=HOW, help="One JSON file for all, instead of one in the evaluations/ of each run."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, without blocks and items.")] = False,
+) -> None:
+    """Perplexity and bits per byte of texts, and tasks with known answers; without either, the run's held-out text.
+
+    Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
+    """
+    from widthwise.cli.eval_table import difference_table, evaluation_table, suite_results_table
+    from widthwise.cli.tables import table_console
+    from widthwise.config_io import parse
+    from widthwise.examination.evaluate import (
+        EvaluationConfig,
+        evaluate_run,
+        evaluation_differences,
+        save_evaluation,
+        without_items,
+    )
+    from widthwise.files import write_atomic
+
+    asked = {
+        "texts": text or [],
+        "data": data or [],
+        "task_files": task_file or [],
+        "tasks": _names(tasks),
+        "num_fewshot": num_fewshot,
+        "suite": suite,
+        "local": local,
+        "field": field,
+        "stride": stride,
+        "max_length": max_length,
+        "max_tokens": max_tokens,
+        "limit": limit,
+        "batch_size": batch_size,
+        "precision": precision,
+    }
+    config = parse(EvaluationConfig, asked, "eval")
+    records, files = [], []
+    for run in runs:
+        records.append(evaluate_run(run, config, lambda message: print(message, file=sys.stderr)))
+        if out is None:
+            files.append(save_evaluation(records[-1]))
+    first, *others = records
+    differences = [{"run": each["run"], "differences": evaluation_differences(first, each)} for each in others]
+    if out is not None:
+        write_atomic(out, json.dumps({"runs": records, "differences": differences}, indent=2) + "\n")
+        files.append(out)
+    if as_json:
+        print(json.dumps({"runs": [without_items(each) for each in records], "differences": differences}, indent=2))
+        return
+    console = table_console()
+    for record in records:
+        console.print(evaluation_table(record))
+        if record["suite"]:
+            console.print(suite_results_table(record["suite"]))
+    for each in differences:
+        console.print(difference_table(each["run"], first["run"], each["differences"]))
+    for file in files:
+        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+
+
+def _names(listed: str | None) -> list[str]:
+    names = [] if listed is None else listed.split(",")
+    if not all(names):
+        raise UserError(f"--tasks: got {listed!r}; expected names with commas between them, as piqa,arc_easy")
+    return names

@@ -1,0 +1,165 @@
+"""A model of ours as lm-evaluation-harness wants one. Imports lm_eval, of the extra [eval]."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NoReturn, cast
+
+import pydantic
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from tqdm import tqdm
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.evaluation.scorer import Scorer
+from widthwise.evaluation.until_stop import continue_until
+from widthwise.model.generate import SamplingConfig
+
+BATCHES_AT_ONCE = 16
+"""After so many the progress bar moves."""
+ALIASES = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), "max_gen_toks")
+
+
+class GenerationOptions(Config):
+    """What a task says of texts to be generated (`generation_kwargs`)."""
+
+    until: str | tuple[str, ...] = ()
+    """Strings that end a text, and are no part of it."""
+    max_gen_toks: pydantic.PositiveInt = 256
+    do_sample: bool | None = None
+    """Not given: whether the temperature is above 0."""
+    temperature: pydantic.NonNegativeFloat | None = None
+    """1 where it is not given and do_sample is true."""
+    top_k: pydantic.PositiveInt | None = None
+    top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
+    num_beams: Literal[1] = 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.until,) if isinstance(self.until, str) else self.until
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        is_sampled = bool(self.temperature) if self.do_sample is None else self.do_sample
+        temperature = 0.0 if not is_sampled else 1.0 if self.temperature is None else self.temperature
+        return SamplingConfig(temperature=temperature, top_k=self.top_k, top_p=self.top_p)
+
+
+class ScorerLM(TemplateLM):
+    """Log-likelihoods and texts of a `Scorer`'s model, one process.
+
+    Requests are tokenised and cut as by `lm_eval.models.huggingface.HFLM`. No token is put before a text but the
+    end-of-text token where there is nothing before what is scored.
+    """
+
+    def __init__(self, scorer: Scorer):
+        super().__init__()
+        self.scorer = scorer
+        self._device = scorer.model.embedding.weight.device
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.scorer.tokenizer.eos_id
+
+    @property
+    def max_length(self) -> int:
+        return self.scorer.max_length
+
+    @property
+    def batch_size(self) -> int:
+        return self.scorer.batch_size
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.scorer.tokenizer.id
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What the harness writes beside the results."""
+        parameters = list(self.scorer.model.parameters())
+        n_parameters = sum(parameter.numel() for parameter in parameters)
+        return {"model_num_parameters": n_parameters, "model_dtype": str(parameters[0].dtype)}
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> NoReturn:
+        raise UserError("apply_chat_template: a model of widthwise has no chat template")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """add_special_tokens: as none are added, without effect."""
+        return self.scorer.tokenizer.encode(string)
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
+        lengths = [len(context) + len(continuation) for _, context, continuation in requests]
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood requests") as bar:
+            for indices in _parts(lengths, BATCHES_AT_ONCE * self.batch_size):
+                found = self.scorer.continuations([requests[index][1:] for index in indices])
+                for index, continuation in zip(indices, found):
+                    answers[index] = (continuation.log_likelihood, continuation.is_greedy)
+                    self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
+                bar.update(len(indices))
+        return answers
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        answers = [0.0] * len(requests)
+        documents = [self.tok_encode(request.args[0]) for request in requests]
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood_rolling requests") as bar:
+            for indices in _parts([len(document) for document in documents], self.batch_size):
+                for index, nats in zip(indices, self.scorer.rolling([documents[index] for index in indices])):
+                    answers[index] = -float(nats.sum())
+                    self.cache_hook.add_partial("loglikelihood_rolling", requests[index].args, answers[index])
+                bar.update(len(indices))
+        return answers
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Raises UserError for an option of the task that is not known here, and where max_gen_toks leaves no room for
+        a prompt."""
+        answers = [""] * len(requests)
+        prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
+        groups: dict[GenerationOptions, list[int]] = {}
+        for index, arguments in enumerate(cast(tuple[Any, ...], request.args) for request in requests):
+            groups.setdefault(_options(arguments[1]), []).append(index)
+        with tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until requests") as bar:
+            for options, members in groups.items():
+                for part in _parts([len(prompts[index]) for index in members], self.batch_size):
+                    indices = [members[position] for position in part]
+                    texts = self._continue([prompts[index] for index in indices], options)
+                    for index, text in zip(indices, texts):
+                        answers[index] = text
+                        self.cache_hook.add_partial("generate_until", requests[index].args, text)
+                    bar.update(len(indices))
+        return answers
+
+    def _continue(self, prompts: list[list[int]], options: GenerationOptions) -> list[str]:
+        room = self.max_length - options.max_gen_toks
+        if room < 1:
+            raise UserError(
+                f"max_gen_toks: got {options.max_gen_toks}; must be less than max_length = {self.max_length}"
+            )
+        sampling, scorer = options.sampling, self.scorer
+        # From the generator that the harness seeds, so that further batches and repetitions draw otherwise.
+        seed = int(torch.randint(2**31, ())) if sampling.temperature else 0
+        cut = [prompt[-room:] for prompt in prompts]
+        return continue_until(
+            scorer.model,
+            scorer.tokenizer,
+            cut,
+            options.stops,
+            options.max_gen_toks,
+            sampling,
+            seed,
+            scorer.autocast_dtype,
+        )
+
+
+def _options(given: dict[str, Any]) -> GenerationOptions:
+    options = {"max_gen_toks" if key in ALIASES else key: value for key, value in given.items()}
+    return parse(GenerationOptions, options, "generation_kwargs")
+
+
+def _parts(lengths: Sequence[int], n: int) -> Iterator[list[int]]:
+    """Indices, the longest first, n at a time."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    return (order[start : start + n] for start in range(0, len(order), n))

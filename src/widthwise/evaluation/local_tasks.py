@@ -1,0 +1,281 @@
+"""Questions with known answers from a JSONL file, for a machine without network.
+
+Three forms, told by the keys of a line; other keys are not read:
+
+    {"query": ..., "choices": [...], "gold": 1}
+        which choice is the most probable after the query
+    {"context": ..., "continuation": ...}
+        whether the continuation is the most probable, as LAMBADA
+    {"context_options": [...], "continuation": ..., "gold": 0}
+        after which context the continuation is the most probable, as WinoGrande (Trinh and Le 2018, arXiv:1806.02847)
+
+Question and answer are joined by a delimiter, one space where not given, and encoded as lm-evaluation-harness does; the
+files are those of llm-foundry's `local_data`.
+"""
+
+import hashlib
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError, parse, read_text
+from widthwise.evaluation.estimate import Estimate, mean
+from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Item(Config):
+    """A question with its answer."""
+
+    @property
+    @abstractmethod
+    def answer(self) -> str:
+        """The right one."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The accuracy of a guess."""
+
+    @abstractmethod
+    def pairs(self, delimiter: str) -> list[tuple[str, str]]:
+        """Contexts and continuations to be scored."""
+
+    @abstractmethod
+    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+        """What the model got right. found: one a pair."""
+
+    @classmethod
+    def metrics(cls, means: dict[str, Estimate]) -> dict[str, Estimate]:
+        """What is reported of the means of the scores over items."""
+        return {name: estimate for name, estimate in means.items() if name != "nats"}
+
+    def answer_scores(self, log_likelihood: float) -> dict[str, float]:
+        """How probable the right answer is, by its length without the delimiter, as OLMo counts it."""
+        return {
+            "bits_per_byte": -log_likelihood / math.log(2) / len(self.answer.encode()),
+            "nats_per_character": -log_likelihood / len(self.answer),
+            "nats": -log_likelihood,
+        }
+
+
+class _Choice(Item):
+    gold: int
+
+    @property
+    @abstractmethod
+    def options(self) -> Sequence[str]:
+        """What is chosen among."""
+
+    @property
+    def chance(self) -> float:
+        return 1 / len(self.options)
+
+    @pydantic.model_validator(mode="after")
+    def _check_gold(self) -> "_Choice":
+        if not 0 <= self.gold < len(self.options):
+            raise ValueError(f"gold: got {self.gold}; must be from 0 to {len(self.options) - 1}")
+        return self
+
+
+class MultipleChoice(_Choice):
+    """A question and answers to choose from."""
+
+    query: str
+    choices: Annotated[tuple[Text, ...], Field(min_length=2)]
+
+    @property
+    def options(self) -> Sequence[str]:
+        return self.choices
+
+    @property
+    def answer(self) -> str:
+        return self.choices[self.gold]
+
+    def pairs(self, delimiter: str) -> list[tuple[str, str]]:
+        return [(self.query + delimiter, choice) for choice in self.choices]
+
+    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+        """acc_norm: by log-likelihood per character of the choice, as lm-evaluation-harness counts."""
+        likelihoods = np.array([each.log_likelihood for each in found])
+        by_character = likelihoods / np.array([len(choice) for choice in self.choices])
+        return {
+            "acc": float(likelihoods.argmax() == self.gold),
+            "acc_norm": float(by_character.argmax() == self.gold),
+            **self.answer_scores(likelihoods[self.gold]),
+        }
+
+
+class Schema(_Choice):
+    """Contexts of which one makes sense of what follows."""
+
+    context_options: Annotated[tuple[Text, ...], Field(min_length=2)]
+    continuation: Text
+
+    @property
+    def options(self) -> Sequence[str]:
+        return self.context_options
+
+    @property
+    def answer(self) -> str:
+        return self.continuation
+
+    def pairs(self, delimiter: str) -> list[tuple[str, str]]:
+        return [(context + delimiter, self.continuation) for context in self.context_options]
+
+    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+        likelihoods = np.array([each.log_likelihood for each in found])
+        right = float(likelihoods.argmax() == self.gold)
+        return {"acc": right, **self.answer_scores(likelihoods[self.gold])}
+
+
+class Cloze(Item):
+    """A text and how it goes on."""
+
+    context: str
+    continuation: Text
+
+    @property
+    def answer(self) -> str:
+        return self.continuation
+
+    @property
+    def chance(self) -> float:
+        return 0.0
+
+    def pairs(self, delimiter: str) -> list[tuple[str, str]]:
+        return [(self.context + delimiter, self.continuation)]
+
+    def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
+        return {"acc": float(found[0].is_greedy), **self.answer_scores(found[0].log_likelihood)}
+
+    @classmethod
+    def metrics(cls, means: dict[str, Estimate]) -> dict[str, Estimate]:
+        """perplexity: of the whole answer, as LAMBADA's is."""
+        return {**super().metrics(means), "perplexity": means["nats"].exponential()}
+
+
+FORMS = (MultipleChoice, Schema, Cloze)
+"""Of those whose keys a line has, the first."""
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """The items of a file."""
+
+    name: str
+    items: list[Item]
+    delimiter: str
+    fingerprint: str
+    """sha256 (hex) of the lines used and the delimiter: equal ones, equal questions."""
+    where: list[str]
+    """File and line of each item."""
+
+
+@dataclass(frozen=True)
+class TaskScores:
+    """What a model made of a task."""
+
+    task: LocalTask
+    items: dict[str, np.ndarray]
+    """By measure, float64 (n_items,)."""
+    n_cut: int
+    """Contexts that were too long for the model and lost their beginning."""
+
+    def metrics(self) -> dict[str, Estimate]:
+        """An item is an observation."""
+        return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
+
+    def record(self) -> dict[str, Any]:
+        """As plain data; `items` are what two models can be paired by."""
+        return {
+            "n_items": len(self.task.items),
+            "n_cut_contexts": self.n_cut,
+            "chance": float(np.mean([item.chance for item in self.task.items])),
+            "delimiter": self.task.delimiter,
+            "metrics": {name: estimate.record() for name, estimate in self.metrics().items()},
+            "fingerprint": self.task.fingerprint,
+            "items": {name: values.tolist() for name, values in self.items.items()},
+        }
+
+
+def load_task(path: Path, delimiter: str = " ", limit: int | None = None) -> LocalTask:
+    """The first `limit` items of a file. Raises UserError naming file and line for one that is of no form, and where
+    there is none, or the forms are mixed."""
+    items, where, digest = [], [], hashlib.sha256(delimiter.encode())
+    for place, line in _lines(path):
+        if len(items) == limit:
+            break
+        items.append(_item(line, place))
+        where.append(place)
+        digest.update(f"{line}\n".encode())
+        if type(items[-1]) is not type(items[0]):
+            raise UserError(f"{place}: is not of the form of the lines before ({_keys(type(items[0]))})")
+    if not items:
+        raise UserError(f"{path}: holds no items")
+    return LocalTask(path.name.removesuffix(".jsonl"), items, delimiter, digest.hexdigest(), where)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines that are not empty, and where they stand."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            yield f"{path}: line {number}", line
+
+
+def _item(line: str, where: str) -> Item:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{where}: is not valid JSON ({error})") from None
+    keys = row.keys() if isinstance(row, dict) else set()
+    form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
+    if form is None:
+        allowed = "; ".join(map(_keys, FORMS))
+        raise UserError(f"{where}: has keys {', '.join(keys) or 'none'}; expected those of one form: {allowed}")
+    return parse(form, {name: row[name] for name in form.model_fields}, where)
+
+
+def _keys(form: type[Item]) -> str:
+    return ", ".join(form.model_fields)
+
+
+@dataclass(frozen=True)
+class EncodedTask:
+    """A task as token ids, checked for a model."""
+
+    task: LocalTask
+    requests: list[list[Request]]
+    """Of each item."""
+
+
+def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
+    """Raises UserError naming file and line of an answer that is longer than the model reads."""
+    pairs = [item.pairs(task.delimiter) for item in task.items]
+    encoded = iter(encode_pairs(scorer.tokenizer, [pair for of_item in pairs for pair in of_item]))
+    requests = [[next(encoded) for _ in of_item] for of_item in pairs]
+    for place, of_item in zip(task.where, requests):
+        lengths = [len(continuation) for _, continuation in of_item]
+        wrong = next((n for n in lengths if not 1 <= n <= scorer.max_length), None)
+        if wrong is not None:
+            raise UserError(f"{place}: an answer has {wrong} tokens; allowed: 1 to max_length = {scorer.max_length}")
+    return EncodedTask(task, requests)
+
+
+def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskScores:
+    """What the model that the task was encoded for makes of it."""
+    requests = [request for of_item in encoded.requests for request in of_item]
+    n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
+    found = iter(scorer.continuations(requests))
+    items = zip(encoded.task.items, encoded.requests)
+    rows = [item.scores([next(found) for _ in of_item]) for item, of_item in items]
+    return TaskScores(encoded.task, {name: np.array([row[name] for row in rows]) for name in rows[0]}, n_cut)

@@ -1,0 +1,149 @@
+"""Perplexity of texts, per token, byte, character and word of the text as it was written.
+
+word_perplexity, byte_perplexity and bits_per_byte are those of the task `wikitext` of lm-evaluation-harness: normalised
+by the words that whitespace separates and by the UTF-8 bytes of the text, whatever the tokenizer.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from widthwise.config_io import UserError
+from widthwise.evaluation.estimate import Estimate, ratio
+from widthwise.evaluation.scorer import Scorer
+
+BLOCK_BYTES = 4096
+"""Text is summed up in blocks of so many bytes, which begin anew with each document. They are what standard errors are
+taken over, and what is paired where two models read the same text, with other tokenizers or contexts too."""
+
+COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
+
+
+@dataclass(frozen=True)
+class TextScores:
+    """What a model makes of a text, summed over its blocks; every array is float64 (n_blocks,)."""
+
+    nats: np.ndarray
+    """Negative log-likelihood."""
+    n_tokens: np.ndarray
+    n_bytes: np.ndarray
+    n_characters: np.ndarray
+    n_words: np.ndarray
+    n_documents: int
+    fingerprint: str
+    """sha256 (hex) of the text: blocks of equal texts are the same blocks."""
+
+    def metrics(self) -> dict[str, Estimate]:
+        """By name; a block is an observation."""
+        by_token, by_byte = ratio(self.nats, self.n_tokens), ratio(self.nats, self.n_bytes)
+        return {
+            "nats_per_token": by_token,
+            "token_perplexity": by_token.exponential(),
+            "bits_per_byte": by_byte.scaled(1 / math.log(2)),
+            "byte_perplexity": by_byte.exponential(),
+            "nats_per_character": ratio(self.nats, self.n_characters),
+            "word_perplexity": ratio(self.nats, self.n_words).exponential(),
+        }
+
+    def record(self) -> dict[str, Any]:
+        """As plain data; `blocks` are what two models can be paired by."""
+        return {
+            "n_documents": self.n_documents,
+            "n_blocks": len(self.nats),
+            **{name: int(getattr(self, name).sum()) for name in COUNTED},
+            "metrics": {name: estimate.record() for name, estimate in self.metrics().items()},
+            "fingerprint": self.fingerprint,
+            "blocks": {name: getattr(self, name).tolist() for name in ("nats", *COUNTED)},
+        }
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A document, and the nats of its tokens."""
+
+    text: str
+    n_bytes: int
+    """Of the text, where it is not cut; a cut may tear a character, of which the tokens stand for a part."""
+    token_bytes: np.ndarray
+    nats: np.ndarray
+
+    def blocks(self) -> np.ndarray:
+        """(5, n_blocks): nats, then the COUNTED. A token, a character or a word belongs to the block it begins in."""
+        n_blocks = max(1, math.ceil(self.n_bytes / BLOCK_BYTES))
+        data = np.frombuffer(self.text.encode(), np.uint8)
+        character_starts = np.flatnonzero((data & 0xC0) != 0x80)
+        breaks = [0] if self.text else []  # as many words as `re.split` finds, which counts the ends
+        breaks += [int(character_starts[found.start()]) for found in re.finditer(r"\s+", self.text)]
+        token_starts = np.cumsum(self.token_bytes) - self.token_bytes
+        sizes = np.full(n_blocks, BLOCK_BYTES)
+        sizes[-1] = self.n_bytes - BLOCK_BYTES * (n_blocks - 1)
+
+        def summed(starts: Sequence[int] | np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+            index = np.minimum(np.asarray(starts, dtype=np.int64) // BLOCK_BYTES, n_blocks - 1)
+            return np.bincount(index, weights, minlength=n_blocks)
+
+        counts = summed(token_starts), sizes, summed(character_starts), summed(breaks)
+        return np.stack([summed(token_starts, self.nats), *counts]).astype(np.float64)
+
+
+def score_documents(
+    scorer: Scorer, texts: Iterable[str], stride: int | None = None, max_tokens: int | None = None, where: str = "text"
+) -> TextScores:
+    """Each text for itself, behind an end-of-text token that is not predicted, as lm-evaluation-harness does.
+
+    For the stride see `Scorer.rolling`. max_tokens: of all texts together; the one that crosses it is cut. where:
+    names the texts in an error. Raises UserError where there is nothing to predict.
+    """
+    lengths = scorer.tokenizer.token_byte_lengths()
+    kept: list[tuple[str, int, list[int]]] = []
+    room = math.inf if max_tokens is None else max_tokens
+    for text in texts:
+        ids = scorer.tokenizer.encode(text)
+        n_bytes = len(text.encode())
+        if len(ids) > room:
+            ids = ids[: int(room)]
+            text, n_bytes = scorer.tokenizer.decode(ids), int(lengths[ids].sum())
+        if ids:
+            kept.append((text, n_bytes, ids))
+        room -= len(ids)
+        if room <= 0:
+            break
+    nats = scorer.rolling([ids for *_, ids in kept], stride)
+    scored = (_Scored(text, n_bytes, lengths[ids], each) for (text, n_bytes, ids), each in zip(kept, nats))
+    return _summed(scored, where)
+
+
+def score_stream(scorer: Scorer, tokens: np.ndarray, stride: int | None = None, where: str = "text") -> TextScores:
+    """Documents laid end to end, each with its end-of-text token, as in training: a window may hold several.
+
+    tokens: integers (n,), the first of which is not predicted. Without a stride, windows are those of a validation.
+    Bytes are those the tokens stand for; an end-of-text token stands for none, but is predicted. where: names the
+    stream in an error. Raises UserError where there is nothing to predict.
+    """
+    (nats,) = scorer.rolling([tokens[1:].tolist()], stride, prefix=int(tokens[0])) if len(tokens) else [np.zeros(0)]
+    return _summed(_documents(scorer, tokens[1:], nats), where)
+
+
+def _documents(scorer: Scorer, tokens: np.ndarray, nats: np.ndarray) -> Iterator[_Scored]:
+    """Cuts a stream behind its end-of-text tokens."""
+    lengths = scorer.tokenizer.token_byte_lengths()
+    ends = np.flatnonzero(tokens == scorer.tokenizer.eos_id) + 1
+    for ids, each in zip(np.split(tokens, ends), np.split(nats, ends)):
+        if len(ids):
+            yield _Scored(scorer.tokenizer.decode(ids.tolist()), int(lengths[ids].sum()), lengths[ids], each)
+
+
+def _summed(documents: Iterable[_Scored], where: str) -> TextScores:
+    parts, digest = [], hashlib.sha256()
+    for document in documents:
+        parts.append(document.blocks())
+        digest.update(hashlib.sha256(document.text.encode()).digest())
+    if not parts:
+        raise UserError(f"{where}: holds no token to predict")
+    nats, n_tokens, n_bytes, n_characters, n_words = np.concatenate(parts, axis=1)
+    return TextScores(nats, n_tokens, n_bytes, n_characters, n_words, len(parts), digest.hexdigest())

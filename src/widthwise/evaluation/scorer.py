@@ -1,0 +1,186 @@
+"""How probable a model finds texts: the log-likelihood of continuations, and of every token of a document.
+
+Requests, truncation and windows follow lm-evaluation-harness (`lm_eval.models.huggingface.HFLM` and
+`lm_eval.utils.get_rolling_token_windows`, Gao et al. 2024), so that numbers can be compared with published ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from widthwise.config_io import UserError
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.model.decoder import Decoder
+from widthwise.model.evaluating import evaluating
+
+LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
+"""Numbers; positions are taken in chunks whose logits are no more than that."""
+BATCHES_AT_ONCE = 64
+"""Windows of so many batches are held at a time: all of a long text with a short stride would not fit into memory."""
+
+Request = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a context and of what continues it."""
+
+
+class Continuation(NamedTuple):
+    """What a model thinks of a continuation."""
+
+    log_likelihood: float
+    """Of the whole continuation given its context, in nats."""
+    is_greedy: bool
+    """Whether every token of it is the most probable one."""
+    n_tokens: int
+
+
+class TokenScores(NamedTuple):
+    """Of every token of a continuation."""
+
+    nats: np.ndarray
+    """float64 (n_tokens,): negative log-likelihoods."""
+    is_greedy: np.ndarray
+    """bool (n_tokens,)"""
+
+
+class Scorer:
+    """A model, its tokenizer, and how texts go through it."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        max_length: int,
+        batch_size: int = 16,
+        autocast_dtype: torch.dtype | None = None,
+    ):
+        """max_length: tokens that the model reads at most before the one it predicts. batch_size: texts per forward
+        pass. autocast_dtype: of the matrix products; None: that of the weights.
+
+        Raises UserError where the model has fewer learned positions than max_length.
+        """
+        if max_length < 1 or batch_size < 1:
+            raise UserError(f"max_length, batch_size: got {max_length}, {batch_size}; must be at least 1")
+        if model.positions is not None and max_length > model.positions.n_positions:
+            raise UserError(
+                f"max_length: got {max_length}; the model reads no more than {model.positions.n_positions} tokens, "
+                "its learned positions"
+            )
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.batch_size = batch_size
+        self.autocast_dtype = autocast_dtype
+
+    def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
+        """What each continuation gets, in the order of the requests.
+
+        An empty context stands for the beginning of a document: the end-of-text token. Of what is too long, the
+        rightmost max_length + 1 tokens count. Raises UserError for a continuation that is empty or itself too long.
+        """
+        return [
+            Continuation(-float(scores.nats.sum()), bool(scores.is_greedy.all()), len(scores.nats))
+            for scores in self.token_scores(requests)
+        ]
+
+    def rolling(
+        self, documents: Sequence[Sequence[int]], stride: int | None = None, prefix: int | None = None
+    ) -> list[np.ndarray]:
+        """Negative log-likelihoods of every token of each document, in nats, float64 (n_tokens,).
+
+        stride: tokens predicted by a window of max_length tokens, from 1, which gives each token the longest context
+        and costs most, to max_length, the default: windows that share nothing, as lm-eval has them (its `context_len`
+        is max_length - stride + 1). prefix: the token before each document, the end-of-text token where not given.
+        """
+        first = self.tokenizer.eos_id if prefix is None else prefix
+        stride = self.max_length if stride is None else stride
+        requests = (
+            (index, request)
+            for index, document in enumerate(documents)
+            for request in windows(document, first, self.max_length, stride)
+        )
+        found = [[np.zeros(0)] for _ in documents]
+        while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
+            for (index, _), scores in zip(part, self.token_scores([request for _, request in part])):
+                found[index].append(scores.nats)
+        return [np.concatenate(nats) for nats in found]
+
+    def token_scores(self, requests: Sequence[Request]) -> list[TokenScores]:
+        """Token by token; for the requests see `continuations`."""
+        rows = [self._row(*request) for request in requests]
+        # The longest first: what does not fit into memory fails at once, and a batch holds texts of about one length.
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index][0]))
+        found: dict[int, TokenScores] = {}
+        with evaluating(self.model) as device:
+            for start in range(0, len(order), self.batch_size):
+                indices = order[start : start + self.batch_size]
+                found |= zip(indices, self._score([rows[index] for index in indices], device))
+        return [found[index] for index in range(len(rows))]
+
+    def _row(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[int], int]:
+        """The tokens of context and continuation as far as they count, and how many of them are predicted."""
+        n_predicted = len(continuation)
+        if not 1 <= n_predicted <= self.max_length:
+            raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
+        tokens = [*(context or [self.tokenizer.eos_id]), *continuation]
+        return tokens[-(self.max_length + 1) :], n_predicted
+
+    def _score(self, rows: list[tuple[list[int], int]], device: torch.device) -> Iterator[TokenScores]:
+        """Rows of tokens, padded on the right, where nothing that counts can see the padding."""
+        n_read = [len(tokens) - 1 for tokens, _ in rows]
+        inputs = torch.zeros(len(rows), max(n_read), dtype=torch.long)
+        is_wanted = torch.zeros_like(inputs, dtype=torch.bool)
+        for row, ((tokens, n_predicted), n) in enumerate(zip(rows, n_read)):
+            inputs[row, :n] = torch.tensor(tokens[:-1])
+            is_wanted[row, n - n_predicted : n] = True
+        targets = torch.tensor([token for tokens, n in rows for token in tokens[-n:]], device=device)
+        with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
+            hidden = self.model.hidden(inputs.to(device))[is_wanted.to(device)]
+            nats, is_greedy = self._of_targets(hidden, targets)
+        ends = np.cumsum([n for _, n in rows])[:-1]
+        return map(TokenScores, np.split(nats, ends), np.split(is_greedy, ends))
+
+    def _of_targets(self, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """hidden: (n, d_model), targets: (n,) -> negative log-likelihoods, and whether each is the most probable."""
+        n_rows = max(1, LOGITS_AT_ONCE.get(hidden.device.type, 2**24) // self.model.config.vocab_size)
+        nats, is_greedy = [], []
+        for states, target in zip(hidden.split(n_rows), targets.split(n_rows)):
+            logits = self.model.logits(states)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            nats.append(-logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0])
+            is_greedy.append(logits.argmax(dim=-1) == target)
+        return torch.cat(nats).double().cpu().numpy(), torch.cat(is_greedy).cpu().numpy()
+
+
+def windows(tokens: Sequence[int], prefix: int, max_length: int, stride: int) -> Iterator[Request]:
+    """Cuts a document into requests that predict every token once, with as much before it as fits.
+
+    The first predicts max_length tokens, the others `stride` each and the last what is left, all but the first from
+    max_length tokens. Raises UserError for a stride that is not from 1 to max_length.
+    """
+    if not 1 <= stride <= max_length:
+        raise UserError(f"stride: got {stride}; must be from 1 to max_length = {max_length}")
+    done, known = 0, [prefix, *tokens]
+    while done < len(tokens):
+        end = min(done + (stride if done else max_length), len(tokens))
+        yield known[max(0, end - max_length) : done + 1], known[done + 1 : end + 1]
+        done = end
+
+
+def encode_pairs(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> list[Request]:
+    """Contexts and continuations as token ids, as `lm_eval.api.model.TemplateLM._encode_pair` has them.
+
+    Spaces that end a context begin the continuation, because tokens begin with theirs; the continuation's tokens are
+    those of the whole text beyond as many as the context alone has.
+    """
+    moved = [_with_spaces_moved(context, continuation) for context, continuation in pairs]
+    wholes = tokenizer.encode_batch([context + continuation for context, continuation in moved])
+    contexts = tokenizer.encode_batch([context for context, _ in moved])
+    return [(context, whole[len(context) :]) for whole, context in zip(wholes, contexts)]
+
+
+def _with_spaces_moved(context: str, continuation: str) -> tuple[str, str]:
+    kept = context.rstrip()
+    return kept, context[len(kept) :] + continuation

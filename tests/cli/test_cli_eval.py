@@ -1,0 +1,119 @@
+"""`widthwise eval` from argument to output."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from widthwise.cli.eval_table import suite_results_table
+from widthwise.config_io import parse
+from widthwise.training.config import Recipe
+from widthwise.training.trainer import train
+
+RECIPE = {
+    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs that differ in their seed."""
+    folder = tmp_path_factory.mktemp("trained")
+    for seed in (1, 2):
+        options = {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "seed": seed}
+        train(parse(Recipe, {**RECIPE, "train": options}), folder / f"run{seed}")
+    return folder
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> list[Path]:
+    """Copies, because an evaluation is written into its run."""
+    return [shutil.copytree(trained / name, tmp_path / name) for name in ("run1", "run2")]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    rows = [{"context": "one two", "continuation": "three"}, {"context": "a b", "continuation": "c"}]
+    path = tmp_path / "cloze.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], questions: Path, widthwise) -> None:
+    text = questions.with_name("text.txt")
+    text.write_text("some text to read\n" * 50)
+    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
+    assert code == 0
+    assert "cloze: 2 items" in err
+    for word in ("run1, step 3", "run2, step 3", "(900 bytes)", "bits_per_byte", "perplexity", "item by item"):
+        assert word in out
+    for run in runs:
+        (file,) = (run / "evaluations").iterdir()
+        assert f"wrote {file}" in out
+        assert json.loads(file.read_text())["tasks"]["cloze"]["n_items"] == 2
+
+
+def test_json_has_the_totals_and_the_file_everything(runs: list[Path], questions: Path, widthwise) -> None:
+    out_file = questions.with_name("evaluation.json")
+    code, out, _ = widthwise("eval", *runs, "--task-file", questions, "--limit", 1, "--out", out_file, "--json")
+    shown, kept = json.loads(out), json.loads(out_file.read_text())
+    assert code == 0
+    assert shown["differences"] == kept["differences"]
+    assert [each["run"] for each in shown["differences"]] == [str(runs[1])]
+    assert "items" not in shown["runs"][0]["tasks"]["cloze"]
+    assert len(kept["runs"][0]["tasks"]["cloze"]["items"]["acc"]) == 1
+    assert not (runs[0] / "evaluations").exists()
+
+
+def test_without_a_text_it_is_the_held_out_text(runs: list[Path], widthwise) -> None:
+    code, out, _ = widthwise("eval", runs[0], "--json")
+    (record,) = json.loads(out)["runs"]
+    result = json.loads((runs[0] / "result.json").read_text())
+    found = record["texts"]["held-out"]["metrics"]["nats_per_token"]["value"]
+    assert code == 0
+    assert found == pytest.approx(result["val_loss"], rel=1e-6)
+
+
+def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
+    questions.rename(questions.with_name("lambada_openai.jsonl"))
+    code, out, _ = widthwise("eval", runs[0], "--suite", "variable-width", "--local", questions.parent)
+    assert code == 0
+    lines = {line.split("  ")[0].strip(): line for line in out.splitlines() if line.strip()}
+    assert "lambada_openai.jsonl" in lines["LAMBADA"]
+    assert "not evaluated" in lines["PIQA"]
+    assert "Avg." in lines
+
+
+def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
+    rows = [
+        {"name": "A", "metric": "acc", "value": 0.25, "stderr": 0.0125, "source": "a.jsonl"},
+        {"name": "B", "metric": "perplexity", "value": 8.5, "stderr": None, "source": "b.jsonl"},
+    ]
+    table = suite_results_table({"name": "suite", "rows": rows, "average_accuracy": 0.25})
+    values, errors = (list(table.columns[index].cells) for index in (2, 3))
+    assert values == ["25.00%", "8.5000", "25.00%"]
+    assert errors[0] == "1.25%"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tasks", "piqa,"], "--tasks: got 'piqa,'"),
+        (["--suite", "hourglas"], "did you mean 'hourglass'?"),
+        (["--precision", "fp16"], "precision: got 'fp16'"),
+        (["--task-file", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
+        (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
+        (["--text", "recipe.yaml"], "recipe.yaml: "),
+        (["--data", "nowhere"], "nowhere: no such folder"),
+        (["--num-fewshot", "2"], "num_fewshot: got 2 without tasks"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments: list[str], message: str, trained: Path, widthwise) -> None:
+    code, out, err = widthwise("eval", trained / "run1", *arguments)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert message in err

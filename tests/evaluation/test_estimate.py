@@ -1,0 +1,49 @@
+"""Standard errors against scipy, the bootstrap and the delta method."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from widthwise.evaluation.estimate import Estimate, mean, ratio
+
+
+def test_a_mean_has_the_standard_error_of_scipy() -> None:
+    values = np.random.default_rng(0).normal(size=37)
+    assert mean(values) == pytest.approx((np.mean(values), stats.sem(values)), rel=1e-12)
+
+
+def test_accuracies_have_the_binomial_standard_error() -> None:
+    right = np.array([1.0] * 30 + [0.0] * 70)
+    assert mean(right).stderr == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
+
+
+def test_a_ratio_over_equal_blocks_is_a_mean() -> None:
+    values = np.random.default_rng(1).gamma(3.0, size=23)
+    assert ratio(5 * values, np.full(23, 5.0)) == pytest.approx(mean(values), rel=1e-12)
+
+
+def test_a_ratio_over_unequal_blocks_has_the_error_that_a_bootstrap_finds() -> None:
+    random = np.random.default_rng(2)
+    lengths = random.integers(20, 200, size=400).astype(float)
+    sums = lengths * random.normal(3.0, 0.5, size=400)
+    rows = random.integers(400, size=(4000, 400))
+    resampled = sums[rows].sum(axis=1) / lengths[rows].sum(axis=1)
+    found = ratio(sums, lengths)
+    assert found.value == pytest.approx(sums.sum() / lengths.sum())
+    assert found.stderr == pytest.approx(resampled.std(), rel=0.05)
+
+
+def test_an_exponential_has_the_slope_times_the_error() -> None:
+    step = 1e-6
+    slope = (math.exp(2 + step) - math.exp(2 - step)) / (2 * step)
+    found = Estimate(2.0, 0.1).exponential()
+    assert found == pytest.approx((math.exp(2), 0.1 * slope))
+    assert Estimate(1000.0, 1.0).exponential().value == math.inf
+
+
+def test_one_observation_has_no_error_and_none_no_ratio() -> None:
+    assert mean(np.array([2.0])).record() == {"value": 2.0, "stderr": None}
+    assert ratio(np.array([2.0]), np.array([4.0])).record() == {"value": 0.5, "stderr": None}
+    assert ratio(np.array([2.0]), np.array([0.0])).record() == {"value": None, "stderr": None}

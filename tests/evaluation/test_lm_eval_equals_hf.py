@@ -1,0 +1,126 @@
+"""lm-evaluation-harness through our adapter gives what it gives through its own Hugging Face backend."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness_cases import CHOICES, CLOZES, UNIFORM, instances, keep_harness_in, shared_file, trained_run, write_lines
+from scored_models import SCHEMAS
+
+from widthwise.evaluation.lm_eval_tasks import local_task
+from widthwise.examination.harness import metrics_of
+from widthwise.training.exporting import export_run
+
+pytest.importorskip("lm_eval", reason="needs the extra [eval]")
+pytest.importorskip("accelerate", reason="needs accelerate, which the harness's Hugging Face backend imports")
+transformers = pytest.importorskip("transformers", reason="needs the extra [hf]")
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+Pair = tuple[Any, Any]
+"""Ours and the harness's own, of the same weights."""
+TOLERANCE = 1e-4
+"""Nats; both sides compute in fp32."""
+RELATIVE = 2.4e-7
+"""Two units of the last place of fp32, in which the harness adds up: of 1000 nats it knows no more."""
+N_ITEMS = 20
+TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
+
+
+@pytest.fixture(scope="module", params=UNIFORM)
+def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    from lm_eval.models.huggingface import HFLM
+
+    from widthwise.examination.run_lm import RunLM
+
+    folder = tmp_path_factory.mktemp(request.param)
+    run = trained_run(folder, UNIFORM[request.param])
+    assert export_run(run, folder / "hf")["model_type"] == request.param
+    theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
+    return RunLM(run=str(run), device="cpu", batch_size=4), theirs
+
+
+@pytest.fixture(autouse=True)
+def _own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_harness_in(tmp_path, monkeypatch)
+
+
+def results(model: Any, config: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Of `evaluate`, because `simple_evaluate` describes the machine each time."""
+    from lm_eval.evaluator import evaluate
+    from lm_eval.tasks import TaskManager
+
+    tasks = TaskManager(include_defaults=False).load([dict(config)])
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(1234)
+    found = evaluate(model, tasks, limit=limit, bootstrap_iters=0)
+    assert found is not None
+    return dict(found)
+
+
+def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None:
+    """Item by item: log-likelihoods, whether they are greedy; and all metrics."""
+    ours, theirs = (results(model, config, limit) for model in models)
+    (items,), (expected,) = ours["samples"].values(), theirs["samples"].values()
+    assert len(items) == len(expected) > 1
+    answers = []
+    for item, other in zip(items, expected):
+        assert item["arguments"] == other["arguments"]
+        assert len(item["filtered_resps"]) == len(other["filtered_resps"])
+        for (log_likelihood, is_greedy), (their_log_likelihood, they_are_greedy) in zip(
+            item["filtered_resps"], other["filtered_resps"]
+        ):
+            assert log_likelihood == pytest.approx(their_log_likelihood, rel=RELATIVE, abs=TOLERANCE)
+            assert is_greedy == they_are_greedy
+            answers.append(log_likelihood)
+    assert len({round(answer, 2) for answer in answers}) > len(answers) // 2  # the model tells them apart
+    (found,), (wanted,) = metrics_of(ours).values(), metrics_of(theirs).values()
+    assert found.keys() == wanted.keys() >= {"acc"}
+    for metric, estimate in wanted.items():
+        assert found[metric]["value"] == pytest.approx(estimate["value"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["lambada_openai", "piqa", "arc_easy"])
+def test_of_the_benchmarks(models: Pair, name: str) -> None:
+    delimiter = {"arc_easy": "\nAnswer: ", "piqa": "Answer: "}.get(name, " ")
+    same(models, local_task(shared_file(f"{name}.jsonl"), delimiter), N_ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "delimiter", "num_fewshot"),
+    [(CLOZES, " ", 0), (CHOICES, " ", 0), (CHOICES, "\nAnswer: ", 2), (SCHEMAS, " ", 0)],
+    ids=["cloze", "choices", "choices after examples", "schema"],
+)
+def test_of_every_form(
+    models: Pair, tmp_path: Path, rows: list[dict[str, Any]], delimiter: str, num_fewshot: int
+) -> None:
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    same(models, {**local_task(path, delimiter), "num_fewshot": num_fewshot})
+
+
+def test_of_whole_documents(models: Pair) -> None:
+    requests = instances("loglikelihood_rolling", [(text,) for text in [*TEXTS, "\n".join(TEXTS)] if text])
+    ours, theirs = (model.loglikelihood_rolling(requests) for model in models)
+    assert ours == pytest.approx(theirs, rel=RELATIVE, abs=TOLERANCE)
+    assert len(models[0].tok_encode(requests[-1].args[0])) > 3 * models[0].max_length
+
+
+@pytest.mark.parametrize("stop", [[" ", "a"], []])
+def test_of_greedy_texts(models: Pair, stop: list[str]) -> None:
+    """Prompts of several lengths in a batch, one of which is cut."""
+    options = {"until": stop, "max_gen_toks": 11, "do_sample": False}
+    requests = instances("generate_until", [(text, dict(options)) for text in TEXTS if text])
+    ours, theirs = (model.generate_until(requests) for model in models)
+    assert ours == theirs
+    assert len(set(ours)) > 2
+
+
+def test_of_what_is_greedy(models: Pair) -> None:
+    """A continuation that the model itself chose is found to be, but where other tokens spell the same."""
+    texts = [text for text in TEXTS if text.strip()]
+    options = {"until": [], "max_gen_toks": 1, "do_sample": False}
+    chosen = models[1].generate_until(instances("generate_until", [(text, dict(options)) for text in texts]))
+    requests = instances("loglikelihood", [pair for pair in zip(texts, chosen) if pair[1].strip()])
+    found, expected = (model.loglikelihood(requests) for model in models)
+    assert [is_greedy for _, is_greedy in found] == [is_greedy for _, is_greedy in expected]
+    assert any(is_greedy for _, is_greedy in found)

@@ -1,0 +1,132 @@
+"""The adapter: requests of lm-evaluation-harness to a `Scorer`."""
+
+from typing import Any
+
+import pytest
+import torch
+from harness_cases import instances
+from scored_models import CLOZES, KINDS, N_POSITIONS, TOKENIZER, softmax_nats, tiny_scorer
+
+from widthwise.config_io import UserError
+
+pytest.importorskip("lm_eval", reason="needs the extra [eval]")
+
+TEXTS = [row["context"] for row in CLOZES]
+
+
+def adapter(kind: str = "x") -> Any:
+    from widthwise.evaluation.lm_eval_model import ScorerLM
+
+    return ScorerLM(tiny_scorer(kind, N_POSITIONS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_continuation_costs_what_the_whole_softmax_says(kind: str, float64) -> None:
+    lm = adapter(kind)
+    options = {"max_gen_toks": 3}
+    chosen = lm.generate_until(instances("generate_until", [(text, options) for text in TEXTS]), disable_tqdm=True)
+    pairs = [*((text, " gate") for text in TEXTS), *(pair for pair in zip(TEXTS, chosen) if all(pair))]
+    found = lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
+    for (context, continuation), (log_likelihood, is_greedy) in zip(pairs, found):
+        kept = context.rstrip()
+        answer = TOKENIZER.encode(context[len(kept) :] + continuation)
+        tokens = [*(TOKENIZER.encode(kept) or [TOKENIZER.eos_id]), *answer][-(N_POSITIONS + 1) :]
+        nats, are_greedy = softmax_nats(lm.scorer.model, tokens)
+        assert log_likelihood == pytest.approx(-nats[-len(answer) :].sum(), rel=1e-10)
+        assert is_greedy == are_greedy[-len(answer) :].all()
+
+
+def test_a_document_costs_the_sum_of_windows_that_share_nothing(float64) -> None:
+    lm = adapter()
+    texts = ["".join(TEXTS), "", "a"]
+    found = lm.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,) for text in texts]), disable_tqdm=True)
+    for text, log_likelihood in zip(texts, found):
+        tokens, expected = [TOKENIZER.eos_id, *TOKENIZER.encode(text)], 0.0
+        for start in range(0, len(tokens) - 1, N_POSITIONS):
+            end = min(start + N_POSITIONS, len(tokens) - 1)
+            read = tokens[max(0, end - N_POSITIONS) : end + 1]  # the last window reaches back
+            expected -= softmax_nats(lm.scorer.model, read)[0][start - end :].sum()
+        assert log_likelihood == pytest.approx(expected, rel=1e-10)
+
+
+def generated(options: dict[str, Any], seed: int = 0, n: int = 6) -> list[str]:
+    torch.manual_seed(seed)
+    return adapter().generate_until(instances("generate_until", [("The gate", options)] * n), disable_tqdm=True)
+
+
+def test_temperature_draws_anew_for_every_repetition_and_repeats_with_the_seed() -> None:
+    options = {"temperature": 1.0, "max_gen_toks": 12, "until": []}
+    found = generated(options)
+    assert len(set(found)) == len(found)  # in a batch and between batches
+    assert generated(options) == found
+    assert generated(options, seed=1) != found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7, "do_sample": False},
+        {"temperature": 0},
+        {"do_sample": True, "top_k": 1},
+        {"temperature": 5.0, "top_p": 1e-6},
+        {"num_beams": 1},
+    ],
+)
+def test_greedy_is_greedy_however_it_is_said(options: dict[str, Any]) -> None:
+    assert generated({**options, "max_gen_toks": 12}) == generated({"max_gen_toks": 12, "until": []})
+
+
+def test_the_number_of_new_tokens_has_several_names_and_a_string_is_one_stop() -> None:
+    (whole,) = generated({"max_gen_toks": 12}, n=1)
+    for name in ("max_new_tokens", "max_tokens", "max_completion_tokens"):
+        assert generated({name: 12}, n=1) == [whole]
+    assert generated({"max_gen_toks": 12, "until": whole[2:4]}, n=1) == [whole.split(whole[2:4])[0]]
+
+
+def test_a_prompt_that_leaves_no_room_loses_its_beginning() -> None:
+    long = "x" * 50 + "Nobody had shut the"
+    cut = long[-(N_POSITIONS - 12) :]
+    options = {"max_gen_toks": 12}
+    one, other = adapter().generate_until(instances("generate_until", [(long, options), (cut, options)]))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 4}, "generation_kwargs: num_beams: got 4"),
+        ({"untill": ["a"]}, "generation_kwargs: untill: unknown key; did you mean 'until'?"),
+        ({"temperature": -1.0}, "generation_kwargs: temperature: got -1.0"),
+        ({"max_gen_toks": N_POSITIONS}, "max_gen_toks: got 23; must be less than max_length = 23"),
+    ],
+)
+def test_what_a_task_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        generated(options)
+
+
+def test_answers_are_kept_for_the_cache_of_the_harness() -> None:
+    kept: dict[tuple[str, Any], Any] = {}
+
+    class Hook:
+        def add_partial(self, kind: str, request: Any, answer: Any) -> None:
+            kept[kind, str(request)] = answer
+
+    lm = adapter()
+    lm.set_cache_hook(Hook())  # pyright: ignore[reportArgumentType]
+    pair, options = ("The gate", " stood"), {"max_gen_toks": 2}
+    expected = {
+        ("loglikelihood", str(pair)): lm.loglikelihood(instances("loglikelihood", [pair]))[0],
+        ("loglikelihood_rolling", str(pair[:1])): lm.loglikelihood_rolling(
+            instances("loglikelihood_rolling", [pair[:1]])
+        )[0],
+        ("generate_until", str((pair[0], options))): lm.generate_until(
+            instances("generate_until", [(pair[0], options)])
+        )[0],
+    }
+    assert kept == expected
+
+
+def test_it_has_no_chat_template() -> None:
+    with pytest.raises(UserError, match="has no chat template"):
+        adapter().apply_chat_template([{"role": "user", "content": "a"}])

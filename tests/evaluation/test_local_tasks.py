@@ -1,0 +1,194 @@
+"""Local questions: scores from a full softmax, the harness's own answers for the same files, and mistakes in files."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness_cases import keep_harness_in, shared_file, write_lines
+from scipy import stats
+from scored_models import CHOICES, CLOZES, KINDS, SCHEMAS, TOKENIZER, softmax_nats, tiny_scorer
+
+from widthwise.config_io import UserError
+from widthwise.evaluation.local_tasks import TaskScores, encode_task, load_task, score_task
+from widthwise.evaluation.paper_tasks import SUITES
+
+FORMS = {"cloze": CLOZES, "choices": CHOICES, "schema": SCHEMAS}
+LONG = 120
+"""More than any of them has."""
+
+
+def _scores(path: Path, scorer=None, **options) -> TaskScores:
+    scorer = scorer or tiny_scorer(max_length=LONG)
+    return score_task(scorer, encode_task(scorer, load_task(path, **options)))
+
+
+def _log_likelihood(text: str, continuation: str, model) -> tuple[float, bool]:
+    """Of a continuation that the whole text ends with, one token a byte."""
+    n = len(continuation.encode())
+    nats, is_greedy = softmax_nats(model, [TOKENIZER.eos_id] * (not text[: -len(continuation)]) + list(text.encode()))
+    return -float(nats[-n:].sum()), bool(is_greedy[-n:].all())
+
+
+def test_choices_are_ranked_by_their_likelihood_and_by_that_per_character(tmp_path: Path, float64) -> None:
+    scorer = tiny_scorer(max_length=LONG)
+    found = _scores(write_lines(tmp_path / "choices.jsonl", CHOICES), scorer)
+    for index, row in enumerate(CHOICES):
+        query = row["query"].rstrip()
+        tail = row["query"][len(query) :]
+        likelihoods = np.array(
+            [
+                _log_likelihood(f"{query}{tail} {choice}", f"{tail} {choice}", scorer.model)[0]
+                for choice in row["choices"]
+            ]
+        )
+        gold, answer = row["gold"], row["choices"][row["gold"]]
+        expected = {
+            "acc": float(likelihoods.argmax() == gold),
+            "acc_norm": float((likelihoods / [len(choice) for choice in row["choices"]]).argmax() == gold),
+            "bits_per_byte": -likelihoods[gold] / math.log(2) / len(answer.encode()),
+            "nats_per_character": -likelihoods[gold] / len(answer),
+            "nats": -likelihoods[gold],
+        }
+        assert {name: values[index] for name, values in found.items.items()} == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_cloze_is_right_where_the_answer_is_greedy(tmp_path: Path, float64) -> None:
+    scorer = tiny_scorer(max_length=LONG)
+    context, best = "the gate", []
+    for _ in range(2):
+        candidates = [[*best, token] for token in range(97, 123)]
+        likely = [
+            _log_likelihood(f"{context} {bytes(each).decode()}", f" {bytes(each).decode()}", scorer.model)[0]
+            for each in candidates
+        ]
+        best = candidates[int(np.argmax(likely))]
+    rows = [{"context": context, "continuation": bytes(best).decode()}, *CLOZES]
+    found = _scores(write_lines(tmp_path / "cloze.jsonl", rows), scorer)
+    for index, row in enumerate(rows):
+        text = f"{row['context'].rstrip()}{row['context'][len(row['context'].rstrip()) :]} {row['continuation']}"
+        continuation = text[len(row["context"].rstrip()) :]
+        likelihood, is_greedy = _log_likelihood(text, continuation, scorer.model)
+        assert found.items["nats"][index] == pytest.approx(-likelihood, rel=1e-10)
+        assert found.items["acc"][index] == is_greedy
+    metrics = found.metrics()
+    assert metrics["perplexity"].value == pytest.approx(math.exp(found.items["nats"].mean()))
+    assert metrics["perplexity"].stderr == pytest.approx(metrics["perplexity"].value * stats.sem(found.items["nats"]))
+
+
+def test_a_schema_scores_one_continuation_behind_each_context(tmp_path: Path, float64) -> None:
+    scorer = tiny_scorer(max_length=LONG)
+    found = _scores(write_lines(tmp_path / "schema.jsonl", SCHEMAS), scorer)
+    for index, row in enumerate(SCHEMAS):
+        after = f" {row['continuation']}"
+        likelihoods = [_log_likelihood(f"{text}{after}", after, scorer.model)[0] for text in row["context_options"]]
+        assert found.items["acc"][index] == (int(np.argmax(likelihoods)) == row["gold"])
+        assert found.items["nats"][index] == pytest.approx(-likelihoods[row["gold"]], rel=1e-10)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_metrics_are_those_of_the_harness_for_the_same_file(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float64
+) -> None:
+    pytest.importorskip("lm_eval")
+    from widthwise.examination.harness import run_lm_eval
+
+    keep_harness_in(tmp_path, monkeypatch)
+    path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
+    scorer = tiny_scorer(max_length=57)
+    theirs = run_lm_eval(scorer, [str(path)])[form]
+    ours = {name: each.record() for name, each in _scores(path, scorer).metrics().items()}
+    shared = ours.keys() & theirs.keys()
+    assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]
+    for name in shared:
+        assert ours[name]["value"] == pytest.approx(theirs[name]["value"], rel=1e-9)
+        if name != "perplexity":  # whose error the harness draws at random
+            assert ours[name]["stderr"] == pytest.approx(theirs[name]["stderr"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_answers(kind: str, tmp_path: Path) -> None:
+    scorer = tiny_scorer(kind, max_length=23)
+    found = _scores(write_lines(tmp_path / "choices.jsonl", CHOICES), scorer)
+    record = found.record()
+    assert record["n_items"] == len(CHOICES)
+    assert record["n_cut_contexts"] > 0
+    assert record["chance"] == pytest.approx(np.mean([1 / len(row["choices"]) for row in CHOICES]))
+    assert all(np.isfinite(values).all() for values in found.items.values())
+    json.dumps(record, allow_nan=False)
+
+
+def test_standard_errors_are_those_of_the_mean_over_items(tmp_path: Path) -> None:
+    found = _scores(write_lines(tmp_path / "choices.jsonl", CHOICES))
+    for name, estimate in found.metrics().items():
+        assert estimate == pytest.approx((found.items[name].mean(), stats.sem(found.items[name])))
+
+
+def test_the_delimiter_stands_between_question_and_answer(tmp_path: Path, float64) -> None:
+    scorer = tiny_scorer(max_length=LONG)
+    row = {"query": "Question: why?", "choices": ["so", "thus"], "gold": 1}
+    found = _scores(write_lines(tmp_path / "a.jsonl", [row]), scorer, delimiter="\nAnswer: ")
+    likelihood, _ = _log_likelihood("Question: why?\nAnswer: thus", " thus", scorer.model)
+    assert found.items["nats"] == pytest.approx([-likelihood], rel=1e-10)
+
+
+def test_a_limit_takes_items_from_the_front_and_is_another_task(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "choices.jsonl", CHOICES)
+    first, all_of = load_task(path, limit=2), load_task(path)
+    assert first.items == all_of.items[:2]
+    assert first.fingerprint not in (all_of.fingerprint, load_task(path, "\n", limit=2).fingerprint)
+    assert first.fingerprint == load_task(path, limit=2).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "has keys none; expected those of one form"),
+        ('{"query": "q", "choices": ["a", "b"]}', "has keys query, choices; expected"),
+        ('{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold: got 2; must be from 0 to 1"),
+        ('{"query": "q", "choices": ["a", "b"], "gold": "1"}', "gold: got '1'"),
+        ('{"query": "q", "choices": ["a"], "gold": 0}', "choices"),
+        ('{"query": "q", "choices": ["a", ""], "gold": 0}', "choices"),
+        ('{"query": "q", "choices": ["a", "\\ud800"], "gold": 0}', "choices"),
+        ('{"context": "c", "continuation": ""}', "continuation"),
+        ('{"context": "c", "continuation": "d"}', "is not of the form of the lines before"),
+    ],
+)
+def test_a_line_that_is_no_item_is_named(line: str, message: str, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "bad.jsonl", CHOICES[:2])
+    path.write_text(path.read_text() + "\n" + line + "\n")
+    with pytest.raises(UserError, match=r"bad\.jsonl: line 4: ") as caught:
+        load_task(path)
+    assert message in str(caught.value)
+
+
+def test_a_context_is_cut_where_the_answer_would_not_fit_behind_it(tmp_path: Path) -> None:
+    row = {"context": "ten bytes.", "continuation": "five"}  # 15 tokens with the space, of which the last is not read
+    path = write_lines(tmp_path / "cloze.jsonl", [row, row])
+    assert [_scores(path, tiny_scorer(max_length=n)).n_cut for n in (14, 13)] == [0, 2]
+
+
+def test_a_file_without_items_or_with_too_long_an_answer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.jsonl").write_text("\n")
+    with pytest.raises(UserError, match="holds no items"):
+        load_task(tmp_path / "none.jsonl")
+    path = write_lines(tmp_path / "choices.jsonl", CHOICES)
+    with pytest.raises(UserError, match=r"line 1: an answer has \d+ tokens; allowed: 1 to max_length = 5"):
+        encode_task(tiny_scorer(max_length=5), load_task(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "n_items"),
+    [
+        (f"{task.local.stem}.jsonl", task.n_items)
+        for task in SUITES["variable-width"]
+        if task.local is not None and task.local.stem != "hellaswag" and task.metric != "perplexity"
+    ],
+)
+def test_published_files_are_read_and_hold_as_many_items_as_the_paper_counts(name: str, n_items: int) -> None:
+    path = shared_file(name)
+    assert len(load_task(path).items) == n_items
+    found = _scores(path, tiny_scorer(max_length=500, batch_size=2), limit=2)
+    assert all(np.isfinite(values).all() for values in found.items.values())

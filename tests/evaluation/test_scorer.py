@@ -1,0 +1,178 @@
+"""Likelihoods are those of a full softmax, whatever they are batched with and however a text is cut."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scored_models import KINDS, N_POSITIONS, TOKENIZER, softmax_nats, tiny_model, tiny_scorer
+
+from widthwise.config_io import UserError
+from widthwise.data.json_tokenizer import train_bpe
+from widthwise.evaluation import scorer as scoring
+from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
+
+MAX_LENGTH = 19
+REQUESTS = [
+    (list(b"the gate stood"), list(b" open")),
+    ([], list(b"a")),
+    (list(b"x"), list(b"yz!")),
+    (list(b"a context longer than the model reads"), list(b" end")),
+    (list(b"the gate stood"), list(b" o")),
+    ([], list(b"just as long as it ")),
+    ([7], [TOKENIZER.eos_id]),
+]
+
+
+def _expected(model, context: list[int], continuation: list[int]):
+    tokens = ([*context] or [TOKENIZER.eos_id]) + continuation
+    nats, is_greedy = softmax_nats(model, tokens[-(MAX_LENGTH + 1) :])
+    return nats[-len(continuation) :], is_greedy[-len(continuation) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_continuations_get_what_a_full_softmax_gives(kind: str, float64) -> None:
+    scorer = tiny_scorer(kind, MAX_LENGTH)
+    found = scorer.continuations(REQUESTS)
+    for (context, continuation), result in zip(REQUESTS, found, strict=True):
+        nats, is_greedy = _expected(scorer.model, context, continuation)
+        assert result.log_likelihood == pytest.approx(-nats.sum(), rel=1e-12)
+        assert result.is_greedy == is_greedy.all()
+        assert result.n_tokens == len(continuation)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neither_batch_nor_order_matters(kind: str, float64) -> None:
+    alone = tiny_scorer(kind, MAX_LENGTH, batch_size=1).continuations(REQUESTS)
+    together = tiny_scorer(kind, MAX_LENGTH, batch_size=len(REQUESTS)).continuations(REQUESTS[::-1])[::-1]
+    for one, other in zip(alone, together, strict=True):
+        assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-12)
+        assert one[1:] == other[1:]
+
+
+def test_the_most_probable_continuation_is_greedy_and_another_is_not(float64) -> None:
+    scorer, context = tiny_scorer(max_length=MAX_LENGTH), list(b"once")
+    best = []
+    for _ in range(3):
+        logits = scorer.model(torch.tensor([context + best]))[0, -1]
+        best.append(int(logits.argmax()))
+    worse = [*best[:2], (best[2] + 1) % TOKENIZER.vocab_size]
+    assert [each.is_greedy for each in scorer.continuations([(context, best), (context, worse)])] == [True, False]
+
+
+def test_logits_in_chunks_are_the_same_logits(monkeypatch: pytest.MonkeyPatch, float64) -> None:
+    whole = tiny_scorer(max_length=MAX_LENGTH).continuations(REQUESTS)
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", 600)
+    in_chunks = tiny_scorer(max_length=MAX_LENGTH).continuations(REQUESTS)
+    assert [each.log_likelihood for each in in_chunks] == pytest.approx([each.log_likelihood for each in whole])
+
+
+def test_bf16_is_near_and_is_not_fp32() -> None:
+    model = tiny_model().float()
+    exact = Scorer(model, TOKENIZER, MAX_LENGTH).continuations(REQUESTS)
+    rounded = Scorer(model, TOKENIZER, MAX_LENGTH, autocast_dtype=torch.bfloat16).continuations(REQUESTS)
+    pairs = [(one.log_likelihood, other.log_likelihood) for one, other in zip(exact, rounded)]
+    assert all(one == pytest.approx(other, rel=0.05) for one, other in pairs)
+    assert any(one != other for one, other in pairs)
+
+
+def test_a_model_in_training_goes_on_training() -> None:
+    model = tiny_model("moe").train()
+    state = torch.get_rng_state()
+    Scorer(model, TOKENIZER, MAX_LENGTH).continuations(REQUESTS)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("continuation", "n_tokens"), [([], 0), (list(range(MAX_LENGTH + 1)), MAX_LENGTH + 1)])
+def test_an_empty_or_too_long_continuation_is_refused(continuation: list[int], n_tokens: int) -> None:
+    with pytest.raises(UserError, match=f"has {n_tokens} tokens; allowed: 1 to max_length = {MAX_LENGTH}"):
+        tiny_scorer(max_length=MAX_LENGTH).continuations([([1], continuation)])
+
+
+def test_learned_positions_limit_the_length() -> None:
+    assert tiny_scorer("learned_positions", N_POSITIONS).max_length == N_POSITIONS
+    with pytest.raises(UserError, match=f"no more than {N_POSITIONS} tokens"):
+        tiny_scorer("learned_positions", N_POSITIONS + 1)
+
+
+@given(n_tokens=st.integers(0, 60), max_length=st.integers(1, 13), data=st.data())
+def test_every_token_is_predicted_once_from_as_much_as_fits(n_tokens: int, max_length: int, data) -> None:
+    stride = data.draw(st.integers(1, max_length))
+    tokens, known = list(range(100, 100 + n_tokens)), [7, *range(100, 100 + n_tokens)]
+    predicted = []
+    for index, (context, continuation) in enumerate(windows(tokens, 7, max_length, stride)):
+        end = len(predicted) + len(continuation)
+        assert len(continuation) <= (stride if index else max_length)
+        assert [*context, *continuation] == known[max(0, end - max_length) : end + 1]
+        predicted += continuation
+    assert predicted == tokens
+
+
+@settings(deadline=None)  # the first call imports the harness
+@given(n_tokens=st.integers(0, 40), max_length=st.integers(1, 9), data=st.data())
+def test_windows_are_those_of_the_harness(n_tokens: int, max_length: int, data) -> None:
+    utils = pytest.importorskip("lm_eval.utils")
+    stride, tokens = data.draw(st.integers(1, max_length)), list(range(n_tokens))
+    theirs = utils.get_rolling_token_windows(tokens, -1, max_length, max_length - stride + 1)
+    assert list(windows(tokens, -1, max_length, stride)) == [utils.make_disjoint_window(window) for window in theirs]
+
+
+@pytest.mark.parametrize("kind", ["x", "virtual_width", "learned_positions"])
+@pytest.mark.parametrize("stride", [1, 4, None])
+def test_rolling_gives_every_token_the_context_of_its_window(kind: str, stride: int | None, float64) -> None:
+    scorer, documents = tiny_scorer(kind, max_length=9), [list(b"a text of several windows"), [], list(b"short")]
+    step = stride or 9
+    for document, nats in zip(documents, scorer.rolling(documents, stride), strict=True):
+        expected, known = [], [TOKENIZER.eos_id, *document]
+        for i in range(len(document)):
+            # The first window ends with the ninth token, each later one `step` further, the last with the document.
+            end = min(9 if i < 9 else 9 + ((i - 9) // step + 1) * step, len(document))
+            start = max(0, end - 9)
+            expected.append(softmax_nats(scorer.model, known[start : end + 1])[0][i - start])
+        assert nats == pytest.approx(np.array(expected), rel=1e-12)
+
+
+def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.MonkeyPatch, float64) -> None:
+    scorer = tiny_scorer(max_length=9, batch_size=2)
+    documents = [list(b"a text of several windows"), [], list(b"short")]
+    whole = scorer.rolling(documents, stride=2)
+    held, token_scores = [], scorer.token_scores
+    monkeypatch.setattr(scorer, "token_scores", lambda requests: held.append(len(requests)) or token_scores(requests))
+    monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
+    for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+    assert (max(held), len(held)) == (4, 3)
+
+
+def test_a_longer_context_for_every_token_is_a_stride_of_one(float64) -> None:
+    scorer, text = tiny_scorer(max_length=5), list(b"sliding window")
+    known = [TOKENIZER.eos_id, *text]
+    expected = [softmax_nats(scorer.model, known[max(0, i - 4) : i + 2])[0][-1] for i in range(len(text))]
+    assert scorer.rolling([text], stride=1)[0] == pytest.approx(np.array(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("stride", [0, 10])
+def test_a_stride_outside_the_window_is_refused(stride: int) -> None:
+    with pytest.raises(UserError, match=f"stride: got {stride}; must be from 1 to max_length = 9"):
+        tiny_scorer(max_length=9).rolling([[1, 2]], stride)
+
+
+@settings(max_examples=50, deadline=None)
+@given(context=st.text("ab \n", max_size=8), continuation=st.text("ab ", min_size=1, max_size=6))
+def test_a_pair_is_encoded_as_one_text(context: str, continuation: str) -> None:
+    ((before, after),) = encode_pairs(TOKENIZER, [(context, continuation)])
+    assert bytes([*before, *after]).decode() == context + continuation
+    assert bytes(before).decode() == context.rstrip()
+
+
+def test_spaces_between_context_and_continuation_begin_the_continuation() -> None:
+    tokenizer = train_bpe(iter(["the open gate of the open sea " * 50]), 270)
+    apart, ending, whole = (
+        encode_pairs(tokenizer, [pair])[0] for pair in (("the", " open"), ("the ", "open"), ("the  ", "open"))
+    )
+    assert apart == ending
+    assert apart == (tokenizer.encode("the"), tokenizer.encode(" open"))
+    assert whole[0] == apart[0]
+    assert tokenizer.decode(whole[1]) == "  open"
