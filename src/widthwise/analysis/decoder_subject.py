@@ -1,0 +1,121 @@
+"""Any Decoder as a subject of the statistics."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from widthwise.analysis.subject import Subject, Watcher
+from widthwise.analysis.watching import watched_layers
+from widthwise.kernels.swiglu.reference import swiglu
+from widthwise.model.axes import Linear
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.dynamic import DynamicWidth
+from widthwise.model.ffn.interface import FeedForward
+from widthwise.model.ffn.moe import MoE
+from widthwise.model.layer import DecoderLayer
+from widthwise.model.residual.interface import Stream
+from widthwise.model.residual.over_width import PadEntry
+
+DOWN = "w_down"
+"""The name of the last matrix of a feed-forward, or of each of its blocks."""
+ROWS_AT_ONCE = 1024
+
+
+class DecoderSubject(Subject):
+    """In evaluation mode. Its further heads are not looked at."""
+
+    def __init__(self, model: Decoder):
+        self._model = model
+
+    @property
+    def d_model(self) -> int:
+        return self._model.config.d_model
+
+    @property
+    def widths(self) -> list[int]:
+        return self._model.config.widths
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+    def run(self, tokens: Tensor, watcher: Watcher) -> None:
+        def show(depth: int, stream: Stream) -> None:
+            watcher.see_stream(depth, self._wide(depth, stream), self._model.exit(stream))
+
+        layers = cast(list[DecoderLayer], list(self._model.layers))
+        with ExitStack() as stack:
+            stack.enter_context(watched_layers(layers, watcher, show))
+            for index, layer in enumerate(layers):
+                stack.enter_context(watched_units(layer.ffn, partial(watcher.see_activations, index)))
+            self._model.stream(tokens)
+
+    def _wide(self, depth: int, stream: Stream) -> Tensor:
+        """(B, T, width): of the plain residual as many coordinates as a layer has written by then, else all slots."""
+        config = self._model.config
+        width = max((config.d_model, *config.widths[:depth]))
+        states = config.residual.to_slots(stream, width).flatten(-2)
+        # Before the first layer the padding is nothing that was written.
+        return states[..., :width] if depth == 0 and type(self._model.entry) is PadEntry else states
+
+
+@contextmanager
+def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Calls see(block, activations (n, d_ff)) in a pass of the feed-forward; in a second one, blocks would count on.
+
+    A block is a call of a matrix named w_down, or the routed experts of a mixture, which `see` is given in pieces. A
+    dynamic-width feed-forward computes all its units meanwhile, and masks them.
+    """
+    n_blocks = itertools.count()
+
+    def see_down(module: Any, args: Any) -> None:
+        see(next(n_blocks), args[0].flatten(0, -2))
+
+    def see_router(moe: MoE, module: Any, args: Any, logits: Tensor) -> None:
+        block = next(n_blocks)
+        for activations in expert_activations(moe, args[0].flatten(0, -2), logits.flatten(0, -2)):
+            see(block, activations)
+
+    with ExitStack() as stack:
+        for name, module in ffn.named_modules():
+            if isinstance(module, MoE):
+                stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
+            elif isinstance(module, DynamicWidth):
+                stack.enter_context(_masked(module))
+            elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
+                stack.enter_context(module.register_forward_pre_hook(see_down))
+        yield
+
+
+def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
+    """x: (n, d_model), what the experts read, and logits: (n, n_experts) of the router -> in pieces (m, n_experts *
+    d_expert), the units of all experts, 0 where a token is not sent to the expert.
+    """
+    n_experts, d_expert = moe.config.n_experts, moe.config.d_expert
+    w_gate, w_up = (w.weight.unflatten(0, (n_experts, d_expert)) for w in (moe.w_gate, moe.w_up))
+    for rows, scores in zip(x.split(ROWS_AT_ONCE), logits.split(ROWS_AT_ONCE)):
+        # In the type in which the mixture chooses, or ties would fall elsewhere.
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        chosen = scores.topk(moe.config.top_k, dim=-1).indices
+        units = rows.new_zeros(len(rows), n_experts, d_expert)
+        for expert in range(n_experts):
+            token = (chosen == expert).any(dim=-1).nonzero()[:, 0]
+            own = rows[token]
+            units[token, expert] = swiglu(linear(own, w_gate[expert]), linear(own, w_up[expert])).to(units.dtype)
+        yield units.flatten(1)
+
+
+@contextmanager
+def _masked(ffn: DynamicWidth) -> Iterator[None]:
+    """A feed-forward that leaves no unit out, so that its activations are there to be seen."""
+    config = ffn.config
+    ffn.config = config.model_copy(update={"execution": "masked"})
+    try:
+        yield
+    finally:
+        ffn.config = config

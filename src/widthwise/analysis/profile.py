@@ -1,0 +1,106 @@
+"""All statistics of a finished model over a text, kept while the text streams by.
+
+    profile = Profile(DecoderSubject(model), ProfileOptions(thresholds=(0.01, 0.1, 1.0)))
+    for windows in batches:  # integers (B, T + 1), as `HeldOut.batches` gives them
+        profile.add(windows)
+    profile.summary()
+
+`DecoderSubject` is for models of ours, `HFSubject` for those of transformers; both in evaluation mode.
+"""
+
+from typing import Annotated, Any
+
+import pydantic
+import torch
+from torch import Tensor
+
+from widthwise.analysis.activations import ActivationMeter
+from widthwise.analysis.attention_calls import AttentionCall
+from widthwise.analysis.logit_lens import LogitLens
+from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
+from widthwise.analysis.sinks import SinkMeter
+from widthwise.analysis.subject import Subject, Watcher
+from widthwise.config_io import Config, UserError
+
+Threshold = Annotated[float, pydantic.Field(ge=0)]
+
+
+class ProfileOptions(Config):
+    """What counts as an active unit of a feed-forward."""
+
+    thresholds: Annotated[tuple[Threshold, ...], pydantic.Field(min_length=1)] = (
+        *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+        *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
+    )
+    """Sizes of an activation, for each of which the share of activations above it is measured."""
+    utilisation_threshold: Threshold = 0.1
+    """The one above which a unit counts as used by a token; 0.1 is the variable-width paper's."""
+
+
+class Profile(Watcher):
+    """Of one model. What is kept does not grow with the number of tokens: width^2 numbers at every depth, beside which
+    everything else is small. While it looks at a batch it also needs (n_layers + 1) * d_model numbers for every token.
+    """
+
+    def __init__(self, subject: Subject, options: ProfileOptions | None = None):
+        self._subject, self._options = subject, options or ProfileOptions()
+        self._n_tokens = 0
+        self._activations: dict[tuple[int, int], ActivationMeter] = {}
+        self._entropies: list[MatrixEntropy] = []
+        self._lens = LogitLens()
+        self._sinks = [SinkMeter() for _ in subject.widths]
+        self._hidden: list[Tensor] = []
+
+    @torch.no_grad()
+    def add(self, windows: Tensor) -> None:
+        """windows: integers (B, T + 1), T >= 2: the model sees the first T of each, and the lens is asked for the token
+        after each of them. Raises UserError where the model's states are not finite.
+        """
+        if windows.shape[1] < 3:
+            raise UserError(f"seq_len: got {windows.shape[1] - 1}; must be at least 2, a first token and another")
+        tokens, targets = windows[:, :-1], windows[:, 1:]
+        try:
+            self._subject.run(tokens, self)
+            self._lens.add(self._hidden, targets.flatten(), self._subject.logits)
+        finally:
+            self._hidden = []
+        self._n_tokens += tokens.numel()
+
+    def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
+        if not stream.isfinite().all():
+            raise UserError(f"the stream after layer {depth} is not made of finite numbers; the model is of no use")
+        if depth == len(self._entropies):
+            self._entropies.append(MatrixEntropy(stream.shape[-1], stream.device))
+        self._entropies[depth].add(stream.flatten(0, 1))
+        self._hidden.append(hidden.flatten(0, 1))
+        if depth > 0:
+            self._sinks[depth - 1].add_stream(stream)
+
+    def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
+        if (layer, block) not in self._activations:
+            options = self._options
+            self._activations[layer, block] = ActivationMeter(options.thresholds, options.utilisation_threshold)
+        self._activations[layer, block].add(activations)
+
+    def see_attention(self, layer: int, call: AttentionCall) -> None:
+        self._sinks[layer].add_attention(call)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain data, an entry of the models of an analysis: layers and blocks from 1 on, depth 0 before the first
+        layer. See the summaries of the meters. Of a mixture of experts the units of all routed experts are block 1, and
+        those of a shared expert block 2.
+        """
+        stream = [{"depth": depth, **entropy.summary()} for depth, entropy in enumerate(self._entropies)]
+        return {
+            "d_model": self._subject.d_model,
+            "widths": self._subject.widths,
+            "n_tokens": self._n_tokens,
+            "activations": [
+                {"layer": layer + 1, "block": block + 1, **meter.summary()}
+                for (layer, block), meter in sorted(self._activations.items(), key=lambda item: item[0])
+            ],
+            "stream": stream,
+            "logit_lens": self._lens.summary(),
+            "sinks": [{"layer": layer, **meter.summary()} for layer, meter in enumerate(self._sinks, start=1)],
+            "valley": valley([entry["entropy"] for entry in stream]),
+        }

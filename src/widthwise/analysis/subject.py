@@ -1,0 +1,51 @@
+"""A finished model as the statistics see it, whatever made it."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from widthwise.analysis.attention_calls import AttentionCall
+
+
+class Watcher(ABC):
+    """Is shown what a model does in one pass, as it happens. Nothing shown may be changed, or kept beyond the pass."""
+
+    @abstractmethod
+    def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
+        """After layer `depth`, 0 being before the first; in order.
+
+        stream: (B, T, width), the coordinates of the residual stream written so far, carried ones included; hidden:
+        (B, T, d_model), what the model's last norm makes of it.
+        """
+
+    @abstractmethod
+    def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
+        """Layers and blocks from 0 on. activations: (n, d_ff), what the down-projection of this block multiplies, of
+        the next n tokens: once a pass, or in several pieces. The activation of a unit that a token leaves out is 0.
+        """
+
+    @abstractmethod
+    def see_attention(self, layer: int, call: AttentionCall) -> None:
+        """Layers from 0 on."""
+
+
+class Subject(ABC):
+    """A causal language model in evaluation mode."""
+
+    @property
+    @abstractmethod
+    def d_model(self) -> int:
+        """Width of the head."""
+
+    @property
+    @abstractmethod
+    def widths(self) -> list[int]:
+        """Of the layers."""
+
+    @abstractmethod
+    def run(self, tokens: Tensor, watcher: Watcher) -> None:
+        """Runs the model, uncompiled and without its logits, while the watcher looks. tokens: integers (B, T)."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden: (n, d_model) -> (n, vocab_size)."""

@@ -1,0 +1,30 @@
+"""How the model of a run is asked for likelihoods."""
+
+import pydantic
+import torch
+
+from widthwise.config_io import Config
+from widthwise.evaluation.scorer import Scorer
+from widthwise.training.config import Recipe
+from widthwise.training.precision import Precision
+from widthwise.training.trained import Trained
+
+
+class ScoringOptions(Config):
+    """What every way of asking has."""
+
+    batch_size: pydantic.PositiveInt = 16
+    """Windows or answers per forward pass."""
+    max_length: pydantic.PositiveInt | None = None
+    """Tokens the model reads at most; the recipe's seq_len where not given."""
+    precision: Precision | None = None
+    """Of the matrix products; the recipe's where not given."""
+
+    def precision_of(self, recipe: Recipe) -> Precision:
+        return self.precision or recipe.train.precision
+
+    def scorer(self, trained: Trained) -> Scorer:
+        """Raises UserError where the model has fewer learned positions than max_length."""
+        dtype = torch.bfloat16 if self.precision_of(trained.recipe) == "bf16" else None
+        max_length = self.max_length or trained.recipe.seq_len
+        return Scorer(trained.model, trained.tokenizer, max_length, self.batch_size, dtype)

@@ -1,0 +1,213 @@
+"""Small models of every kind, and what they do written out: streams, activations, attention, all of it kept."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from widthwise.config_io import merge, parse
+from widthwise.model.axes import Weight
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, build
+from widthwise.model.ffn.dynamic import DynamicWidth
+from widthwise.model.ffn.hourglass import Hourglass
+from widthwise.model.ffn.mlp import ACTIVATIONS, MLP
+from widthwise.model.ffn.moe import MoE
+from widthwise.shape.template import ModelTemplate
+
+VOCAB_SIZE = 31
+SEQ_LEN = 9
+X = [20, 12, 4, 16]
+SLOTS = {"kind": "hyper_connections", "slot_width": 4}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "uniform": {"shape": {"kind": "explicit", "widths": [8, 8, 8]}, "n_layers": 3},
+    "x": {},
+    "x_full_ends": {"shape": {"endpoints": "full"}, "residual": {"kind": "plain", "multiplier": 0.4}},
+    "narrowing": {"shape": {"widths": [8, 8, 8, 4]}},
+    "grouped_heads": {
+        "attention": {"n_heads": None, "head_dim": 2, "kv_group_size": 2, "qk_norm": {"over": "head"}},
+        "norm": {"placement": "reordered"},
+    },
+    "values_of_other_sizes": {"layers": {0: {"attention": {"v_head_dim": 3}}, 1: {"attention": {"v_head_dim": 9}}}},
+    "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
+    "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}},
+    "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
+    "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
+    "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
+    "virtual": {"residual": {**SLOTS, "n_slots": 6}},
+    "virtual_padded": {"residual": {**SLOTS, "n_slots": 6, "embedding": "pad"}},
+}
+
+
+def config_of(name: str) -> ModelConfig:
+    data = {
+        "vocab_size": VOCAB_SIZE,
+        "d_model": 8,
+        "n_layers": len(X),
+        "shape": {"kind": "explicit", "widths": X},
+        "attention": {"n_heads": 2},
+        "ffn": {"kind": "swiglu", "ratio": 1.7},
+        "init": {"std": 0.4, "depth_scaled": False},
+    }
+    return parse(ModelTemplate, merge(data, MODELS[name]), "model").resolve(SEQ_LEN)
+
+
+def model_of(name: str, dtype: torch.dtype = torch.float64) -> Decoder:
+    """With weights that start at 0 or 1 moved, so that gains, biases, scores and mixtures are of no special form."""
+    model = build(config_of(name), seed=2, dtype=dtype)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Weight) and module.start is not None:
+                noise = torch.randn(module.weight.shape, generator=generator, dtype=torch.float64)
+                module.weight += 0.3 * noise.to(dtype)
+    return model.eval()
+
+
+def windows_of(n_windows: int, length: int = SEQ_LEN, seed: int = 1) -> Tensor:
+    """Integers (n_windows, length + 1)."""
+    return torch.randint(VOCAB_SIZE, (n_windows, length + 1), generator=torch.Generator().manual_seed(seed))
+
+
+class Trace:
+    """What a model does with tokens (B, T); layers from 0 on."""
+
+    def __init__(self, model: Decoder, tokens: Tensor):
+        self.model = model
+        self.streams: list[Tensor] = []
+        """Of every depth (B, T, coordinates written so far)."""
+        self.lens_inputs: list[Tensor] = []
+        """Of every depth (B, T, d_model), normalised."""
+        self.activations: dict[tuple[int, int], Tensor] = {}
+        """By layer and block (B T, d_ff)."""
+        self.first_key_weights: list[np.ndarray] = []
+        """Of every layer (B, n_heads, T)."""
+        with torch.no_grad():
+            self.context = model._context(tokens, model.config.layers)
+            (self._run_plain if model.config.residual.kind == "plain" else self._run_slots)(tokens)
+
+    def _run_plain(self, tokens: Tensor) -> None:
+        """One wide buffer, of which layers read and write a prefix."""
+        model, config = self.model, self.model.config
+        wide, written, multiplier = max(config.d_model, *config.widths), config.d_model, config.residual.multiplier
+        buffer = torch.zeros(*tokens.shape, wide)
+        buffer[..., : config.d_model] = model.embedding.weight[tokens] * config.embedding_multiplier
+        self._keep_plain(buffer, written)
+        for index, layer in enumerate(model.layers):
+            sizes = layer.config
+            update = self._attention(layer, buffer[..., : sizes.d_in])
+            buffer[..., : sizes.d_model] += multiplier * update
+            update = self._ffn(index, layer, buffer[..., : sizes.d_model].clone())
+            buffer[..., : sizes.d_out] += multiplier * update
+            written = max(written, sizes.d_model)
+            self._keep_plain(buffer, written)
+
+    def _keep_plain(self, buffer: Tensor, written: int) -> None:
+        config, norm = self.model.config, self.model.exit.norm
+        self.streams.append(buffer[..., :written].clone())
+        n = config.final_norm_width
+        x = buffer[..., :n]
+        x = x / (x.square().sum(-1, keepdim=True) / norm.norm_dim + norm.eps).sqrt() * norm.weight
+        x = torch.cat((x, buffer[..., n : config.d_model]), dim=-1) if n < config.d_model else x
+        self.lens_inputs.append(x[..., : config.d_model])
+
+    def _run_slots(self, tokens: Tensor) -> None:
+        stream = self.model.embed(tokens)
+        n_written = 8 if self.model.config.residual.embedding == "pad" else None
+        self._keep_slots(stream, n_written)
+        for index, layer in enumerate(self.model.layers):
+            x, kept = layer.attention_residual.read(stream)
+            stream = layer.attention_residual.write(kept, self._attention(layer, x))
+            x, kept = layer.ffn_residual.read(stream)
+            stream = layer.ffn_residual.write(kept, self._ffn(index, layer, x))
+            self._keep_slots(stream)
+
+    def _keep_slots(self, stream: Tensor, n_written: int | None = None) -> None:
+        self.streams.append(stream.flatten(-2)[..., :n_written])
+        self.lens_inputs.append(self.model.exit(stream))
+
+    def _attention(self, layer: Any, x: Tensor) -> Tensor:
+        attention = layer.attention
+        queries, keys, _ = attention._project(attention.norm.before(x), self.context)
+        n_texts, n_heads, n_tokens = queries.shape[:3]
+        weights = np.zeros((n_texts, n_heads, n_tokens))
+        for text in range(n_texts):
+            for head in range(n_heads):
+                own = keys[text, head // (n_heads // keys.shape[1])].numpy()
+                for i in range(n_tokens):
+                    scores = [attention.config.scale * (queries[text, head, i].numpy() @ own[j]) for j in range(i + 1)]
+                    powers = np.exp(scores)
+                    weights[text, head, i] = powers[0] / powers.sum()
+        self.first_key_weights.append(weights)
+        return attention(x, self.context)
+
+    def _ffn(self, index: int, layer: Any, x: Tensor) -> Tensor:
+        for block, activations in enumerate(literal_activations(layer.ffn, x, self.context)):
+            self.activations[index, block] = activations.flatten(0, -2)
+        return layer.ffn(x, self.context)[0]
+
+
+def gated(ffn: Any, x: Tensor) -> Tensor:
+    return silu(x @ ffn.w_gate.weight.T) * (x @ ffn.w_up.weight.T)
+
+
+def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
+    """Of every block of a feed-forward that reads x, (B, T, d_ff)."""
+    if isinstance(ffn, Hourglass):
+        found, h = [], x
+        for block in ffn.blocks:
+            found.append(gated(block, block.norm.before(h)))
+            update = block(h, context)[0]
+            h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
+        return found
+    stream, x = x, ffn.norm.before(x)
+    if isinstance(ffn, MLP):
+        return [ACTIVATIONS[ffn.config.activation].function(ffn.w_up(x))]
+    if isinstance(ffn, MoE):
+        return [_routed(ffn, x), gated(ffn.shared, ffn.shared.norm.before(x))]
+    if isinstance(ffn, DynamicWidth):
+        config = ffn.config
+        level = torch.sigmoid(ffn.score(ffn.score.source(x, stream, context)) + ffn.bias())
+        width = config.d_ff * (config.min_fraction + (1 - config.min_fraction) * level)
+        return [gated(ffn, x) * (torch.arange(config.d_ff) + 0.5 < width[..., None])]
+    return [gated(ffn, x)]
+
+
+def _routed(ffn: MoE, x: Tensor) -> Tensor:
+    size, top_k = ffn.config.d_expert, ffn.config.top_k
+    found = torch.zeros(*x.shape[:2], ffn.config.n_experts * size)
+    for place in np.ndindex(*x.shape[:2]):
+        for expert in (x[place] @ ffn.w_router.weight.T).argsort(descending=True)[:top_k].tolist():
+            own = slice(expert * size, (expert + 1) * size)
+            gate, up = ffn.w_gate.weight[own], ffn.w_up.weight[own]
+            found[(*place, own)] = silu(gate @ x[place]) * (up @ x[place])
+    return found
+
+
+def spectrum(states: np.ndarray) -> dict[str, Any]:
+    """By the singular values of the matrix of all tokens. states: (n, width)."""
+    n, width = states.shape
+    p = np.linalg.svd(states, compute_uv=False) ** 2
+    p = p / p.sum()
+    entropy = -sum(share * math.log(share) for share in p if share > 0)
+    rank = min(n, width)
+    return {"width": width, "rank": rank, "entropy": entropy / math.log(rank), "participation": 1 / (p**2).sum()}
+
+
+def unit_statistics(activations: np.ndarray, thresholds: tuple[float, ...], used: float) -> dict[str, Any]:
+    """Of a whole activation matrix (n, d_ff)."""
+    energy = (activations**2).sum(axis=0)
+    utilisation = (np.abs(activations) > used).mean(axis=0)
+    participation = energy.sum() ** 2 / (energy**2).sum()
+    return {
+        "d_ff": activations.shape[1],
+        "density": [float((np.abs(activations) > threshold).mean()) for threshold in thresholds],
+        "utilisation": utilisation.tolist(),
+        "dead_share": float((utilisation == 0).mean()),
+        "participation": participation,
+        "participation_share": participation / activations.shape[1],
+    }

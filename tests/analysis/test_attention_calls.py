@@ -1,0 +1,79 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from widthwise.analysis import attention_calls
+from widthwise.analysis.attention_calls import AttentionCalls
+
+N_TEXTS, N_HEADS, N_TOKENS, HEAD_DIM = 2, 4, 7, 3
+
+
+def heads(n: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(N_TEXTS, n, N_TOKENS, HEAD_DIM, generator=generator, dtype=torch.float64)
+
+
+def weights_of(n_kv_heads: int = N_HEADS, **options) -> tuple[Tensor, Tensor]:
+    """Of key 0 as seen, and as it comes out where every value is 1 at key 0 and 0 elsewhere."""
+    seen = []
+    values = torch.zeros(N_TEXTS, n_kv_heads, N_TOKENS, HEAD_DIM, dtype=torch.float64)
+    values[:, :, 0] = 1.0
+    with AttentionCalls(lambda number, call: seen.append((number, call))) as calls:
+        out = scaled_dot_product_attention(
+            heads(N_HEADS, 0), heads(n_kv_heads, 1), values, enable_gqa=n_kv_heads != N_HEADS, **options
+        )
+    ((number, call),) = seen
+    assert (number, calls.n_calls) == (0, 1)
+    return call.first_key_weights(), out[..., 0]
+
+
+def window() -> Tensor:
+    """Keys at most 3 places back."""
+    distance = torch.arange(N_TOKENS)[:, None] - torch.arange(N_TOKENS)
+    return (distance >= 0) & (distance < 4)
+
+
+NUMBERS = torch.linspace(-2, 1, N_TOKENS * N_TOKENS, dtype=torch.float64).view(N_TOKENS, N_TOKENS)
+
+
+@pytest.mark.parametrize("at_once", [1, 3 * N_TEXTS * N_HEADS * N_TOKENS, 10**6])
+@pytest.mark.parametrize("n_kv_heads", [4, 2, 1])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True},
+        {"is_causal": True, "scale": 1.3},
+        {"attn_mask": window()},
+        {"attn_mask": window().expand(N_TEXTS, 1, -1, -1), "scale": 0.2},
+        {"attn_mask": NUMBERS.masked_fill(~window(), -math.inf)},
+        {"attn_mask": NUMBERS[:1]},
+    ],
+    ids=["plain", "causal", "causal_scaled", "window", "window_a_text", "numbers", "numbers_a_key"],
+)
+def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_heads, at_once):
+    monkeypatch.setattr(attention_calls, "SCORES_AT_ONCE", at_once)
+    found, expected = weights_of(n_kv_heads, **options)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_calls_are_counted_and_go_on_as_before():
+    queries, seen = heads(2, 0), []
+    expected = scaled_dot_product_attention(queries, queries, queries)
+    with AttentionCalls(lambda number, call: seen.append(number)):
+        for _ in range(3):
+            assert torch.equal(scaled_dot_product_attention(queries, queries, queries), expected)
+    scaled_dot_product_attention(queries, queries, queries)
+    assert seen == [0, 1, 2]
+
+
+def test_weights_are_in_single_precision_even_under_autocast():
+    queries, seen = heads(2, 0).float(), []
+    with torch.autocast("cpu", torch.bfloat16), AttentionCalls(lambda number, call: seen.append(call)):
+        scaled_dot_product_attention(queries, queries, queries)
+        found = seen[0].first_key_weights()
+    scores = HEAD_DIM**-0.5 * (queries.double() @ queries.double().mT)
+    torch.testing.assert_close(found, scores.softmax(dim=-1)[..., 0].float(), rtol=0, atol=1e-6)

@@ -1,0 +1,256 @@
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from profiled_models import (
+    MODELS,
+    SEQ_LEN,
+    Trace,
+    config_of,
+    model_of,
+    spectrum,
+    unit_statistics,
+    windows_of,
+)
+from torch import Tensor
+
+from widthwise.analysis import activations, attention_calls, decoder_subject, logit_lens, matrix_entropy
+from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.profile import Profile, ProfileOptions
+from widthwise.config_io import UserError
+from widthwise.model.decoder import Decoder
+
+OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
+
+
+def summary(model: Decoder, windows: Tensor, batch: int = 2) -> dict[str, Any]:
+    profile = Profile(DecoderSubject(model), OPTIONS)
+    for some in windows.split(batch):
+        profile.add(some)
+    return profile.summary()
+
+
+def close(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    """The same structure, and numbers that agree."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for key in expected:
+            close(found[key], expected[key], tolerance)
+    elif isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            close(one, other, tolerance)
+    else:
+        assert found == (expected if expected is None else pytest.approx(expected, abs=tolerance))
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (activations, matrix_entropy, decoder_subject):
+        monkeypatch.setattr(module, "ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(logit_lens, "TOKENS_AT_ONCE", 5)
+    monkeypatch.setattr(attention_calls, "SCORES_AT_ONCE", 120)
+
+
+@pytest.mark.usefixtures("float64", "_small_pieces")
+@pytest.mark.parametrize("name", MODELS)
+def test_every_value_is_that_of_all_tokens_kept_at_once(name):
+    model, windows = model_of(name), windows_of(5)
+    found, trace = summary(model, windows), Trace(model, windows[:, :-1])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["n_tokens"], found["widths"], found["d_model"]) == (5 * SEQ_LEN, model.config.widths, 8)
+    expected_units = [
+        {
+            "layer": layer + 1,
+            "block": block + 1,
+            **unit_statistics(units.detach().numpy(), OPTIONS.thresholds, OPTIONS.utilisation_threshold),
+        }
+        for (layer, block), units in trace.activations.items()
+    ]
+    close(found["activations"], expected_units)
+    streams = [stream.flatten(0, 1).numpy() for stream in trace.streams]
+    close(found["stream"], [{"depth": depth, **spectrum(states)} for depth, states in enumerate(streams)])
+    close(found["logit_lens"], lens(model, trace, windows[:, 1:]))
+    close(found["sinks"], sinks(trace))
+
+
+def lens(model: Decoder, trace: Trace, targets: Tensor) -> list[dict[str, Any]]:
+    """From the whole logits of every depth."""
+    head = model.head.weight.detach().numpy() * model.config.logit_multiplier
+    probs = []
+    for hidden in trace.lens_inputs:
+        powers = np.exp(hidden.detach().flatten(0, 1).numpy() @ head.T)
+        probs.append(powers / powers.sum(axis=1, keepdims=True))
+    own = targets.flatten().numpy()
+    entries = [
+        {
+            "depth": depth,
+            "target_log_prob": np.log(p[np.arange(len(own)), own]).mean(),
+            "entropy": -(p * np.log(p)).sum(axis=1).mean(),
+            "kl_to_next": None,
+        }
+        for depth, p in enumerate(probs)
+    ]
+    for entry, p, q in zip(entries, probs, probs[1:]):
+        there, back = p * (np.log(p) - np.log(q)), q * (np.log(q) - np.log(p))
+        entry["kl_to_next"] = (there.sum(axis=1).mean() + back.sum(axis=1).mean()) / 2
+    return entries
+
+
+def sinks(trace: Trace) -> list[dict[str, Any]]:
+    entries = []
+    for layer, (weights, stream) in enumerate(zip(trace.first_key_weights, trace.streams[1:]), start=1):
+        norms = np.linalg.norm(stream.numpy(), axis=-1)
+        heads = weights.mean(axis=(0, 2))
+        ratio = norms[:, 0].mean() / norms[:, 1:].mean()
+        entries.append(
+            {"layer": layer, "first_token_share": heads.mean(), "heads": heads.tolist(), "norm_ratio": ratio}
+        )
+    return entries
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["x", "moe", "virtual"])
+def test_order_and_size_of_batches_and_pieces_change_nothing(name):
+    model, windows = model_of(name), windows_of(7)
+    expected = summary(model, windows, batch=7)
+    for batch, order in ((1, range(7)), (3, [4, 0, 6, 2, 1, 5, 3])):
+        close(summary(model, windows[list(order)], batch), expected, 1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", ["x", "virtual", "moe"])
+def test_the_lens_ends_with_the_loss_and_the_entropy_of_the_model(name):
+    model, windows = model_of(name), windows_of(4)
+    last = summary(model, windows)["logit_lens"][-1]
+    with torch.no_grad():
+        losses = model.loss(windows[:, :-1], windows[:, 1:]).losses
+        entropy = torch.distributions.Categorical(logits=model(windows[:, :-1])).entropy()
+    assert last["target_log_prob"] == pytest.approx(-losses.mean().item(), abs=1e-12)
+    assert last["entropy"] == pytest.approx(entropy.mean().item(), abs=1e-12)
+
+
+def test_under_autocast_the_model_is_seen_as_it_runs_there():
+    model, windows = model_of("x", torch.float32), windows_of(4)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        found = summary(model, windows, batch=4)
+        losses = model.loss(windows[:, :-1], windows[:, 1:]).losses
+    plain = summary(model, windows)
+    assert found["logit_lens"][-1]["target_log_prob"] == pytest.approx(-losses.mean().item(), rel=1e-2)
+    assert found["stream"] != plain["stream"]
+    close(found["stream"], plain["stream"], 0.2)
+    close(found["sinks"], plain["sinks"], 0.1)
+
+
+@pytest.mark.usefixtures("float64")
+def test_units_that_a_token_leaves_out_are_not_active():
+    found = summary(model_of("moe"), windows_of(6))
+    routed = [entry for entry in found["activations"] if entry["block"] == 1]
+    assert [entry["d_ff"] for entry in routed] == [15] * 4
+    for entry in routed:
+        assert entry["density"][0] == pytest.approx(2 / 5)
+
+
+@pytest.mark.usefixtures("float64")
+def test_compiled_layers_show_the_same_and_stay_compiled():
+    model, windows = model_of("uniform"), windows_of(2)
+    expected, graphs = summary(model, windows), []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)
+    with torch.no_grad():
+        before, n_graphs = model(windows), len(graphs)
+        assert summary(model, windows) == expected
+        assert torch.equal(model(windows), before)
+    assert n_graphs == len(graphs) > 0
+
+
+@pytest.mark.parametrize("name", ["dynamic", "moe"])
+def test_the_model_is_left_as_it_was_even_after_an_error(name):
+    model = model_of(name, torch.float32)
+
+    class Failing(Profile):
+        def see_attention(self, layer, call):
+            if layer == 2:
+                raise ArithmeticError
+
+    configs = [layer.ffn.config for layer in model.layers]
+    profile = Failing(DecoderSubject(model), OPTIONS)
+    with pytest.raises(ArithmeticError):
+        profile.add(windows_of(2))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(layer.ffn.config is config for layer, config in zip(model.layers, configs))
+    assert profile._hidden == []
+
+
+def test_a_text_needs_a_second_token():
+    profile = Profile(DecoderSubject(model_of("x", torch.float32)))
+    with pytest.raises(UserError, match=r"^seq_len: got 1; must be at least 2"):
+        profile.add(windows_of(3, length=1))
+
+
+def held_bytes(thing: Any, seen: set[int]) -> int:
+    """Of the tensors of a profile's meters."""
+    if id(thing) in seen or isinstance(thing, torch.nn.Module):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return thing.numel() * thing.element_size()
+    if isinstance(thing, dict):
+        return sum(held_bytes(value, seen) for value in thing.values())
+    if isinstance(thing, list):
+        return sum(held_bytes(value, seen) for value in thing)
+    return held_bytes(vars(thing), seen) if hasattr(thing, "__dict__") else 0
+
+
+def test_what_is_kept_does_not_grow_with_the_tokens():
+    model = model_of("moe", torch.float32)
+    profile, sizes = Profile(DecoderSubject(model), OPTIONS), []
+    for _ in range(3):
+        profile.add(windows_of(2))
+        sizes.append(held_bytes(profile, set()))
+    n_gram_bytes = 8 * sum(entry["width"] ** 2 for entry in profile.summary()["stream"])
+    assert n_gram_bytes < sizes[0] < n_gram_bytes + 8 * 1000
+    assert sizes == sizes[:1] * 3
+
+
+PEAKS = """
+import resource, sys
+sys.path.insert(0, {folder!r})
+import torch
+from profiled_models import model_of, windows_of
+from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.profile import Profile
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+model = model_of("x", torch.float32)
+profile = Profile(DecoderSubject(model))
+before = peak()
+for step in range(100):
+    profile.add(windows_of(8, 64, seed=step))
+    if step + 1 in (10, 100):
+        print(profile.summary()["n_tokens"], peak() - before, peak())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read in kilobytes, as Linux gives it")
+def test_ten_times_the_tokens_need_less_than_five_percent_more_memory(request):
+    code = PEAKS.format(folder=str(request.path.parent))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (few, grown_few, peak_few), (many, grown_many, peak_many) = (
+        map(int, line.split()) for line in done.stdout.splitlines()
+    )
+    assert many == 10 * few
+    assert peak_many < 1.05 * peak_few
+    kilobytes_of_all_states = many * sum(max(8, *config_of("x").widths[:depth]) for depth in range(1, 5)) * 4 / 1024
+    assert grown_many - grown_few < 0.1 * kilobytes_of_all_states

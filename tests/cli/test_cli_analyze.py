@@ -1,0 +1,64 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., tuple[int, str, str]]
+SMALL = ("model.n_layers=2", "train.steps=2")
+
+
+@pytest.fixture
+def runs(widthwise: Run, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """runs/plain below the working folder."""
+    monkeypatch.chdir(tmp_path)
+    assert widthwise("train", recipe, "--out", "runs/plain", *SMALL)[0] == 0
+    return tmp_path / "runs"
+
+
+def test_analyze_prints_means_and_writes_page_numbers_and_rows(widthwise: Run, recipe: Path, runs: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra [prep]")
+    assert widthwise("train", recipe, "--out", "runs/wide", "model.d_model=48", *SMALL)[0] == 0
+    code, out, err = widthwise("analyze", "runs/plain", "runs/wide", "--tokens", 240, "--parquet")
+    assert (code, "Traceback" in err) == (0, False)
+    folder = runs / "plain-vs-wide-analysis"
+    assert {path.name for path in folder.iterdir()} == {"analysis.json", "analysis.parquet", "report.html"}
+    assert all(f"wrote runs/plain-vs-wide-analysis/{path.name}" in out for path in folder.iterdir())
+    written = json.loads((folder / "analysis.json").read_text())
+    assert written["command"] == "widthwise analyze runs/plain runs/wide --tokens 240 --parquet"
+    assert [model["source"] for model in written["models"]] == ["runs/plain", "runs/wide"]
+    cells = next(line.split() for line in out.splitlines() if "participation / d_ff" in line)
+    for cell, model in zip(cells[-2:], written["models"], strict=True):
+        shares = [each["participation_share"] for each in model["activations"]]
+        assert float(cell) == pytest.approx(sum(shares) / len(shares), abs=1e-4)
+
+
+def test_of_one_run_the_analysis_stands_in_its_folder(widthwise: Run, runs: Path) -> None:
+    (runs / "own.txt").write_text("def narrow(width): return width // 2\n" * 9)
+    options = ("--text", "runs/own.txt", "--seq-len", 10, "--tokens", 57, "--batch-size", 2, "--json")
+    code, out, _ = widthwise("analyze", "runs/plain", *options)
+    found = json.loads(out)
+    assert code == 0
+    assert found["text"] == {"source": "runs/own.txt", "seq_len": 10, "n_tokens": 50}
+    assert json.loads((runs / "plain/analysis/analysis.json").read_text()) == found
+    assert (runs / "plain/analysis/report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent"], "absent: is neither a run directory (config.yaml) nor a Hugging Face folder (config.json)"),
+        (["runs/plain", "runs/plain"], "analyze: plain was named twice"),
+        (["runs/plain", "--tokens", 5], "tokens: got 5; must be at least one window, seq_len = 24"),
+        (
+            ["runs/plain", "--out", "runs/plain"],
+            "runs/plain: holds config.yaml, whose report would be replaced; choose another folder",
+        ),
+        (["runs/plain", "--out", "runs/plain/config.yaml"], "runs/plain/config.yaml: is not a folder"),
+    ],
+)
+def test_a_mistake_is_one_line(widthwise: Run, runs: Path, arguments: list[object], message: str) -> None:
+    code, out, err = widthwise("analyze", *arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"error: {message}"
+    assert not list(runs.glob("*analysis*"))

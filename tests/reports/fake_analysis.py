@@ -1,0 +1,82 @@
+"""A made-up analysis on disk: two or more models whose numbers follow simple rules."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+THRESHOLDS = [0.01, 0.1, 1.0]
+
+
+def model(name: str, widths: list[int], level: float, n_blocks: int = 1) -> dict[str, Any]:
+    """Layers with 10 units a block, of which unit u is active for the share level * u / 10 of the tokens."""
+    layers, depths = range(1, len(widths) + 1), range(len(widths) + 1)
+    return {
+        "name": name,
+        "source": f"runs/{name}",
+        "kind": "widthwise",
+        "step": 900,
+        "d_model": widths[0],
+        "widths": widths,
+        "n_tokens": 8192,
+        "activations": [
+            {
+                "layer": layer,
+                "block": block,
+                "d_ff": 10,
+                "density": [0.9 * level, 0.45 * level, 0.1 * level],
+                "utilisation": [level * unit / 10 for unit in range(10)],
+                "dead_share": 0.1,
+                "participation": 2.0 + layer,
+                "participation_share": (2.0 + layer) / 10,
+            }
+            for layer in layers
+            for block in range(1, n_blocks + 1)
+        ],
+        "stream": [
+            {
+                "depth": depth,
+                "width": max(widths),
+                "rank": max(widths),
+                "entropy": level / (1 + depth),
+                "participation": 3,
+            }
+            for depth in depths
+        ],
+        "logit_lens": [
+            {
+                "depth": depth,
+                "target_log_prob": -6.0 + depth * level,
+                "entropy": 5.0 - depth * level,
+                "kl_to_next": None if depth == len(widths) else 0.5 * level,
+            }
+            for depth in depths
+        ],
+        "sinks": [
+            {"layer": layer, "first_token_share": 0.1 * level * layer, "heads": [0.0, 0.2 * layer], "norm_ratio": 40.0}
+            for layer in layers
+        ],
+        "valley": None,
+        "token_widths": None,
+        "virtual_width": None,
+    }
+
+
+def analysis(*models: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "title": "-vs-".join(each["name"] for each in models),
+        "command": "widthwise analyze runs/uniform runs/x",
+        "created": "2026-11-21T10:00:00+00:00",
+        "sentence": "x uses more of its units.\nThat is no law.\n",
+        "text": {"source": "held-out documents of python-stdlib", "seq_len": 256, "n_tokens": 8192},
+        "thresholds": THRESHOLDS,
+        "utilisation_threshold": 0.1,
+        "models": list(models),
+    }
+
+
+def write_analysis(folder: Path, *models: dict[str, Any]) -> Path:
+    """A folder with an analysis.json; of a uniform model and an x-shaped one where none are given."""
+    shown = models or (model("uniform", [64] * 4, 0.5), model("x", [96, 64, 32, 96], 0.8))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "analysis.json").write_text(json.dumps(analysis(*shown)))
+    return folder
