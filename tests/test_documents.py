@@ -36,10 +36,14 @@ def toy(data: dict) -> dict:
 
 
 def recipe_data(path: Path) -> list[dict]:
-    """The recipe of the file, or of each of its variants."""
+    """The recipe of the file, or of each of its variants, of each group of a sweep, and of each point of a ladder."""
     data = read_recipe(path)
     variants = data.pop("compare", {"variants": {"": {}}})["variants"]
-    return [merge(data, change) for change in variants.values()]
+    groups = data.pop("sweep", {}).get("groups", {})
+    ladder = data.pop("ladder", {"rungs": {}, "variants": {}})
+    rungs = [merge(rung, change) for rung in ladder["rungs"].values() for change in ladder["variants"].values()]
+    changes = (*variants.values(), *(group["change"] for group in groups.values()), *rungs)
+    return [merge(data, change) for change in changes]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

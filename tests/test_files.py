@@ -3,11 +3,12 @@ import hashlib
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.files import FileRecord, new_folder, read_json, write_atomic
+from widthwise.files import FileRecord, new_folder, read_json, write_atomic, write_first
 
 
 def fail_with(code):
@@ -121,3 +122,21 @@ def test_the_record_of_a_file_is_its_size_and_sha256(tmp_path):
     assert FileRecord.of(tmp_path / "file") == FileRecord(n_bytes=4, sha256=hashlib.sha256(b"\x00abc").hexdigest())
     with pytest.raises(UserError, match=r"none: cannot be read"):
         FileRecord.of(tmp_path / "none")
+
+
+def test_of_several_writers_at_once_the_first_wins_and_all_read_it(tmp_path):
+    path, found, barrier = tmp_path / "new" / "word", [], threading.Barrier(8)
+
+    def write(word):
+        barrier.wait()
+        found.append(write_first(path, word))
+
+    writers = [threading.Thread(target=write, args=(f"word {number}" * 1000,)) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len(found) == 8
+    assert set(found) == {path.read_text()}
+    assert [item.name for item in path.parent.iterdir()] == ["word"]
+    assert write_first(path, "later") == found[0]

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from widthwise.data.config import open_data
     from widthwise.data.prepare import prepare
     from widthwise.data.prepared import PreparedData
+    from widthwise.examination.analyse import analyse, write_analysis
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
     from widthwise.model.config import ModelConfig, cost_summary
@@ -43,6 +44,7 @@ _HOMES = {
     "shape.search": ("search",),
     "shape.search_space": ("SearchSpace",),
     "shape.template": ("ModelTemplate",),
+    "examination.analyse": ("analyse", "write_analysis"),
     "training.config": ("Recipe", "inspect_recipe", "load_recipe"),
     "training.trained": ("Trained", "load_trained"),
     "training.trainer": ("resume", "train"),
@@ -61,6 +63,7 @@ __all__ = [
     "SearchSpace",
     "Trained",
     "UserError",
+    "analyse",
     "build",
     "coordinate_check",
     "cost_summary",
@@ -76,6 +79,7 @@ __all__ = [
     "run_plan",
     "search",
     "train",
+    "write_analysis",
     "write_report",
 ]
 

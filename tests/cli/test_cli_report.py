@@ -29,3 +29,16 @@ def test_report_prints_where_the_files_are(run: Path) -> None:
 def test_report_prints_json(run: Path) -> None:
     result = CliRunner().invoke(app, [str(run), "--out", str(run / "out"), "--json"])
     assert json.loads(result.stdout) == {"files": [f"{run}/out/report.html"]}
+
+
+def test_report_writes_figures_as_files(run: Path) -> None:
+    result = CliRunner().invoke(app, [str(run), "--figures", "pdf", "--json"])
+    files = [Path(path) for path in json.loads(result.stdout)["files"]]
+    assert run / "figures/train-loss.pdf" in files
+    assert all(path.is_file() for path in files)
+
+
+def test_report_refuses_another_kind_of_figure(run: Path) -> None:
+    result = CliRunner().invoke(app, [str(run), "--figures", "png"])
+    assert result.exit_code == 2
+    assert not (run / "report.html").exists()

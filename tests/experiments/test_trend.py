@@ -10,8 +10,9 @@ import yaml
 from scipy import stats
 
 from widthwise.config_io import UserError
-from widthwise.experiments.compare import METRICS, summarise
+from widthwise.experiments.compare import summarise
 from widthwise.experiments.plan import Plan, read_plan
+from widthwise.experiments.runs import METRICS
 from widthwise.experiments.statistics import Estimate, paired_difference
 from widthwise.experiments.trend import check_values, fit_log_linear
 from widthwise.model.config import cost_summary

@@ -77,6 +77,10 @@ class Page:
         """The JSON value of a JavaScript expression; the page's own content policy does not bind the debugger."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
+    def press_tab(self) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+
     def requests(self) -> list[str]:
         return [
             event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"

@@ -63,15 +63,17 @@ def token_widths(n_layers: int) -> dict[str, Any]:
     }
 
 
-def write_run(folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True) -> None:
-    """A run directory with 600 training and 12 validation records."""
+def write_run(
+    folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True, n_records: int = 600
+) -> None:
+    """A run directory of 6000 steps with so many training records and a validation every 500 steps that has one."""
     folder.mkdir(parents=True)
     noise = random.Random(f"{name}-{seed}")
     environment = {"python": "3.11.7", "torch": "2.13.0", "cpu": "test machine", "n_cpus": 2, "gpu": None}
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "config.yaml").write_text(f"name: x\nmodel: {{layers: {shape}}}\ntrain: {{seed: {seed}}}\n")
     records: list[dict[str, Any]] = []
-    for step in range(10, 6001, 10):
+    for step in range(6000 // n_records, 6001, 6000 // n_records):
         loss = 3 + offset + 6 * math.exp(-step / 400) + 2 / math.sqrt(step) + noise.gauss(0, 0.03)
         records.append(
             {"step": step, "event": "train", "loss": loss, "lr": 1e-2 * min(1, step / 300, (6100 - step) / 3000)}

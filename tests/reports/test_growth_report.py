@@ -1,12 +1,14 @@
 """Runs whose models grow, on the page: what they had cost by then, and the loss across it."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_comparison import SHAPES, cost, write_comparison, write_run
+from fake_growth import CERTIFICATE, write_grown_run
 
 from widthwise.reports.comparison_report import write_comparison_report
 from widthwise.reports.curves import Curve, against_flops
@@ -94,3 +96,62 @@ def test_the_report_of_a_run_shows_its_growth(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "x", 1, SHAPES["x"], 0.0)
     let_grow(tmp_path / "run", [growth(2000, 0.0)])
     assert "Loss across the growth after step 2,000" in write_run_report(tmp_path / "run").read_text()
+
+
+@pytest.fixture(scope="module")
+def of_a_verb(tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = write_grown_run(tmp_path_factory.mktemp("growth") / "large")
+    return write_run_report(run).read_text(encoding="utf-8")
+
+
+def test_a_run_that_a_verb_made_larger_asks_and_answers(of_a_verb: str) -> None:
+    assert "Does large compute after its growth what was computed before, and go on to learn?" in of_a_verb
+    answers = re.findall(r"<p>(.*?)</p>", of_a_verb.partition('class="answer"')[2].partition("</div>")[0])
+    assert answers[0].startswith("The function is preserved: logits differ by at most 4.4e-15 (bound 8e-12)")
+    assert re.match(r"Growth after step 3,000, 79.0k to 124k parameters: held-out loss [\d.]+ before\.", answers[1])
+    assert answers[2] == "At the end, after step 6,000, the held-out loss is 3.0400."
+
+
+def test_its_certificate_is_a_table(of_a_verb: str) -> None:
+    rows = dict(re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td>', of_a_verb))
+    assert rows["largest difference of logits"] == "4.4e-15"
+    assert rows["largest difference of old gradients, over the largest gradient"] == "1.2e-15"
+    assert rows["function"] == "preserved"
+    assert (rows["new entries"], rows["of these: learn"], rows["had no gradient"]) == ("940", "730", "10")
+    assert rows["parameters"].startswith("78,984 to 124,112 (1.571")
+
+
+def test_a_certificate_that_says_no_is_not_hidden(tmp_path: Path) -> None:
+    run = write_grown_run(tmp_path / "large")
+    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False}))
+    assert "The function CHANGED" in write_run_report(run).read_text()
+
+
+def test_loss_curves_have_a_mark_where_the_model_grew(of_a_verb: str, tmp_path: Path) -> None:
+    labels = re.findall(r'aria-label="([^"]*)" class="plot"', of_a_verb)
+    marked = [label for label in labels if "A model grew at 3.00k." in label]
+    assert [label.split(" over")[0] for label in marked[:2]] == ["held-out loss", "training loss"]
+    write_run(tmp_path / "plain", "plain", 1, [64], 0.0)
+    assert "A model grew" not in write_run_report(tmp_path / "plain").read_text()
+
+
+def test_growth_shows_before_the_run_has_finished(tmp_path: Path) -> None:
+    page = write_run_report(write_grown_run(tmp_path / "large", finished=False)).read_text()
+    assert "Loss across the growth after step 3,000" in page
+    assert "At the end" not in page
+
+
+def test_growth_in_the_course_of_an_unfinished_run_is_read_from_its_records(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "x", 1, SHAPES["x"], 0.0, finished=False)
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "growth", **growth(2000, 0.25)}) + "\n")
+    answer = "held-out loss 3.5000 before, 3.7500 right after (change +0.2500)."
+    assert answer in write_run_report(tmp_path / "run").read_text()
+
+
+def test_the_curves_of_a_comparison_are_marked_in_steps_and_in_compute(grown: Path) -> None:
+    page = write_comparison_report(grown)["html"].read_text()
+    labels = re.findall(r'aria-label="([^"]*)" class="plot"', page)
+    by_flops = [label for label in labels if "held-out loss over training FLOPs" in label]
+    assert "A model grew at 24.6M, 36.9M." in by_flops[0]  # 3 FLOPs a token, 4096 tokens a step
+    assert any("held-out loss over step" in label and "A model grew at 2.00k, 3.00k." in label for label in labels)

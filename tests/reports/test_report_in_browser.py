@@ -1,44 +1,129 @@
+"""Every kind of page in a headless Chromium, which is started once."""
+
+import itertools
 import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from chromium_pipe import chromium_page
+from chromium_pipe import Page, chromium_page
+from fake_analysis import model, write_analysis
+from fake_comparison import token_widths, write_comparison
+from fake_growth import write_grown_run
+from fake_scaling import write_scaling
+from fake_sweep import sweep_data, with_wide_grid, write_sweep
 
-from widthwise.reports.comparison_report import write_comparison_report
+from widthwise.reports.writing import PAGES, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
+    ),
+]
+
+
+def _analysis(folder: Path) -> Path:
+    dynamic = {**model("dynamic", [64, 48, 64], 0.5), "token_widths": token_widths(3)}
+    return write_analysis(folder, model("uniform", [64, 64, 64], 0.8), dynamic)
+
+
+BUILDERS: Mapping[str, Callable[[Path], Path]] = {
+    "comparison.json": write_comparison,
+    "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
+    "scaling.json": write_scaling,
+    "analysis.json": _analysis,
+    "growth": write_grown_run,
+}
+"""Kind of page -> what writes a folder for it; a run shows its growth."""
+
+UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 FIGURES = """[...document.querySelectorAll('svg.plot')].map(svg => {
   const box = svg.getBoundingClientRect();
   const inside = box.left >= 0 && box.right <= innerWidth;
-  return inside && box.width > 200 && box.height > 60 && svg.querySelectorAll('text').length > 1;
-})"""
+  const isSeen = inside && box.width > 200 && box.height > 60 && svg.querySelectorAll('text').length > 1;
+  return isSeen ? '' : svg.getAttribute('aria-label') + JSON.stringify(box);
+}).filter(Boolean)"""
 SMALLEST_TEXT = (
     """Math.min(...[...document.querySelectorAll('svg.plot text')].map(text => text.getBoundingClientRect().height))"""
 )
+WITHOUT_TEXT = """[...document.querySelectorAll('img, svg:not([aria-hidden])')].filter(
+  each => each.getAttribute('role') !== 'img' || (each.getAttribute('aria-label') || '').length < 20
+).length"""
+OUTLINE = """(() => {
+  const all = selector => [...document.querySelectorAll(selector)];
+  const ids = all('[id]').map(each => each.id);
+  return {
+    h1: all('h1').map(each => each.textContent.trim()),
+    landmarks: all('header, nav[aria-label], main, footer').map(each => each.tagName),
+    levels: all('h1, h2, h3').map(each => Number(each.tagName[1])),
+    unnamed: all('section').filter(each => !document.getElementById(each.getAttribute('aria-labelledby'))).length,
+    n_sections: all('section').length,
+    twice: ids.filter((id, i) => ids.indexOf(id) !== i),
+    dangling: all('a[href^="#"]').filter(each => !document.getElementById(each.hash.slice(1))).length,
+    tables: all('table').filter(each => !each.caption || !each.querySelector('th[scope]')).length,
+  };
+})()"""
+SCROLLED = "[...document.querySelectorAll('.scroll, pre')]"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-)
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        yield page
+
+
+@pytest.fixture(scope="module", params=list(BUILDERS))
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = BUILDERS[request.param](tmp_path_factory.mktemp("page") / "folder")
+    return write_report([folder])[0]
+
+
+def test_every_kind_of_page_is_opened_here() -> None:
+    assert set(BUILDERS) == {*PAGES, "growth"}
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_page_opens_offline_and_shows_every_figure(comparison: Path, tmp_path: Path, width: int, scheme: str) -> None:
-    page_path = write_comparison_report(comparison, tmp_path / "out")["html"]
-    with chromium_page(str(CHROMIUM), tmp_path / "profile") as page:
-        page.open(page_path, width, scheme=scheme)
-        visible = page.evaluate(FIGURES)
-        assert len(visible) == 10
-        assert all(visible)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(SMALLEST_TEXT) >= 7
-        assert (
-            page.evaluate("getComputedStyle(document.body).color")
-            == {
-                "light": "rgb(27, 29, 32)",
-                "dark": "rgb(232, 232, 228)",
-            }[scheme]
-        )
-        assert page.requests() == [page_path.resolve().as_uri()]
-        assert page.complaints() == []
+def test_it_opens_offline_and_shows_every_figure(browser: Page, report: Path, width: int, scheme: str) -> None:
+    browser.open(report, width, scheme=scheme)
+    browser.evaluate(UNFOLD)
+    assert browser.evaluate("document.querySelectorAll('svg.plot').length") > 0
+    assert browser.evaluate(FIGURES) == []
+    assert browser.evaluate(SMALLEST_TEXT) >= 7
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    colours = {"light": "rgb(27, 29, 32)", "dark": "rgb(232, 232, 228)"}
+    assert browser.evaluate("getComputedStyle(document.body).color") == colours[scheme]
+    assert browser.requests() == [report.resolve().as_uri()]
+    assert browser.complaints() == []
+
+
+def test_a_screen_reader_finds_its_way(browser: Page, report: Path) -> None:
+    browser.open(report, 1280)
+    outline = browser.evaluate(OUTLINE)
+    assert len(outline["h1"]) == 1
+    assert outline["h1"][0]
+    assert outline["landmarks"] == ["HEADER", "NAV", "MAIN", "FOOTER"]
+    assert outline["n_sections"] > 2
+    assert (outline["unnamed"], outline["dangling"], outline["tables"], outline["twice"]) == (0, 0, 0, [])
+    levels = outline["levels"]
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert browser.evaluate(WITHOUT_TEXT) == 0
+
+
+def test_the_keyboard_reaches_the_content_and_everything_that_scrolls(browser: Page, report: Path) -> None:
+    browser.open(report, 400)
+    browser.evaluate(UNFOLD)
+    browser.press_tab()
+    assert browser.evaluate("document.activeElement.className") == "skip"
+    assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
+    n_stops = browser.evaluate("document.querySelectorAll('a[href], [tabindex=\"0\"], summary').length")
+    browser.evaluate("window.reached = new Set(); document.addEventListener('focusin', e => reached.add(e.target))")
+    for _ in range(n_stops):
+        browser.press_tab()
+    missed = f"{SCROLLED}.filter(each => !reached.has(each)).map(each => each.getAttribute('aria-label'))"
+    assert browser.evaluate(f"{SCROLLED}.length") > 0
+    assert browser.evaluate(missed) == []

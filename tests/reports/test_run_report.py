@@ -1,6 +1,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from fake_comparison import write_run
@@ -83,6 +84,23 @@ def test_write_report_chooses_by_what_the_folders_hold(comparison: Path, tmp_pat
     assert names == ["report.html", "table.csv", "table.tex"]
     assert write_report(runs[:1]) == [runs[0] / "report.html"]
     assert write_report(runs, tmp_path / "both") == [tmp_path / "both/report.html"]
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf"])
+def test_each_figure_of_a_page_can_be_a_file(tmp_path: Path, kind: Literal["svg", "pdf"]) -> None:
+    write_run(tmp_path / "a", "a", 1, [64, 48], 0.0, n_records=20)
+    page, *figures = write_report([tmp_path / "a"], tmp_path / "out", figures=kind)
+    assert page == tmp_path / "out/report.html"
+    assert len(figures) == len(titles(page))
+    assert tmp_path / f"out/figures/validation-loss.{kind}" in figures
+    start = {"svg": b"<?xml", "pdf": b"%PDF"}[kind]
+    assert all(path.read_bytes().startswith(start) for path in figures)
+
+
+def test_the_command_that_began_a_run_stands_on_its_page(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "a", 1, [64], 0.0, n_records=20)
+    (tmp_path / "a/environment.json").write_text('{"command": "widthwise train <a>.yaml"}')
+    assert "<code>widthwise train &lt;a&gt;.yaml</code></pre>" in write_run_report(tmp_path / "a").read_text()
 
 
 def test_write_report_refuses_what_it_cannot_describe(comparison: Path, tmp_path: Path) -> None:

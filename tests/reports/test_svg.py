@@ -1,11 +1,13 @@
 import re
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import matplotlib
 import pytest
 from matplotlib.axes import Axes
 
-from widthwise.reports.svg import MUTED, SERIES, draw, styles, swatch
+from widthwise.reports import svg
+from widthwise.reports.svg import HEAT, INK, MUTED, SERIES, as_files, draw, line_legend, styles, swatch
 
 
 def hostile(axes: Axes) -> None:
@@ -48,3 +50,53 @@ def test_no_two_variants_look_alike(n_variants: int) -> None:
     assert len(set(chosen.values())) == n_variants + 1
     assert chosen["base"].colour == MUTED
     assert len({str(swatch(style)) for style in chosen.values()}) == n_variants + 1
+
+
+def test_a_file_has_the_legend_and_the_colours_that_the_page_keeps_outside() -> None:
+    legend = line_legend(styles(["first", "$second$"]))
+    with as_files("svg") as files:
+        inline = draw("key", "label", (3, 2), hostile, legend)
+    assert inline == draw("key", "label", (3, 2), hostile, legend)
+    root = ElementTree.fromstring(files.contents["key"])
+    texts = ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"first", "$second$", r"$\frac$ <script>&amp;</script> ]]> -->"} <= set(texts)
+    assert "$second$" not in inline
+    assert SERIES[0].encode() in files.contents["key"]
+    assert b"var(" not in files.contents["key"]
+
+
+def test_a_pdf_file_is_a_pdf_and_the_same_each_time() -> None:
+    contents = []
+    for _ in range(2):
+        with as_files("pdf") as files:
+            draw("key", "label", (3, 2), hostile)
+        contents.append(files.contents["key"])
+    assert contents[0].startswith(b"%PDF-")
+    assert contents[0] == contents[1]
+
+
+def test_outside_of_it_no_files_are_kept() -> None:
+    with as_files("svg") as files:
+        pass
+    draw("key", "label", (3, 2), hostile)
+    assert files.contents == {}
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2 relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_ink_can_be_read_on_every_cell_of_a_heat_map_in_light_and_in_dark() -> None:
+    page = (Path(svg.__file__).parent / "template.html").read_text()
+    light, dark, *_ = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
+    for block in (light, dark):
+        values = dict(re.findall(r"--([\w-]+): (#\w{6});", block))
+        for i in range(1, len(HEAT) + 1):
+            bright, dim = sorted((luminance(values["ink"]), luminance(values[f"heat-{i}"])), reverse=True)
+            assert (bright + 0.05) / (dim + 0.05) >= 4.5
+    values = dict(re.findall(r"--([\w-]+): (#\w{6});", light))
+    assert [values[f"heat-{i}"] for i in range(1, len(HEAT) + 1)] == list(HEAT)
+    assert values["ink"] == INK

@@ -28,6 +28,20 @@ def test_command_shows_no_path_outside_the_working_folder(monkeypatch, tmp_path)
     assert environment()["command"] == "widthwise train configs/x.yaml secret data.path=books --json"
 
 
+def test_command_shows_no_password(monkeypatch):
+    addresses = ["postgresql+psycopg://me:p@ss/w?rd@host:5432/sweeps", "--storage=postgresql://host/d?sslpassword=hush"]
+    monkeypatch.setattr(
+        sys, "argv", ["widthwise", "sweep", "x.yaml", *addresses, "postgresql://me@host/d", "a.b=c:d@e"]
+    )
+    shown = shlex.split(command_line())[3:]
+    assert shown == [
+        "postgresql+psycopg://me:***@host:5432/sweeps",
+        "--storage=postgresql://host/d?sslpassword=***",
+        "postgresql://me@host/d",
+        "a.b=c:d@e",
+    ]
+
+
 def test_command_can_be_pasted_into_a_shell(monkeypatch):
     arguments = ["train", "x.yaml", "model.shape={kind: x}", "--out", "my runs"]
     monkeypatch.setattr(sys, "argv", ["widthwise", *arguments])

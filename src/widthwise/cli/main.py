@@ -9,20 +9,25 @@ from typing import NoReturn
 
 import typer
 
+from widthwise.cli.analyze import analyze
 from widthwise.cli.bake import bake
 from widthwise.cli.compare import compare
 from widthwise.cli.data import data_app
 from widthwise.cli.design import design
+from widthwise.cli.eval import evaluate
 from widthwise.cli.export import export
 from widthwise.cli.family import family
+from widthwise.cli.fit import fit
 from widthwise.cli.generate import generate
 from widthwise.cli.grow import grow
 from widthwise.cli.import_ import import_
 from widthwise.cli.inspect import inspect
+from widthwise.cli.lm_eval import PASSED_ON, lm_eval
 from widthwise.cli.pad import pad
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
 from widthwise.cli.search import search
+from widthwise.cli.sweep import sweep
 from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunFailed
@@ -36,8 +41,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for verb in (inspect, design, search, train, resume, grow, family, bake, pad, compare, generate, report):
+for verb in (
+    inspect,
+    design,
+    search,
+    train,
+    resume,
+    grow,
+    family,
+    bake,
+    pad,
+    compare,
+    sweep,
+    fit,
+    analyze,
+    generate,
+    report,
+):
     app.command()(verb)
+app.command("eval")(evaluate)
+app.command("lm_eval", context_settings=PASSED_ON)(lm_eval)
 app.command("import")(import_)
 app.command()(export)
 app.add_typer(data_app, name="data")

@@ -2,25 +2,33 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
 def report(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="One folder of a comparison, or one or more run directories.")
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="One folder of a comparison, sweep, fit or analysis, or one or more run directories.",
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder to write into; several runs need it.", show_default=False)
     ] = None,
+    figures: Annotated[
+        Literal["svg", "pdf"] | None,
+        typer.Option("--figures", help="Also write each figure of the page as a file.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files as JSON.")] = False,
 ) -> None:
-    """Write a report: one HTML page that opens offline, and for a comparison also a CSV and a LaTeX table.
+    """Write a report: one HTML page that opens offline, tables as CSV and LaTeX where there are some, and figures.
 
-    Example: `widthwise report runs/quickstart`
+    Example: `widthwise report runs/quickstart --figures pdf`
     """
     from widthwise.reports.writing import write_report
 
-    files = [str(path) for path in write_report(paths, out)]
+    files = [str(path) for path in write_report(paths, out, figures)]
     print(json.dumps({"files": files}) if as_json else "\n".join(files))

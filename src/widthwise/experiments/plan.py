@@ -1,24 +1,19 @@
 """What a comparison consists of: matched recipes, seeds, and one run for each pair."""
 
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, merge, nearest_hint, parse, read_recipe, to_data
+from widthwise.experiments.matching import Matched, check_matched, check_trainable
+from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
 from widthwise.model.config import cost_summary
-from widthwise.shape.breakdown import ratios
-from widthwise.shape.kinds import Match
 from widthwise.training.config import Recipe, Seed, parse_recipe
-
-ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
-LARGEST_MISMATCH = 0.01
-"""How far the matched quantity of a variant may be from the baseline's, as a fraction."""
 
 
 class CompareConfig(Config):
@@ -27,9 +22,8 @@ class CompareConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Literal[Match, "training_flops", "none"] = "params"
-    """What all variants must have in common, within one percent. training_flops: the compute of the whole run, so that
-    variants may train for different numbers of steps; where a model grows, each counts with its own steps."""
+    match: Matched = "params"
+    """What all variants must have in common, within one percent."""
     trend: TrendConfig | None = None
     """A line of the losses over the logarithm of a quantity."""
 
@@ -53,7 +47,7 @@ class Plan:
     title: str
     recipes: dict[str, Recipe]
     seeds: tuple[int, ...]
-    match: str
+    match: Matched
     trend: TrendConfig | None = None
 
     @property
@@ -81,12 +75,11 @@ class Plan:
 
     def run_recipe(self, name: str, seed: int) -> Recipe:
         """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
-        recipe = self.recipes[name]
-        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+        return seeded(self.recipes[name], seed)
 
     def run_path(self, name: str, seed: int) -> Path:
         """Where the run goes, inside the comparison's folder."""
-        return Path("runs") / f"{name}-seed{seed}"
+        return run_path(name, seed)
 
 
 def _range(values: Sequence[int]) -> str:
@@ -128,59 +121,9 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
 
 
 def check_fair(plan: Plan) -> None:
-    """Raises UserError, before hours of training, where a variant cannot be trained or compared.
-
-    Variants are comparable where data and tokens agree, and the matched quantity to within one percent. Where that is
-    the compute of training, tokens follow from it; the runs of a seed see the same ones as far as they go.
-    """
+    """Raises UserError, before hours of training, where a variant cannot be trained or compared."""
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():
-        _check_recipe(recipe, name)
-        for what, read in SHARED.items():
-            if read(recipe) != read(baseline) and (what, plan.match) != ("train.steps", "training_flops"):
-                raise UserError(
-                    f"{name}: {what} is {read(recipe)}, but {read(baseline)} in {plan.baseline}; not comparable"
-                )
-        ratio = _matched_ratio(recipe, baseline, plan.match)
-        if abs(ratio - 1) > LARGEST_MISMATCH:
-            raise UserError(
-                f"{name}: {plan.match} is {ratio:.4f} of {plan.baseline}'s, and a matched comparison allows "
-                f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, plan.match)}, or say match: none under compare, or "
-                "--match none"
-            )
+        check_trainable(recipe, name)
+        check_matched(name, recipe, plan.baseline, baseline, plan.match, "compare")
     plan.trend_values()  # raises where no line can be fitted
-
-
-def _matched_ratio(recipe: Recipe, baseline: Recipe, match: str) -> float:
-    """The matched quantity over the baseline's, of the models that the runs end with; 1 where nothing is matched."""
-    if match == "none":
-        return 1.0
-    if match == "training_flops":
-        return recipe.training_flops / baseline.training_flops
-    return ratios(*(cost_summary(each.final_model, each.seq_len) for each in (recipe, baseline)))[match]
-
-
-def _remedy(recipe: Recipe, ratio: float, match: str) -> str:
-    if match != "training_flops":
-        return "resize it (a solved shape meets the budget with rounding: balanced)"
-    per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
-    n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
-    return f"train.steps: {n_steps} would match"
-
-
-def _check_recipe(recipe: Recipe, name: str) -> None:
-    try:
-        recipe.check()
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
-
-
-SHARED = {
-    "data": lambda recipe: recipe.data,
-    "seq_len": lambda recipe: recipe.seq_len,
-    "train.steps": lambda recipe: recipe.train.steps,
-    "train.batch_size": lambda recipe: recipe.train.batch_size,
-    "train.precision": lambda recipe: recipe.train.precision,
-    "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
-}
-"""What the runs of a comparison have in common."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
@@ -11,7 +10,7 @@ from widthwise.reports import plots, tables
 from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds
 from widthwise.reports.export import csv_text, latex_text
 from widthwise.reports.formats import clean
-from widthwise.reports.growth import growth_section
+from widthwise.reports.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
 from widthwise.reports.reading import read_comparison, read_run
 from widthwise.reports.records import Comparison, Result, Run, Variant
@@ -19,8 +18,6 @@ from widthwise.reports.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.trend import trend_section
 from widthwise.reports.virtual_width import virtual_width_section
-
-_VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
 
 
 def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
@@ -54,7 +51,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         question=_question(comparison),
         confidence=f"{100 * comparison.confidence:.4g}%",
         columns=tables.MAIN_COLUMNS,
-        rows=[_row(variant, comparison, chosen[variant.name]) for variant in variants],
+        rows=[tables.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
         notes=tables.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
         token_widths=token_width_section(results, chosen),
@@ -86,22 +83,8 @@ def _question(comparison: Comparison) -> str:
     baseline = clean(comparison.baseline)
     if not others:
         return f"The held-out loss of {baseline}, trained with {seeds}."
-    verb, matched = "Does" if len(others) == 1 else "Do", _matched(comparison.matched)
+    verb, matched = "Does" if len(others) == 1 else "Do", plots.matched_words(comparison.matched)
     return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
-
-
-def _matched(quantity: str | None) -> str:
-    return "" if quantity in (None, "none") else f" at equal {plots.RATIO_NAMES.get(quantity, clean(quantity))}"
-
-
-def _row(variant: Variant, comparison: Comparison, style: Style) -> dict[str, Any]:
-    return {
-        "name": clean(variant.name),
-        "swatch": swatch(style),
-        "cells": list(zip(tables.MAIN_COLUMNS, tables.cells(variant, comparison))),
-        "verdict": _VERDICT_SIGNS.get(variant.verdict, "") + variant.verdict,
-        "verdict_class": variant.verdict.replace(" ", "-"),
-    }
 
 
 def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, Result]:
@@ -117,13 +100,15 @@ def _curves(
     comparison: Comparison, runs: Mapping[str, Sequence[Run]], chosen: Mapping[str, Style]
 ) -> dict[str, Markup | None]:
     figures: dict[str, Markup | None] = {}
+    every = [run for own in runs.values() for run in own]
     for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
         by_steps = [_bundle(variant, runs[variant.name], chosen, event, False) for variant in comparison.variants]
         by_flops = [_bundle(variant, runs[variant.name], chosen, event, True) for variant in comparison.variants]
-        y_label = title.lower()
-        figures[f"{title} by step"] = plots.curve_figure(f"{event}-step", by_steps, "step", y_label, crop=True)
+        figures[f"{title} by step"] = plots.curve_figure(
+            f"{event}-step", by_steps, "step", title.lower(), True, growth_steps(every)
+        )
         figures[f"{title} by training FLOPs"] = plots.curve_figure(
-            f"{event}-flops", by_flops, "training FLOPs", y_label, crop=True
+            f"{event}-flops", by_flops, "training FLOPs", title.lower(), True, growth_flops(every)
         )
     return figures
 

@@ -6,8 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 
 from widthwise.reports.formats import MINUS, MISSING, TIMES, clean, ratio
-from widthwise.reports.records import Comparison, Estimate, Variant
-from widthwise.reports.tables import MAIN_COLUMNS, cells
+from widthwise.reports.records import Compared, Estimate, Variant
+from widthwise.reports.tables import cells, main_columns
 
 _ESTIMATES = ("val_loss", "difference", "val_bits_per_byte", "train_loss", "tokens_per_second")
 _RATIOS = (
@@ -46,7 +46,7 @@ _LATEX = {
 }
 
 
-def csv_text(comparison: Comparison) -> str:
+def csv_text(comparison: Compared) -> str:
     """One row per variant, full precision, empty where a number is unknown."""
     rows = [_csv_row(variant) for variant in comparison.variants]
     buffer = io.StringIO()
@@ -92,16 +92,18 @@ def latex_escape(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in clean(text))
 
 
-def latex_text(comparison: Comparison) -> str:
+def latex_text(comparison: Compared) -> str:
     r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
-    header = ["", *(column.title for column in MAIN_COLUMNS), "Verdict"]
+    columns = main_columns(comparison)
+    has_verdicts = comparison.baseline_variant is not None
+    header = ["", *(column.title for column in columns), *(["Verdict"] if has_verdicts else [])]
     body = [line for variant in comparison.variants for line in _latex_lines(variant, comparison)]
     lines = [
         r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
         r"\begin{table}",
         r"  \centering\small",
         rf"  \caption{{{latex_escape(_caption(comparison))}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(MAIN_COLUMNS)}l}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(columns)}{'l' if has_verdicts else ''}}}",
         r"    \toprule",
         _latex_row(header),
         r"    \midrule",
@@ -113,19 +115,23 @@ def latex_text(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _caption(comparison: Comparison) -> str:
+def _caption(comparison: Compared) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
-    return (
-        f"{comparison.title}. Means over seeds {seeds}. Second lines: {100 * comparison.confidence:.4g}% intervals of "
-        f"losses and of paired differences to {comparison.baseline}; otherwise the ratio to {comparison.baseline}."
+    start = (
+        f"{comparison.title}. Means over seeds {seeds}. Second lines: {100 * comparison.confidence:.4g}% intervals of"
     )
+    name = comparison.baseline
+    if comparison.baseline_variant is None:
+        return f"{start} losses."
+    return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}."
 
 
-def _latex_lines(variant: Variant, comparison: Comparison) -> list[str]:
+def _latex_lines(variant: Variant, comparison: Compared) -> list[str]:
     row = cells(variant, comparison)
-    first = _latex_row([variant.name, *(cell.value for cell in row), variant.verdict])
+    verdict = [variant.verdict] if comparison.baseline_variant else []
+    first = _latex_row([variant.name, *(cell.value for cell in row), *verdict])
     details = [ratio(cell.ratio) or cell.interval for cell in row]
-    return [first, _latex_row(["", *details, ""])] if any(details) else [first]
+    return [first, _latex_row(["", *details, *("" for _ in verdict)])] if any(details) else [first]
 
 
 def _latex_row(texts: Sequence[str]) -> str:

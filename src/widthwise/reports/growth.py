@@ -1,6 +1,6 @@
 """Growth of models in the course of their runs: the loss across it, and what it was before and after."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.reports.curves import Curve, by_step, mean_over_seeds
-from widthwise.reports.formats import clean, fixed, shorten, si, tick
-from widthwise.reports.html import Panel, legend
-from widthwise.reports.records import Growth, Run, finite
-from widthwise.reports.svg import CARD, INK, Style, draw
+from widthwise.reports.formats import MISSING, TIMES, clean, fixed, ratio, shorten, si, signed, tick
+from widthwise.reports.html import Panel, legend, sequence
+from widthwise.reports.records import Certificate, Growth, Run, finite
+from widthwise.reports.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.tables import Table
 
 SHARE_SHOWN = 0.1
@@ -28,6 +28,7 @@ class GrowthSection:
     figures: list[Panel]
     legend: list[tuple[Markup, str]]
     table: Table
+    certificates: list[Table]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def growth_section(runs: Mapping[str, Sequence[Run]], styles: Mapping[str, Style
     """None where no model grew. runs: by variant, one a seed."""
     growths = {name: _growths(own) for name, own in runs.items()}
     steps = sorted({step for own in growths.values() for step in own})
+    certified = {f"{name}, {run.path}": run.certificate for name, own in runs.items() for run in own if run.certificate}
     if not steps:
         return None
     lines = {step: _lines(step, runs, growths, styles) for step in steps}
@@ -54,26 +56,105 @@ def growth_section(runs: Mapping[str, Sequence[Run]], styles: Mapping[str, Style
         [panel for step in steps for panel in _panels(step, lines[step])],
         legend({name: styles[name] for name in runs if name in shown}),
         _table(growths),
+        [_certificate_table(name, certificate) for name, certificate in certified.items()],
     )
 
 
-def _growths(runs: Sequence[Run]) -> dict[int, list[Growth]]:
+def growth_steps(runs: Iterable[Run]) -> list[float]:
+    """Steps after which a model grew."""
+    return sorted({float(growth.step) for run in runs for growth in run.growths})
+
+
+def growth_flops(runs: Iterable[Run]) -> list[float]:
+    """Training FLOPs after which a model grew, once for each of them."""
+    return sorted({growth.training_flops for run in runs for growth in run.growths})
+
+
+def growth_question(runs: Mapping[str, Run]) -> str | None:
+    """What is asked of models that grow; None where none does."""
+    grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
+    if not grown:
+        return None
+    verb, its = ("Does", "its") if len(grown) == 1 else ("Do", "their")
+    return f"{verb} {sequence(grown)} compute after {its} growth what was computed before, and go on to learn?"
+
+
+def growth_answers(runs: Mapping[str, Run]) -> list[str]:
+    """A sentence for each certificate, one for each growth, and one for what came of them."""
+    grown = {name: run for name, run in runs.items() if run.growths}
+    return [
+        text if len(grown) == 1 else f"{shorten(name, 60)}: {text}"
+        for name, run in grown.items()
+        for text in _answers(run)
+    ]
+
+
+def _answers(run: Run) -> Iterator[str]:
+    if run.certificate:
+        yield _certified(run.certificate)
+    for growth in run.growths:
+        before, after = _losses(run, growth)
+        change = f", {_shown(after)} right after (change {signed(after - before, 4)})" if np.isfinite(after) else ""
+        what = f"{_NOUNS[growth.event].capitalize()} after step {growth.step:,}, {_sizes(growth)} parameters"
+        yield f"{what}: held-out loss {_shown(before)} before{change}."
+    if run.result and run.result.val_loss is not None and run.result.steps:
+        yield f"At the end, after step {run.result.steps:,}, the held-out loss is {fixed(run.result.val_loss, 4)}."
+
+
+def _certified(certificate: Certificate) -> str:
+    found = "The function is preserved" if certificate.is_preserved else "The function CHANGED"
+    return (
+        f"{found}: logits differ by at most {certificate.logit_difference:.1e} (bound {certificate.logit_bound:.0e}), "
+        f"gradients of old parameters by {certificate.gradient_difference:.1e} of the largest (bound "
+        f"{certificate.gradient_bound:.0e})."
+    )
+
+
+_NOUNS = {"growth": "growth", "grown": "growth", "baked": "bake", "padded": "padding"}
+
+
+def _sizes(growth: Growth) -> str:
+    return f"{si(growth.params_before)} to {si(growth.params_after)}"
+
+
+def _losses(run: Run, growth: Growth) -> tuple[float, float]:
+    """Held out, before and after; NaN where nobody measured it. A verb measures none, but its source may have."""
+    if growth.event == "growth":
+        return finite(growth.loss_before), finite(growth.loss_after)
+    validated = by_step(run, "validation", "loss")
+    return Curve(validated.x, np.where(validated.x == growth.step, validated.y, np.nan)).last, float("nan")
+
+
+def _shown(loss: float) -> str:
+    return fixed(loss, 4) if np.isfinite(loss) else MISSING
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """A growth with its held-out losses."""
+
+    record: Growth
+    before: float
+    after: float
+
+
+def _growths(runs: Sequence[Run]) -> dict[int, list[_Growth]]:
     """Step -> what happened there in each run."""
-    found: dict[int, list[Growth]] = {}
+    found: dict[int, list[_Growth]] = {}
     for run in runs:
-        for growth in run.result.growth if run.result else ():
-            found.setdefault(growth.step, []).append(growth)
+        for growth in run.growths:
+            found.setdefault(growth.step, []).append(_Growth(growth, *_losses(run, growth)))
     return found
 
 
 def _lines(
     step: int,
     runs: Mapping[str, Sequence[Run]],
-    growths: Mapping[str, Mapping[int, list[Growth]]],
+    growths: Mapping[str, Mapping[int, list[_Growth]]],
     styles: Mapping[str, Style],
 ) -> list[_Line]:
     """What grew there, and what stayed as small as that was."""
-    sizes = {growth.params_before for own in growths.values() for growth in own.get(step, ())}
+    sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
     lines = []
     for name, own in runs.items():
         here = growths[name].get(step)
@@ -91,9 +172,11 @@ def _near(curve: Curve, step: int, reach: float) -> Curve:
     return Curve(curve.x[kept], curve.y[kept])
 
 
-def _mean_losses(growths: Sequence[Growth]) -> tuple[float, float]:
-    before, after = ([finite(getattr(growth, key)) for growth in growths] for key in ("loss_before", "loss_after"))
-    return float(np.mean(before)), float(np.mean(after))
+def _mean_losses(growths: Sequence[_Growth]) -> tuple[float, float]:
+    return (
+        float(np.mean([growth.before for growth in growths])),
+        float(np.mean([growth.after for growth in growths])),
+    )
 
 
 def _panels(step: int, lines: Sequence[_Line]) -> list[Panel]:
@@ -137,14 +220,14 @@ def _figure(key: str, step: int, lines: Sequence[_Line], y_label: str) -> Markup
         axes.tick_params(length=0)
 
     held_out = "; ".join(
-        f"{shorten(line.name, 40)} {fixed(line.losses[0], 4)} to {fixed(line.losses[1], 4)}"
+        f"{shorten(line.name, 40)} {_shown(line.losses[0])} to {_shown(line.losses[1])}"
         for line in lines
         if line.losses is not None
     )
     label = (
         f"{y_label.capitalize()}, near step {step}, after which models grow. Held out, before and after: {held_out}."
     )
-    return draw(key, label, (5.4, 3.4), paint)
+    return draw(key, label, (5.4, 3.4), paint, line_legend({line.name: line.style for line in lines}))
 
 
 def _paint(axes: Axes, step: int, line: _Line) -> None:
@@ -160,22 +243,55 @@ def _paint(axes: Axes, step: int, line: _Line) -> None:
         axes.plot(step + 1, after, "s", color=colour, markersize=6.5, markeredgecolor=CARD, zorder=4)
 
 
-def _table(growths: Mapping[str, Mapping[int, list[Growth]]]) -> Table:
+def _table(growths: Mapping[str, Mapping[int, list[_Growth]]]) -> Table:
     rows = []
     for name, own in growths.items():
         for step, here in own.items():
             before, after = _mean_losses(here)
-            changes = [finite(growth.loss_after) - finite(growth.loss_before) for growth in here]
+            change = max((growth.after - growth.before for growth in here), key=abs)
+            growth = here[0].record
             rows.append(
                 [
                     clean(name),
                     f"{step:,}",
-                    f"{si(here[0].params_before)} to {si(here[0].params_after)}",
-                    si(here[0].training_flops),
-                    fixed(before, 4),
-                    fixed(after, 4),
-                    f"{max(changes, key=abs):+.1e}",
+                    growth.event,
+                    _sizes(growth),
+                    si(growth.training_flops),
+                    _shown(before),
+                    _shown(after),
+                    f"{change:+.1e}" if np.isfinite(change) else MISSING,
                 ]
             )
-    header = ["Variant", "after step", "parameters", "training FLOPs by then", "held-out before", "after"]
+    header = ["Variant", "after step", "event", "parameters", "training FLOPs by then", "held-out before", "after"]
     return Table("Growth, mean over seeds", [*header, "largest change"], rows)
+
+
+def _certificate_table(name: str, found: Certificate) -> Table:
+    n_new, n_alive, n_dead, n_unjudged = (
+        sum(getattr(each, count) for each in found.liveness.values())
+        for count in ("n_new", "n_alive", "n_dead", "n_unjudged")
+    )
+    before, after = found.before, found.after
+    rows = [
+        ["largest logit", f"{found.largest_logit:.4g}", MISSING],
+        ["largest difference of logits", f"{found.logit_difference:.1e}", f"{found.logit_bound:.0e}"],
+        ["the same as stored in fp32", f"{found.stored_logit_difference:.1e}", f"{found.stored_logit_bound:.0e}"],
+        [
+            "largest difference of old gradients, over the largest gradient",
+            f"{found.gradient_difference:.1e}",
+            f"{found.gradient_bound:.0e}",
+        ],
+        ["function", "preserved" if found.is_preserved else "CHANGED", MISSING],
+        ["new entries", f"{n_new:,}{', all 0: padding' if found.is_padding else ''}", MISSING],
+        ["of these: learn", f"{n_alive:,}", MISSING],
+        ["had no gradient", f"{n_dead:,}", MISSING],
+        ["of tokens and positions not seen", f"{n_unjudged:,}", MISSING],
+        ["parameters", f"{_to(before.params, after.params)}", MISSING],
+        ["forward FLOPs per token", f"{_to(before.flops_per_token, after.flops_per_token)}", MISSING],
+    ]
+    tokens = f"{found.n_sequences} {TIMES} {found.n_tokens} random tokens, {clean(found.dtype)}"
+    return Table(f"Certificate of {clean(name)}: {tokens}", ["Measured", "Value", "Bound"], rows)
+
+
+def _to(before: float, after: float) -> str:
+    return f"{before:,.0f} to {after:,.0f} ({ratio(after / before)})" if before else f"{before:,.0f} to {after:,.0f}"

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.reports.curves import Curve, thin
-from widthwise.reports.formats import interval, minus, ratio, shorten, si, signed, tick
+from widthwise.reports.formats import clean, interval, minus, ratio, shorten, si, signed, tick
 from widthwise.reports.records import Cost, Variant, finite
-from widthwise.reports.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw
+from widthwise.reports.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
 
 RATIO_NAMES = {
     "params": "parameters",
@@ -28,6 +29,11 @@ RATIO_NAMES = {
 _CURVE_INCHES = (5.4, 3.3)
 
 
+def matched_words(quantity: str | None) -> str:
+    """ " at equal parameters", or nothing where nothing is equal."""
+    return "" if quantity in (None, "none") else f" at equal {RATIO_NAMES.get(quantity, clean(quantity))}"
+
+
 @dataclass(frozen=True)
 class Bundle:
     """The curves of one variant: a thin line per seed and their mean."""
@@ -38,21 +44,37 @@ class Bundle:
     mean: Curve
 
 
-def curve_figure(key: str, bundles: Sequence[Bundle], x_label: str, y_label: str, crop: bool = False) -> Markup | None:
-    """Curves of all bundles, or None where no curve has a value. `crop` lets the first steep tenth run off the top."""
+def curve_figure(
+    key: str,
+    bundles: Sequence[Bundle],
+    x_label: str,
+    y_label: str,
+    crop: bool = False,
+    growths: Sequence[float] = (),
+) -> Markup | None:
+    """Curves of all bundles, or None where no curve has a value. `crop` lets the first steep tenth run off the top.
+
+    growths: where on the x axis models grew, which dashed lines mark.
+    """
     drawn = [bundle for bundle in bundles if not all(curve.is_empty for curve in bundle.seeds)]
     if not drawn:
         return None
     last = "; ".join(f"{shorten(bundle.name, 40)} {si(bundle.mean.last)}" for bundle in drawn)
 
     def paint(axes: Axes) -> None:
+        for x in growths:
+            axes.axvline(x, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
         for bundle in drawn:
             _paint_bundle(axes, bundle)
         if crop:
             _crop_to_the_late_part(axes, [curve for bundle in drawn for curve in bundle.seeds])
-        _label_axes(axes, x_label, y_label)
+        label_axes(axes, x_label, y_label)
 
-    return draw(key, f"{y_label} over {x_label}. Last mean value of each line: {last}.", _CURVE_INCHES, paint)
+    label = f"{y_label} over {x_label}. Last mean value of each line: {last}."
+    if growths:
+        label += f" A model grew at {', '.join(map(si, growths))}."
+    legend = line_legend({bundle.name: bundle.style for bundle in drawn})
+    return draw(key, label, _CURVE_INCHES, paint, legend)
 
 
 def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
@@ -85,7 +107,8 @@ def _crop_to_the_late_part(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
-def _label_axes(axes: Axes, x_label: str, y_label: str) -> None:
+def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
+    """Titles, about five round numbers on either axis, and lines across."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -201,7 +224,9 @@ def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
     totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
-    return draw(key, f"Parameters by part of the model. Totals: {totals}.", (5.4, 1.1 + 0.46 * len(variants)), paint)
+    label = f"Parameters by part of the model. Totals: {totals}."
+    parts = [Patch(color=colour, label=part) for part, colour in zip(part_names(variants), itertools.cycle(PARTS))]
+    return draw(key, label, (5.4, 1.1 + 0.46 * len(variants)), paint, parts)
 
 
 def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
@@ -228,7 +253,8 @@ def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Sty
         for v in compared
     ]
     label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
-    return draw(key, label, (5.4, 1.1 + 0.42 * len(names)), paint)
+    legend = line_legend({variant.name: styles[variant.name] for variant in compared})
+    return draw(key, label, (5.4, 1.1 + 0.42 * len(names)), paint, legend)
 
 
 def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:

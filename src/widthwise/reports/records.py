@@ -1,9 +1,10 @@
 """What `comparison.json` and run directories hold, as far as reports show it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import pydantic
 
@@ -81,6 +82,30 @@ class Variant(Record):
     cost: Cost
     ratio: dict[str, float | None]
     """Quantity -> value divided by the baseline's."""
+
+
+class Compared(Protocol):
+    """Variants over the same seeds, with or without a baseline: what the main table is made of."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def confidence(self) -> float: ...
+
+    @property
+    def seeds(self) -> Sequence[int]: ...
+
+    @property
+    def baseline(self) -> str | None: ...
+
+    @property
+    def variants(self) -> Sequence[Variant]: ...
+
+    @property
+    def baseline_variant(self) -> Variant | None:
+        """None where there is no baseline, or where it has not finished."""
+        ...
 
 
 class TrendPoint(Record):
@@ -241,8 +266,10 @@ class VirtualWidth(Record):
 
 
 class Growth(Record):
-    """A moment at which the model of a run became a larger one."""
+    """A moment at which the model of a run became another one, most often a larger one."""
 
+    event: Literal["growth", "grown", "baked", "padded"] = "growth"
+    """In the course of the run; or by a verb, where the run begins where another one stood."""
     step: int
     """Steps done before."""
     tokens: int
@@ -250,9 +277,9 @@ class Growth(Record):
     """Of all steps before."""
     params_before: float
     params_after: float
-    loss_before: float | None
+    loss_before: float | None = None
     """Held out."""
-    loss_after: float | None
+    loss_after: float | None = None
 
 
 class Result(Record):
@@ -284,6 +311,46 @@ class Result(Record):
     """None for a model without hyper-connections."""
 
 
+class Liveness(Record):
+    """Of the new entries of one tensor: how many have had a gradient by the end of two steps."""
+
+    n_new: int
+    n_alive: int
+    n_dead: int
+    n_unjudged: int
+    """Rows of tokens and positions that did not occur."""
+
+
+class Size(Record):
+    """Of a model before or after its growth."""
+
+    params: int
+    flops_per_token: float
+    """Forward."""
+
+
+class Certificate(Record):
+    """The content of `certificate.json`: what was measured of a grown model. Differences are the largest of all."""
+
+    is_preserved: bool
+    dtype: str
+    n_sequences: int
+    n_tokens: int
+    """Of each sequence."""
+    largest_logit: float
+    logit_difference: float
+    logit_bound: float
+    stored_logit_difference: float
+    stored_logit_bound: float
+    gradient_difference: float
+    """Over the largest entry of all gradients."""
+    gradient_bound: float
+    liveness: dict[str, Liveness]
+    is_padding: bool
+    before: Size
+    after: Size
+
+
 @dataclass(frozen=True)
 class Run:
     """A run directory in memory; `result` is None while the run has not finished."""
@@ -293,6 +360,10 @@ class Run:
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
     result: Result | None
+    growths: Sequence[Growth] = ()
+    """In order."""
+    certificate: Certificate | None = None
+    """Of the last growth by a verb."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from widthwise.files import write_atomic
 from widthwise.reports import plots, tables
 from widthwise.reports.curves import by_step
 from widthwise.reports.formats import clean
-from widthwise.reports.growth import growth_section
+from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.reading import read_run
 from widthwise.reports.records import Run
@@ -56,6 +56,9 @@ def _page(runs: Sequence[Run]) -> str:
         "runs.html",
         title=title,
         lead=_lead(runs, n_unfinished),
+        question=growth_question(named),
+        answers=growth_answers(named),
+        commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
         run_table=tables.run_table(named),
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
@@ -88,12 +91,19 @@ def _lead(runs: Sequence[Run], n_unfinished: int) -> str:
     return f"{where}. {which} not finished: results and costs appear when training ends."
 
 
+def _command(run: Run) -> str | None:
+    """With which it was begun, where the run says."""
+    command = run.environment.get("command")
+    return command if isinstance(command, str) else None
+
+
 def _curves(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
     figures: dict[str, Markup | None] = {}
+    grown = growth_steps(named.values())
     for event, key, title, crop in _CURVES:
         curves = {name: by_step(run, event, key) for name, run in named.items()}
         bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in curves.items()]
-        figures[title] = plots.curve_figure(f"{event}-{key}", bundles, "step", title.lower(), crop)
+        figures[title] = plots.curve_figure(f"{event}-{key}", bundles, "step", title.lower(), crop, grown)
     return figures
 
 

@@ -1,4 +1,4 @@
-"""One drawing style, and matplotlib figures as inline SVG whose colours follow the page.
+"""One drawing style, and matplotlib figures as inline SVG whose colours follow the page, or as files.
 
 Text stays text, which keeps files small and lets the page choose the font. Figures are drawn in the fixed colours
 below; each is replaced by a CSS variable, so that one figure serves the light and the dark page.
@@ -7,26 +7,40 @@ below; each is replaced by a CSS variable, so that one figure serves the light a
 import io
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from widthwise.reports.formats import shorten
 
 INK, MUTED, GRID, CARD = "#1b1d20", "#5c636b", "#e2e3e0", "#fefefe"
 SERIES = ("#0a6ebd", "#c8500a", "#00856a", "#a8508c", "#8f6a00", "#2a8ca8", "#b3344a")
 PARTS = ("#1f4e79", "#3a76a8", "#6ba3cd", "#a5c8e1", "#8b98a5", "#c3ccd4", "#5d6b78")
+HEAT = ("#7db4e3", "#a3c9eb", "#c4dcf2", "#e0ecf7", "#f0f1ee", "#faead9", "#f7d5b5", "#f3bc8a", "#ec9f5f")
+"""Blue, nothing, orange, which the colour-blind tell apart; ink can be read on each."""
 
 _CSS_COLOURS = (
     {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)", CARD: "var(--card)"}
     | {colour: f"var(--series-{i})" for i, colour in enumerate(SERIES, start=1)}
     | {colour: f"var(--part-{i})" for i, colour in enumerate(PARTS, start=1)}
+    | {colour: f"var(--heat-{i})" for i, colour in enumerate(HEAT, start=1)}
 )
 _COLOUR = re.compile("|".join(map(re.escape, _CSS_COLOURS)))
-_DASHES = ("-", (0, (5, 1.6)), (0, (1.2, 1.4)), (0, (6, 1.5, 1.2, 1.5)))
+_DASHES: tuple[Literal["-", "--"] | tuple[float, tuple[float, ...]], ...] = (
+    "-",
+    (0, (5, 1.6)),
+    (0, (1.2, 1.4)),
+    (0, (6, 1.5, 1.2, 1.5)),
+)
 _MARKERS = "osD^vPX"
 
 _MARKER_PATHS = {
@@ -42,6 +56,7 @@ _MARKER_PATHS = {
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "widthwise",
+    "pdf.fonttype": 42,
     "text.parse_math": False,
     "font.size": 10.5,
     "axes.labelsize": 10.5,
@@ -67,7 +82,7 @@ class Style:
     """How one variant is drawn in every figure: told apart by colour, by dashes and by marker."""
 
     colour: str
-    dash: str | tuple[float, tuple[float, ...]]
+    dash: Literal["-", "--"] | tuple[float, tuple[float, ...]]
     marker: str
 
 
@@ -81,16 +96,71 @@ def styles(names: list[str], baseline: str | None = None) -> dict[str, Style]:
     return chosen
 
 
-def draw(key: str, label: str, size_inches: tuple[float, float], paint: Callable[[Axes], None]) -> Markup:
-    """Paints one pair of axes as inline SVG. `key` is unique on the page; `label` is the text alternative."""
+FileKind = Literal["svg", "pdf"]
+_NO_METADATA: dict[FileKind, dict[str, None]] = {
+    "svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    "pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
+}
+
+
+@dataclass(frozen=True)
+class FigureFiles:
+    """The figures drawn so far as documents of their own: key -> content."""
+
+    kind: FileKind
+    contents: dict[str, bytes]
+
+
+_FILES: ContextVar[FigureFiles | None] = ContextVar("figure files", default=None)
+
+
+@contextmanager
+def as_files(kind: FileKind) -> Iterator[FigureFiles]:
+    """Within it, `draw` keeps every figure also as a document with its own legend, in the colours of the light page."""
+    files = FigureFiles(kind, {})
+    token = _FILES.set(files)
+    try:
+        yield files
+    finally:
+        _FILES.reset(token)
+
+
+def draw(
+    key: str,
+    label: str,
+    size_inches: tuple[float, float],
+    paint: Callable[[Axes], None],
+    legend: Sequence[Artist] = (),
+) -> Markup:
+    """Paints one pair of axes as inline SVG. `key` is unique on the page; `label` is the text alternative.
+
+    legend: what a file has of it; a page has its own, outside of its figures.
+    """
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the user's must not change the bytes
         matplotlib.rcParams.update(_SETTINGS)
         figure = Figure(figsize=size_inches, layout="constrained")
         paint(figure.add_subplot())
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    return _inline(buffer.getvalue(), key, label)
+        document = _saved(figure, "svg", "none").decode()
+        if files := _FILES.get():
+            if len(legend) > 1:
+                figure.legend(handles=list(legend), loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+            files.contents[key] = _saved(figure, files.kind, "white")
+    return _inline(document, key, label)
+
+
+def line_legend(styles: Mapping[str, Style]) -> list[Line2D]:
+    """A piece of each line with its marker, for the legend of a file."""
+    return [
+        Line2D([], [], color=style.colour, linestyle=style.dash, marker=style.marker, label=shorten(name, 30))
+        for name, style in styles.items()
+    ]
+
+
+def _saved(figure: Figure, kind: FileKind, background: str) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind], facecolor=background)
+    return buffer.getvalue()
 
 
 def _inline(document: str, key: str, label: str) -> Markup:

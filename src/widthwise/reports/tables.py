@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from markupsafe import Markup
+
 from widthwise.reports.curves import Curve
 from widthwise.reports.formats import MISSING, TIMES, clean, fixed, hidden_widths, interval, plain, si, signed
-from widthwise.reports.records import Comparison, Cost, Estimate, Result, Run, Variant
+from widthwise.reports.records import Compared, Cost, Estimate, Result, Run, Variant
 
 
 @dataclass(frozen=True)
@@ -37,40 +39,41 @@ class Column:
     """Title for a narrow terminal."""
     note: str
     """What the quantity is, for the footnote; formatted with `confidence` and `baseline`."""
-    cell: Callable[[Variant, Comparison], Cell] = field(repr=False)
+    cell: Callable[[Variant, Compared], Cell] = field(repr=False)
 
 
-def _loss(variant: Variant, comparison: Comparison) -> Cell:
+def _loss(variant: Variant, comparison: Compared) -> Cell:
     return Cell(fixed(variant.val_loss.mean, 4), interval(variant.val_loss, 4))
 
 
-def _difference(variant: Variant, comparison: Comparison) -> Cell:
+def _difference(variant: Variant, comparison: Compared) -> Cell:
     if variant.difference is None:
         return Cell(MISSING)
     return Cell(signed(variant.difference.mean, 4), interval(variant.difference, 4, with_sign=True))
 
 
-def _bits_per_byte(variant: Variant, comparison: Comparison) -> Cell:
-    estimate, baseline = variant.val_bits_per_byte, comparison.baseline_variant.val_bits_per_byte
+def _bits_per_byte(variant: Variant, comparison: Compared) -> Cell:
+    estimate, other = variant.val_bits_per_byte, comparison.baseline_variant
     if estimate is None:
         return Cell(MISSING)
+    baseline = other.val_bits_per_byte if other else None
     share = estimate.mean / baseline.mean if estimate.mean and baseline and baseline.mean else None
     return Cell(fixed(estimate.mean, 4), "", _ratio(variant, comparison, share))
 
 
-def _tokens_per_second(variant: Variant, comparison: Comparison) -> Cell:
+def _tokens_per_second(variant: Variant, comparison: Compared) -> Cell:
     value = variant.tokens_per_second.mean if variant.tokens_per_second else None
     return Cell(si(value), "", _ratio(variant, comparison, variant.ratio.get("tokens_per_second")))
 
 
-def _cost_cell(value: Callable[[Cost], float], ratio_key: str) -> Callable[[Variant, Comparison], Cell]:
-    def cell(variant: Variant, comparison: Comparison) -> Cell:
+def _cost_cell(value: Callable[[Cost], float], ratio_key: str) -> Callable[[Variant, Compared], Cell]:
+    def cell(variant: Variant, comparison: Compared) -> Cell:
         return Cell(si(value(variant.cost)), "", _ratio(variant, comparison, variant.ratio.get(ratio_key)))
 
     return cell
 
 
-def _ratio(variant: Variant, comparison: Comparison, value: float | None) -> float | None:
+def _ratio(variant: Variant, comparison: Compared, value: float | None) -> float | None:
     """The baseline shows no ratio to itself."""
     return None if variant.name == comparison.baseline else value
 
@@ -144,15 +147,48 @@ VERDICT_NOTE = (
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
 
 
-def notes(comparison: Comparison) -> list[str]:
+def main_columns(comparison: Compared) -> tuple[Column, ...]:
+    """Without the difference to a baseline where there is none."""
+    return tuple(column for column in MAIN_COLUMNS if column.key != "difference" or comparison.baseline_variant)
+
+
+def notes(comparison: Compared) -> list[str]:
     """The footnotes of the main table: one per column, one for the verdict, one for the ratios."""
-    words = {"confidence": f"{100 * comparison.confidence:.4g}%", "baseline": clean(comparison.baseline)}
-    return [note.format(**words) for note in (*(column.note for column in MAIN_COLUMNS), VERDICT_NOTE, RATIO_NOTE)]
+    words = {"confidence": f"{100 * comparison.confidence:.4g}%", "baseline": clean(comparison.baseline or "")}
+    found = [column.note for column in main_columns(comparison)]
+    if comparison.baseline_variant:
+        found += [VERDICT_NOTE, RATIO_NOTE]
+    return [note.format(**words) for note in found]
 
 
-def cells(variant: Variant, comparison: Comparison) -> list[Cell]:
+def cells(variant: Variant, comparison: Compared) -> list[Cell]:
     """The main table's row of one variant, one cell per column."""
-    return [column.cell(variant, comparison) for column in MAIN_COLUMNS]
+    return [column.cell(variant, comparison) for column in main_columns(comparison)]
+
+
+_VERDICT_SIGNS = {"better": "▼ ", "worse": "▲ "}
+
+
+@dataclass(frozen=True)
+class MainRow:
+    """The row of one variant on a page."""
+
+    name: str
+    swatch: Markup
+    cells: list[tuple[Column, Cell]]
+    verdict: str
+    verdict_class: str
+
+
+def main_row(variant: Variant, comparison: Compared, swatch: Markup) -> MainRow:
+    """Its cells with their columns, and its verdict."""
+    return MainRow(
+        clean(variant.name),
+        swatch,
+        list(zip(main_columns(comparison), cells(variant, comparison))),
+        _VERDICT_SIGNS.get(variant.verdict, "") + variant.verdict,
+        variant.verdict.replace(" ", "-"),
+    )
 
 
 def cost_table(variants: Sequence[tuple[str, Cost]]) -> Table:
@@ -201,7 +237,7 @@ def layer_table(name: str, cost: Cost) -> Table:
     return Table(f"Layers of {clean(name)}", header, [[span, *sizes] for span, sizes in zip(names, rows)])
 
 
-def seed_table(comparison: Comparison) -> Table:
+def seed_table(comparison: Compared) -> Table:
     """Held-out loss and difference of every seed."""
     header = ["Variant", *(f"seed {seed}" for seed in comparison.seeds)]
     rows = []

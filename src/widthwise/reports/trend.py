@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from widthwise.reports.formats import MISSING, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.html import Panel, legend
 from widthwise.reports.records import Comparison, Trend, Variant, finite
-from widthwise.reports.svg import CARD, INK, MUTED, Style, draw
+from widthwise.reports.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.tables import Table
 
 
@@ -77,7 +77,8 @@ def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, 
     ]
     slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
     label = f"Held-out loss over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
-    return draw("trend", label, (5.4, 3.4), paint)
+    legend = line_legend({point.variant: styles[point.variant] for point in points})
+    return draw("trend", label, (5.4, 3.4), paint, legend)
 
 
 def _apart(values: Sequence[float] | np.ndarray) -> list[float]:

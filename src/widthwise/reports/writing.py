@@ -4,22 +4,51 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.config_io import UserError
+from widthwise.files import write_atomic
+from widthwise.reports.analysis_report import write_analysis_report
 from widthwise.reports.comparison_report import write_comparison_report
 from widthwise.reports.run_report import write_run_report, write_runs_report
+from widthwise.reports.scaling_report import write_scaling_report
+from widthwise.reports.svg import FileKind, as_files
+from widthwise.reports.sweep_report import write_sweep_report
 from widthwise.run_dir import RunDir
 
 PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
     "comparison.json": write_comparison_report,
+    "analysis.json": write_analysis_report,
+    "sweep.json": write_sweep_report,
+    "scaling.json": write_scaling_report,
 }
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
 
 
-def write_report(paths: Sequence[Path], out: Path | None = None) -> list[Path]:
+def write_report(paths: Sequence[Path], out: Path | None = None, figures: FileKind | None = None) -> list[Path]:
     """Writes the report that fits what `paths` hold: one folder of PAGES, or one or more run directories.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
-    Returns the files written. Raises UserError for a path that is neither, or that is broken.
+    figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. Returns the
+    files written. Raises UserError for a path that is neither, or that is broken.
     """
+    if figures is None:
+        return _write_page(paths, out)
+    with as_files(figures) as drawn:
+        files = _write_page(paths, out)
+    folder = files[0].parent / "figures"
+    for name, content in drawn.contents.items():
+        write_atomic(folder / f"{name}.{figures}", content)
+    return [*files, *(folder / f"{name}.{figures}" for name in drawn.contents)]
+
+
+def check_kind(folder: Path, name: str) -> None:
+    """Raises UserError where a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder."""
+    others = [other for other in ("config.yaml", *PAGES) if other != name and (folder / other).is_file()]
+    if others:
+        raise UserError(f"{folder}: holds {others[0]}, whose report would be replaced; choose another folder")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is not a folder")
+
+
+def _write_page(paths: Sequence[Path], out: Path | None) -> list[Path]:
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
         if path not in found and not RunDir(path).exists:

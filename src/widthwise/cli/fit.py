@@ -1,0 +1,131 @@
+"""`widthwise fit`: scaling laws with intervals, and what one group of models saves against another."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def fit(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of comparisons or sweeps, run directories, or .csv tables of your own."),
+    ],
+    x: Annotated[
+        str,
+        typer.Option(help="training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."),
+    ] = "training_flops",
+    y: Annotated[str, typer.Option(help="val_loss, train_loss, val_bits_per_byte, or a column.")] = "val_loss",
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group", "--group-by", help="One curve for each value of this column, or key of the recipes."),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The group that others are compared with; that of the comparisons if not given.")
+    ] = None,
+    law: Annotated[
+        str | None, typer.Option(help="power, power_irreducible or log_linear, instead of the best at points left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-NAMES where not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print scaling.json.")] = False,
+) -> None:
+    """Fit the loss as a law of compute, parameters or width, with intervals; say what a group saves at equal loss.
+
+    Example: `widthwise fit benchmarks/papers/variable_width_table_2.csv --x pflops_days --y loss --group model
+    --baseline transformer`
+    """
+    from widthwise.cli.tables import table_console
+    from widthwise.experiments.scaling import fit_groups, gather, write_scaling
+    from widthwise.experiments.scaling_axes import Axes
+    from widthwise.reports.writing import write_report
+    from widthwise.training.environment import command_line
+
+    title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
+    scaling = fit_groups(gather(paths, Axes(x, y, group_by), baseline), title, command_line(), law)
+    folder = out or Path("runs") / f"fit-{title}"
+    files = [write_scaling(scaling, folder), *write_report([folder])]
+    if as_json:
+        print(json.dumps(scaling, indent=2))
+        return
+    console = table_console()
+    console.print(_fit_table(scaling))
+    if scaling["savings"]:
+        console.print(_saving_table(scaling))
+    for line in (*_doubts(scaling), *scaling["sentence"].splitlines()):
+        console.print(line, highlight=False, markup=False)
+    for file in files:
+        console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _fit_table(scaling: dict[str, Any]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from widthwise.reports.formats import fixed
+
+    table = Table(
+        title=f"{scaling['title']}: {scaling['y']} over {scaling['x']}",
+        caption=f"* the law of the answer; low, high: {100 * scaling['confidence']:g}% interval;\n"
+        "left out: rms at each point of the curve through the others",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column("law")
+    for name in ("", "value", "low", "high", "rms", "left out", "R²"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for group in scaling["groups"]:
+        table.add_section()
+        table.add_row(f"{group['name']}, {len(group['points'])} points")
+        for kind, found in group["fits"].items():
+            symbols = found["parameters"]
+            columns = [
+                "\n".join(_number(each[end], n_digits) for each in symbols.values())
+                for end, n_digits in (("mean", 5), ("low", 4), ("high", 4))
+            ]
+            numbers = (fixed(found[key], 4) for key in ("rms", "leave_one_out_rms", "r_squared"))
+            mark = " *" if kind == group["chosen"] else ""
+            table.add_row(f"  {kind}{mark}", "\n".join(symbols), *columns, *numbers)
+    return table
+
+
+def _doubts(scaling: dict[str, Any]) -> list[str]:
+    """Why laws could not be fitted, or say little."""
+    return [
+        f"{group['name']}: {kind}: {found['reason']}."
+        for group in scaling["groups"]
+        for kind, found in group["fits"].items()
+        if found["reason"]
+    ]
+
+
+def _number(value: float | None, n_digits: int) -> str:
+    from widthwise.reports.formats import MISSING, minus
+
+    return MISSING if value is None else minus(f"{value:.{n_digits}g}")
+
+
+def _saving_table(scaling: dict[str, Any]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from widthwise.reports.formats import MISSING
+
+    def share(value: float | None) -> str:
+        return MISSING if value is None else f"{value:.1%}"
+
+    table = Table(title=f"{scaling['x']} for {scaling['baseline']}'s {scaling['y']}", box=box.SIMPLE_HEAD)
+    for name in ("group", "law", "against", "at", scaling["y"]):
+        table.add_column(name)
+    for name in ("needs", "interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in scaling["savings"]:
+        ratio, at = each["ratio"], each["at"]
+        ends = f"{share(ratio['low'])} to {share(ratio['high'])}"
+        against = f"the {each['kind']}"
+        table.add_row(each["group"], each["fit"], against, at["name"], f"{at['y']:.4g}", share(ratio["mean"]), ends)
+    return table

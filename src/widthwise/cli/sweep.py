@@ -1,0 +1,148 @@
+"""`widthwise sweep`: a grid, or a search, over keys of a recipe."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from widthwise.experiments.sweep_plan import SweepPlan
+
+WHAT, WORKERS, LADDER = "What to vary", "Who works on it", "A ladder of sizes"
+
+
+def sweep(
+    recipe: Annotated[Path, typer.Argument(help="Recipe, with a sweep section or with --over.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe, and so to every point, as train.steps=200.")
+    ] = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=WHAT,
+            help="optimizer.lr=0.002,0.004, or for a search 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'.",
+        ),
+    ] = None,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(rich_help_panel=WHAT, help="Seeds, one --seed each, instead of the recipe's, or of 1, 2 and 3."),
+    ] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=WHAT,
+            help="What must equal the baseline's: params, active_params, flops, kv_bytes, training_flops, none.",
+        ),
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(rich_help_panel=WHAT, help="grid, tpe or random; with --trials tpe.")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(rich_help_panel=WHAT, min=1, help="Points of a search, the baseline not counted.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/RECIPE where not given.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=WORKERS,
+            envvar="WIDTHWISE_STORAGE",
+            show_envvar=True,
+            help="Database, as postgresql+psycopg://USER@HOST/NAME; a file in the folder where not given.",
+        ),
+    ] = None,
+    study: Annotated[
+        str | None, typer.Option(rich_help_panel=WORKERS, help="Name of the study there; RECIPE where not given.")
+    ] = None,
+    heartbeat: Annotated[
+        int,
+        typer.Option(
+            rich_help_panel=WORKERS, min=1, help="Seconds between signs of life; silent for three, a worker is dead."
+        ),
+    ] = 60,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
+    ] = False,
+    device: Annotated[
+        str | None, typer.Option(rich_help_panel=LADDER, help="GPU by which --dry-run counts hours, as h200.")
+    ] = None,
+    mfu: Annotated[
+        float | None, typer.Option(rich_help_panel=LADDER, help="Share of its bf16 peak in use; 0.4 if not given.")
+    ] = None,
+    flops_per_second: Annotated[
+        float | None, typer.Option(rich_help_panel=LADDER, help="Instead of a device: what a CPU was measured to do.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what there is to do, and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the sweep, or the dry run, as JSON.")] = False,
+) -> None:
+    """Train every combination of values, or what a sampler chooses, over several seeds, and rank the points.
+
+    The same command continues an interrupted sweep; started several times, on one machine or with --storage on several
+    that share the folder, it divides the work. What fails is kept with its reason.
+
+    Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
+    optimizer.lr=0.002,0.004`
+    """
+    from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
+    from widthwise.cli.sweep_table import workload_table
+    from widthwise.cli.tables import table_console
+    from widthwise.experiments.sweep_plan import read_axis, read_sweep
+
+    asked: dict[str, Any] = {
+        "over": over and dict(map(read_axis, over)),
+        "seeds": seed,
+        "match": match,
+        "search": _search(sampler, trials),
+    }
+    asked = {key: value for key, value in asked.items() if value}
+    if sampler == "grid":
+        asked["search"] = None
+    clock = clock_asked(device, mfu, flops_per_second, is_wanted=ladder and dry_run)
+    if ladder:
+        plan = ladder_asked(recipe, overrides or (), asked)
+        if dry_run:
+            show_ladder(plan, clock, as_json)
+            return
+    else:
+        plan = read_sweep(recipe, overrides or (), asked)
+    if not dry_run:
+        _run_and_report(plan, out or Path("runs") / plan.title, storage, study, heartbeat, as_json)
+    elif as_json:
+        print(json.dumps(plan.workload(), indent=2))
+    else:
+        table_console().print(workload_table(plan.title, plan.workload()))
+
+
+def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
+    asked = {"sampler": None if sampler == "grid" else sampler, "n_trials": trials}
+    return {key: value for key, value in asked.items() if value is not None}
+
+
+def _run_and_report(
+    plan: "SweepPlan", folder: Path, storage: str | None, study: str | None, heartbeat: int, as_json: bool
+) -> None:
+    from rich.console import Console
+
+    from widthwise.cli.progress import shown_progress
+    from widthwise.cli.sweep_table import failure_lines, sweep_table, workload_line
+    from widthwise.cli.tables import table_console
+    from widthwise.experiments.study_storage import Heartbeat
+    from widthwise.experiments.sweep import run_sweep
+    from widthwise.reports.writing import write_report
+    from widthwise.run_dir import RunFailed
+    from widthwise.training.environment import command_line
+
+    with shown_progress(Console(stderr=True)) as observer:
+        observer.message(workload_line(plan.workload()))
+        found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)
+    files = write_report([folder])
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        console = table_console()
+        console.print(sweep_table(found))
+        console.print(found["sentence"], highlight=False)
+        for line in (*failure_lines(found), *(f"wrote {file}" for file in files)):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if not found["study"]["n_finished"]:
+        raise RunFailed(f"{folder}: all {found['study']['n_failed']} points failed")

@@ -1,0 +1,158 @@
+"""A ladder: every variant at several sizes, each trained on tokens in proportion to its size, for a scaling law.
+
+It is a sweep whose groups are the variants and whose points are the rungs, planned before anything is trained.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError, merge, parse, read_recipe
+from widthwise.experiments.matching import Matched, check_matched
+from widthwise.experiments.scaling_runs import MODEL_QUANTITIES
+from widthwise.experiments.sweep_plan import SweepConfig, SweepPlan
+from widthwise.model.config import cost_summary
+from widthwise.training.config import Recipe, Seed
+from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+
+RUNG = "rung"
+"""What the axis of a ladder is called."""
+FEWEST_RUNGS = 3
+"""A law goes through any two."""
+
+
+class LadderConfig(Config):
+    """The `ladder:` section of a recipe."""
+
+    rungs: dict[str, dict[str, Any]] = Field(min_length=FEWEST_RUNGS)
+    """Name -> changes to the recipe that make a size."""
+    variants: dict[str, dict[str, Any]] = Field(min_length=1)
+    """Name -> changes on top of those of the rung. The first gives the tokens of a rung; others must match it."""
+    tokens_per_param: pydantic.PositiveFloat | None = None
+    """Tokens of a rung over the parameters of its first variant, rounded to whole steps; where not given, the steps are
+    those of the recipe and its rungs."""
+    count: Literal["params", "layer_params"] = "params"
+    """The parameters meant: all, or without embedding, head and norms."""
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    match: Matched = "params"
+    """What the variants of a rung must have in common, within one percent."""
+
+
+@dataclass(frozen=True)
+class LadderPlan(SweepPlan):
+    """A sweep over rungs: a value of its axis is the name of a rung, which changes several keys at once."""
+
+    ladder: LadderConfig
+
+    def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
+        rung = values[RUNG]
+        recipe = self._at_rung(name, group, rung)
+        if self.ladder.tokens_per_param is None:
+            return recipe
+        first = next(iter(self.ladder.variants))
+        n_steps = self._n_steps(recipe if group == first else self._at_rung(f"{first}-{rung}", first, rung))
+        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": n_steps})})
+
+    def _at_rung(self, name: str, variant: str, rung: str) -> Recipe:
+        data = copy.deepcopy(dict(self.data))
+        return parse(Recipe, merge(merge(data, self.ladder.rungs[rung]), self.ladder.variants[variant]), name)
+
+    def _n_steps(self, recipe: Recipe) -> int:
+        assert self.ladder.tokens_per_param is not None
+        n_params = MODEL_QUANTITIES[self.ladder.count](cost_summary(recipe.explicit_model, recipe.seq_len))
+        return max(1, round(self.ladder.tokens_per_param * n_params / recipe.tokens_per_step))
+
+    def check_rungs(self) -> None:
+        """Raises UserError where the variants of a rung cannot be compared."""
+        first = next(iter(self.ladder.variants))
+        by_place = {(point.group, point.values[RUNG]): point for point in self.grid.values()}
+        for (_, rung), point in by_place.items():
+            base = by_place[first, rung]
+            check_matched(point.name, point.recipe, base.name, base.recipe, self.ladder.match, "ladder")
+
+
+def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> LadderPlan:
+    """The ladder of a recipe file, every point checked. seeds: instead of the file's. Raises UserError."""
+    data = read_recipe(path, overrides)
+    if "ladder" not in data:
+        raise UserError(f"{path}: has no ladder section; say there which rungs and variants there are")
+    section = data.pop("ladder")
+    if seeds and isinstance(section, dict):
+        section = {**section, "seeds": list(seeds)}
+    ladder = parse(LadderConfig, section, f"{path}: ladder")
+    axis = {RUNG: list(ladder.rungs)}
+    groups = {name: {"change": change} for name, change in ladder.variants.items()}
+    swept = {"over": axis, "groups": groups, "seeds": list(ladder.seeds)}
+    plan = LadderPlan(path.stem, parse(SweepConfig, swept, f"{path}: ladder"), data, ladder)
+    plan.check_rungs()
+    return plan
+
+
+class Device:
+    """What a plan's hours are counted by."""
+
+    def __init__(self, name: str, flops_per_second: float):
+        self.name, self.flops_per_second = name, flops_per_second
+
+    @classmethod
+    def named(cls, name: str, mfu: float) -> "Device":
+        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND`, however its letters are cased. mfu: the share of its dense bf16 peak
+        that training uses. Raises UserError."""
+        peaks = {each.casefold(): (each, peak) for each, peak in PEAK_BF16_FLOPS_PER_SECOND.items()}
+        if name.casefold() not in peaks:
+            allowed = ", ".join(PEAK_BF16_FLOPS_PER_SECOND)
+            raise UserError(f"--device: got {name!r}; allowed: {allowed}; for another --flops-per-second")
+        if not 0 < mfu <= 1:
+            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
+        known, peak = peaks[name.casefold()]
+        return cls(f"{known} at {mfu:.0%} of {peak / 1e12:g} TFLOP/s", mfu * peak)
+
+    @classmethod
+    def at_rate(cls, flops_per_second: float) -> "Device":
+        """Anything that does so many training FLOPs a second, measured. Raises UserError."""
+        if flops_per_second <= 0:
+            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be above 0")
+        return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
+
+
+def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
+    """What there is to train, as data: a row a point, of one run; totals over all seeds. No hours without a device."""
+    n_seeds = len(plan.config.seeds)
+    rows = [
+        {
+            "name": point.name,
+            "group": point.group,
+            "rung": point.values[RUNG],
+            **_costs(point.recipe),
+            "hours": None if device is None else point.recipe.training_flops / device.flops_per_second / 3600,
+        }
+        for point in plan.grid.values()
+    ]
+    total = n_seeds * sum(row["training_flops"] for row in rows)
+    return {
+        "title": plan.title,
+        "count": plan.ladder.count,
+        "tokens_per_param": plan.ladder.tokens_per_param,
+        "seeds": list(plan.config.seeds),
+        "device": None if device is None else device.name,
+        "points": rows,
+        "n_runs": n_seeds * len(rows),
+        "training_flops": total,
+        "hours": None if device is None else total / device.flops_per_second / 3600,
+    }
+
+
+def _costs(recipe: Recipe) -> dict[str, Any]:
+    summary = cost_summary(recipe.final_model, recipe.seq_len)
+    return {
+        **{name: MODEL_QUANTITIES[name](summary) for name in ("params", "layer_params", "average_width", "kv_bytes")},
+        "steps": recipe.train.steps,
+        "tokens": recipe.n_tokens,
+        "training_flops": recipe.training_flops,
+        "pflops_days": recipe.pflops_days,
+    }

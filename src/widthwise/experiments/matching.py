@@ -1,0 +1,87 @@
+"""When recipes may be compared: what they must share, and what must be equal."""
+
+from typing import Literal
+
+from widthwise.config_io import UserError
+from widthwise.model.config import cost_summary
+from widthwise.shape.breakdown import ratios
+from widthwise.shape.kinds import Match
+from widthwise.training.config import Recipe
+
+Matched = Literal[Match, "training_flops", "none"]
+"""What recipes can be required to have in common. training_flops: the compute of the whole run, so that they may train
+for different numbers of steps; where a model grows, each counts with its own steps."""
+
+LARGEST_MISMATCH = 0.01
+"""How far the matched quantity of a variant may be from the baseline's, as a fraction."""
+
+HELD_OUT = {
+    "data": lambda recipe: recipe.data,
+    "seq_len": lambda recipe: recipe.seq_len,
+    "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
+}
+"""What makes the held-out windows of two recipes the same."""
+
+SHARED = {
+    **HELD_OUT,
+    "train.steps": lambda recipe: recipe.train.steps,
+    "train.batch_size": lambda recipe: recipe.train.batch_size,
+    "train.precision": lambda recipe: recipe.train.precision,
+}
+"""What the runs of a comparison have in common."""
+
+
+def check_trainable(recipe: Recipe, name: str) -> None:
+    """Raises UserError, with the name of the recipe, where its parts do not fit together."""
+    try:
+        recipe.check()
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe) -> None:
+    """Raises UserError where two recipes are not judged on the same held-out text."""
+    _check_equal(name, recipe, other_name, other, list(HELD_OUT))
+
+
+def check_matched(
+    name: str, recipe: Recipe, baseline_name: str, baseline: Recipe, match: Matched, section: str
+) -> None:
+    """Raises UserError where a recipe is not comparable with the baseline. section: where the recipe file says match.
+
+    Recipes are comparable where data and tokens agree, and the matched quantity to within one percent. Where that is
+    the compute of training, tokens follow from it; the runs of a seed see the same ones as far as they go.
+    """
+    shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
+    _check_equal(name, recipe, baseline_name, baseline, shared)
+    ratio = _matched_ratio(recipe, baseline, match)
+    if abs(ratio - 1) > LARGEST_MISMATCH:
+        raise UserError(
+            f"{name}: {match} is {ratio:.4f} of {baseline_name}'s, and a matched comparison allows "
+            f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, match)}, or say match: none under {section}, or "
+            "--match none"
+        )
+
+
+def _check_equal(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: list[str]) -> None:
+    for what in shared:
+        own, expected = SHARED[what](recipe), SHARED[what](other)
+        if own != expected:
+            raise UserError(f"{name}: {what} is {own}, but {expected} in {other_name}; not comparable")
+
+
+def _matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
+    """The matched quantity over the baseline's, of the models that the runs end with; 1 where nothing is matched."""
+    if match == "none":
+        return 1.0
+    if match == "training_flops":
+        return recipe.training_flops / baseline.training_flops
+    return ratios(*(cost_summary(each.final_model, each.seq_len) for each in (recipe, baseline)))[match]
+
+
+def _remedy(recipe: Recipe, ratio: float, match: Matched) -> str:
+    if match != "training_flops":
+        return "resize it (a solved shape meets the budget with rounding: balanced)"
+    per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
+    n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
+    return f"train.steps: {n_steps} would match"

@@ -1,0 +1,230 @@
+"""The laws by which a loss falls with compute, parameters or width.
+
+    power              y = a*x^-b                    a line in ln y over ln x
+    power_irreducible  y = e + a*x^-b                the same above a loss that nothing takes away
+    log_linear         y = slope*log2(x)+intercept   a line in y over log2 x
+
+The first is what the variable-width paper fits (arXiv:2606.18246, Fig. 4), the second the usual form with an
+irreducible loss (arXiv:2203.15556), the third the virtual-width paper's (arXiv:2511.11238, Fig. 8). A law fits many
+data sets at once: x and y are (..., n_points), parameters (..., n_symbols), so that a bootstrap is one call.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
+"""Between which the exponent above an irreducible loss is sought."""
+N_EXPONENTS = 80
+N_GOLDEN_STEPS = 55
+"""Each narrows the bracket of the exponent to 0.618 of itself; two neighbours of the grid are a fifth apart."""
+
+
+class Law(ABC):
+    """A form with two or three symbols. Its values are arrays whose last axis is in the order of `symbols`."""
+
+    kind: ClassVar[str]
+    form: ClassVar[str]
+    symbols: ClassVar[tuple[str, ...]]
+    factors: ClassVar[tuple[str, ...]] = ()
+    """Symbols above 0 of which a ratio means more than a difference: their intervals are made of logarithms."""
+    steepness: ClassVar[str]
+    """The symbol that says how fast y falls."""
+
+    @property
+    def fewest_points(self) -> int:
+        """One more than there are symbols: fewer leave nothing by which to judge the fit."""
+        return len(self.symbols) + 1
+
+    @abstractmethod
+    def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Least squares of (..., n_points) in what `residual_scale` says; (..., n_symbols)."""
+
+    @abstractmethod
+    def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """The curve at x; a parameter set for each x, or one of the two alone."""
+
+    @abstractmethod
+    def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Where the curve reaches y; nan where it never does."""
+
+    @abstractmethod
+    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
+        """The form with numbers in it, and the names of x and y."""
+
+    def residual_scale(self, y: np.ndarray) -> np.ndarray:
+        """What a residual is a difference of."""
+        return y
+
+    def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
+        """The inverse of `residual_scale`."""
+        return scaled
+
+    def doubt(self, parameters: np.ndarray) -> str | None:
+        """Why the fitted values say little, of one fit; None where they do not."""
+        return None
+
+
+class PowerLaw(Law):
+    """ln y = ln a - b ln x, by least squares in ln y; no irreducible loss."""
+
+    kind = "power"
+    form = "y = a*x^-b"
+    symbols = ("a", "b")
+    factors = ("a",)
+    steepness = "b"
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        slope, intercept = _line(np.log(x), np.log(y))
+        return np.stack([np.exp(intercept), -slope], axis=-1)
+
+    def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+        a, b = _unstack(parameters)
+        return a * x**-b
+
+    def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
+        a, b = _unstack(parameters)
+        return _power(a / y, b)
+
+    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
+        a, b = parameters
+        return f"{y} = {a:.5g}*{x}^{-b:.4g}"
+
+    def residual_scale(self, y: np.ndarray) -> np.ndarray:
+        return np.log(y)
+
+    def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
+        return np.exp(scaled)
+
+
+class IrreduciblePowerLaw(Law):
+    """y = e + a*x^-b with e >= 0 and a >= 0, by least squares in y.
+
+    Variable projection (Golub and Pereyra 1973): of a given b the best e and a follow from a line, so that b alone is
+    sought, on a grid and then by golden sections around the best of the grid. There are no starting values, and no
+    local minimum between two values of the grid is taken for the lowest.
+    """
+
+    kind = "power_irreducible"
+    form = "y = e + a*x^-b"
+    symbols = ("e", "a", "b")
+    factors = ("a",)
+    steepness = "b"
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        x, y = np.broadcast_arrays(np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64))
+        log_exponents = np.linspace(np.log(SMALLEST_EXPONENT), np.log(LARGEST_EXPONENT), N_EXPONENTS)
+        errors = np.stack([self._error(x, y, np.full(x.shape[:-1], b)) for b in np.exp(log_exponents)])
+        best = errors.argmin(axis=0)
+        low = log_exponents[np.maximum(best - 1, 0)]
+        high = log_exponents[np.minimum(best + 1, N_EXPONENTS - 1)]
+        for _ in range(N_GOLDEN_STEPS):
+            step = (high - low) * (np.sqrt(5) - 1) / 2
+            left, right = high - step, low + step
+            is_left = self._error(x, y, np.exp(left)) <= self._error(x, y, np.exp(right))
+            low, high = np.where(is_left, low, left), np.where(is_left, right, high)
+        return self.fit_at(x, y, np.exp((low + high) / 2))
+
+    def fit_at(self, x: np.ndarray, y: np.ndarray, exponent: np.ndarray | float) -> np.ndarray:
+        """The best e and a of a given b (...), with it."""
+        exponent = np.asarray(exponent, dtype=np.float64)
+        centre = np.log(x).mean(axis=-1)  # powers of x over its geometric mean stay near 1
+        z = np.exp(-exponent[..., None] * (np.log(x) - centre[..., None]))
+        a, e = _line(z, y)
+        a = np.where(e < 0, (z * y).sum(axis=-1) / np.square(z).sum(axis=-1), a)
+        e = np.maximum(e, 0)
+        e = np.where(a < 0, np.mean(y, axis=-1), e)
+        a = np.maximum(a, 0)
+        return np.stack([e, a * np.exp(exponent * centre), exponent], axis=-1)
+
+    def _error(self, x: np.ndarray, y: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+        return np.square(self.y(self.fit_at(x, y, exponent)[..., None, :], x) - y).sum(axis=-1)
+
+    def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+        e, a, b = _unstack(parameters)
+        return e + a * x**-b
+
+    def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
+        e, a, b = _unstack(parameters)
+        above = y - e
+        return _power(a / np.where(above > 0, above, np.nan), b)
+
+    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
+        e, a, b = parameters
+        return f"{y} = {e:.4g} + {a:.4g}*{x}^{-b:.4g}"
+
+    def doubt(self, parameters: np.ndarray) -> str | None:
+        e, a, b = parameters
+        if a <= 0:
+            return "the points do not fall, so no power of x is in them"
+        if e <= 0:
+            return "e is at its bound 0: the points do not bend as an irreducible loss makes them"
+        if b < 1.01 * SMALLEST_EXPONENT or b > LARGEST_EXPONENT / 1.01:
+            return f"b is at its bound {b:.3g}: the points do not determine it"
+        return None
+
+
+class LogLinearLaw(Law):
+    """y = slope*log2(x) + intercept, by least squares in y, as `trend.fit_log_linear` draws it through mean losses."""
+
+    kind = "log_linear"
+    form = "y = slope*log2(x) + intercept"
+    symbols = ("slope", "intercept")
+    steepness = "slope"
+
+    def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return np.stack(_line(np.log2(x), np.asarray(y, dtype=np.float64)), axis=-1)
+
+    def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
+        slope, intercept = _unstack(parameters)
+        return slope * np.log2(x) + intercept
+
+    def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
+        slope, intercept = _unstack(parameters)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return _finite(np.exp2((y - intercept) / slope))
+
+    def written(self, parameters: np.ndarray, x: str, y: str) -> str:
+        slope, intercept = parameters
+        return f"{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
+
+
+LAWS: dict[str, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
+"""Kind -> law; what ties goes to the first."""
+
+
+def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """(n_points,) y of each point minus the curve through the others.
+
+    nan where the others have fewer different x than the law needs: a curve through as many points as it has symbols
+    goes through any.
+    """
+    n_points = len(x)
+    kept = np.array([[j for j in range(n_points) if j != i] for i in range(n_points)])
+    if n_points == 1 or min(len(set(x[others])) for others in kept) < law.fewest_points:
+        return np.full(n_points, np.nan)
+    return y - law.y(law.fit(x[kept], y[kept]), x)
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Slope and intercept of least squares over the last axis; slope 0 where x does not vary."""
+    x, y = np.broadcast_arrays(x, y)
+    x_mean, y_mean = x.mean(axis=-1, keepdims=True), y.mean(axis=-1, keepdims=True)
+    spread = np.square(x - x_mean).sum(axis=-1)
+    slope = ((x - x_mean) * (y - y_mean)).sum(axis=-1) / np.where(spread > 0, spread, 1)
+    return slope, y_mean[..., 0] - slope * x_mean[..., 0]
+
+
+def _unstack(parameters: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(np.moveaxis(np.asarray(parameters, dtype=np.float64), -1, 0))
+
+
+def _power(ratio: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    """ratio^(1/exponent); nan where that is not a number to be had."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return _finite(ratio ** (1 / np.asarray(exponent)))
+
+
+def _finite(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(x) & (x > 0), x, np.nan)

@@ -1,0 +1,94 @@
+"""With how much of a baseline's compute, or width, a group of models reaches the same loss.
+
+curve against curve: the loss is that of the baseline's curve at its largest model; where both have a curve, the luck of
+one model counts little. point against curve: the loss is that which the baseline's largest model has. Beside each other
+they say how much hangs on that one model: of the variable-width paper's Table 2 77.6% and 74.4% of the FLOPs.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from widthwise.experiments.law_fit import Fit, Interval, students_t
+
+
+@dataclass(frozen=True)
+class Saving:
+    """x of a group over x of the baseline at one loss; below 1 the group needs less."""
+
+    group: str
+    baseline: str
+    fit: str
+    """Kind of the law, the same for both."""
+    kind: Literal["curve", "point"]
+    name: str
+    """The baseline's largest model."""
+    x: float
+    """Its x."""
+    y: float
+    """The loss at which the two are compared."""
+    ratio: Interval
+    """The mean is nan where the group's curve never reaches the loss."""
+    is_extrapolated: bool
+    """Whether the group's curve reaches the loss outside its own points."""
+
+    def summary(self) -> dict[str, Any]:
+        """As data."""
+        return {
+            "group": self.group,
+            "baseline": self.baseline,
+            "fit": self.fit,
+            "kind": self.kind,
+            "at": {"name": self.name, "x": self.x, "y": self.y},
+            "ratio": vars(self.ratio),
+            "is_extrapolated": self.is_extrapolated,
+        }
+
+
+def savings(group: Fit, baseline: Fit, confidence: float) -> list[Saving]:
+    """Curve against curve, and point against curve. Both fits: of one law.
+
+    The intervals are of the ratio's logarithm. Draws are paired where the groups have one layout (`law_fit`); else the
+    degrees of freedom are those of Welch and Satterthwaite.
+    """
+    law, i = baseline.law, baseline.group.largest
+    point = baseline.group.points[i]
+    y_curve = law.y(baseline.parameters, np.array(point.x))
+    y_drawn_curve = law.y(baseline.drawn_parameters, np.array(point.x))
+    y_drawn_point = law.from_residual_scale(law.residual_scale(np.array(point.y)) + baseline.noise[:, i])
+    return [
+        _saving("curve", group, baseline, float(y_curve), y_drawn_curve, confidence),
+        _saving("point", group, baseline, point.y, y_drawn_point, confidence),
+    ]
+
+
+def _saving(
+    kind: Literal["curve", "point"], group: Fit, baseline: Fit, y: float, y_drawn: np.ndarray, confidence: float
+) -> Saving:
+    """y: the loss; y_drawn: (n_draws,) the same in the draws of the baseline."""
+    law, point = group.law, baseline.group.points[baseline.group.largest]
+    x, y_here = float(law.x(group.parameters, np.array(y))), np.array(y)
+    drawn = law.x(group.drawn_parameters, y_drawn)
+    n_free = float(group.degrees_of_freedom)
+    if group.group.layout != baseline.group.layout:
+        own, others = law.x(group.drawn_parameters, y_here), law.x(group.parameters, y_drawn)
+        n_free = _welch(own / x, group.degrees_of_freedom, others / x, baseline.degrees_of_freedom)
+    return Saving(
+        group=group.group.name,
+        baseline=baseline.group.name,
+        fit=law.kind,
+        kind=kind,
+        name=point.name,
+        x=point.x,
+        y=y,
+        ratio=students_t(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
+        is_extrapolated=not group.group.x.min() <= x <= group.group.x.max(),
+    )
+
+
+def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: int) -> float:
+    """Degrees of freedom of a sum of two independent errors, here of logarithms of draws."""
+    variances = np.array([np.log(first).var(), np.log(second).var()])
+    weighted = (variances**2 / np.array([first_free, second_free])).sum()
+    return float(variances.sum() ** 2 / weighted) if weighted > 0 else float(first_free + second_free)

@@ -1,0 +1,180 @@
+"""Scaling laws of groups of models, and what one group saves against another."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from widthwise.config_io import UserError, nearest_hint
+from widthwise.experiments.law_fit import Fit, Group, fit_law, undetermined
+from widthwise.experiments.power_law import LAWS, Law, leave_one_out_errors
+from widthwise.experiments.runs import CONFIDENCE, plain
+from widthwise.experiments.savings import Saving, savings
+from widthwise.experiments.scaling_axes import Axes, grouped
+from widthwise.experiments.scaling_runs import read_measured
+from widthwise.experiments.scaling_sentences import law_sentence, method_sentence, saving_sentence
+from widthwise.experiments.scaling_table import read_table
+from widthwise.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What laws are fitted to."""
+
+    axes: Axes
+    groups: tuple[Group, ...]
+    baseline: str | None
+    """One of the groups; None: nothing is saved."""
+    left_out: tuple[str, ...] = ()
+    """What the paths name and cannot give yet, in words."""
+
+
+def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Gathered:
+    """Every model that the paths hold. A path: a .csv file, a run directory, or a folder of a comparison or a sweep.
+
+    baseline: a group; where not given, the one that all comparisons call so, if it is a group. Raises UserError where
+    a path is none of these, and where no law could be fitted to a group.
+    """
+    tables = [path for path in paths if path.is_file()]
+    found = [row for path in tables for row in read_table(path, axes)]
+    left_out: tuple[str, ...] = ()
+    recorded: frozenset[str] = frozenset()
+    if folders := [path for path in paths if path not in tables]:
+        measured = read_measured(folders, axes)
+        found += measured.points
+        recorded, left_out = measured.baselines, measured.left_out
+    groups = grouped(found)
+    if not groups:
+        raise UserError(f"fit: found no finished model; {'; '.join(left_out)}")
+    names = [group.name for group in groups]
+    if baseline is not None and baseline not in names:
+        raise UserError(f"--baseline: got {baseline!r}; {nearest_hint(baseline, names)}")
+    if baseline is None and len(recorded) == 1:
+        baseline = next((name for name in names if name in recorded), None)
+    for group in groups:
+        reasons = [undetermined(law, group) for law in LAWS.values()]
+        if all(reasons):
+            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by says what one curve goes through")
+    return Gathered(axes, groups, baseline, left_out)
+
+
+def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> dict[str, Any]:
+    """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
+
+    law: the kind that the answer is given by; where not given, that of the smallest `leave_one_out_errors`.
+    """
+    fits = {
+        kind: {group.name: fit_law(each, group) for group in gathered.groups if undetermined(each, group) is None}
+        for kind, each in LAWS.items()
+    }
+    chosen, why = _choice(gathered.groups, fits, law)
+    found = [saving for kind in fits for saving in _savings(gathered, fits[kind])]
+    curves = [fits[chosen][group.name] for group in gathered.groups]
+    sentences = [
+        *(saving_sentence(found, group.name, chosen, gathered.axes.x) for group in _saving_groups(gathered, found)),
+        *(law_sentence(curve, gathered.axes) for curve in curves),
+        f"Law: {chosen}, {why}. {method_sentence(curves)}",
+        *(f"Left out: {each}." for each in gathered.left_out),
+    ]
+    return plain(
+        {
+            "title": title,
+            "command": command,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "confidence": CONFIDENCE,
+            "x": gathered.axes.x,
+            "y": gathered.axes.y,
+            "baseline": gathered.baseline,
+            "sentence": "\n".join(sentences),
+            "groups": [_group_data(group, fits, chosen) for group in gathered.groups],
+            "savings": [saving.summary() for saving in found],
+        }
+    )
+
+
+def write_scaling(scaling: dict[str, Any], folder: Path) -> Path:
+    """Writes scaling.json. Raises UserError where it cannot."""
+    path = folder / "scaling.json"
+    write_atomic(path, json.dumps(scaling, indent=2) + "\n")
+    return path
+
+
+Fits = dict[str, dict[str, Fit]]
+"""Kind of the law -> group -> fit, where the group determines one."""
+
+
+def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[str, str]:
+    """One law for all groups, so that their curves can be compared, and why this one."""
+    if asked is not None:
+        if asked not in LAWS:
+            raise UserError(f"--law: got {asked!r}; {nearest_hint(asked, LAWS)}")
+        for group in groups:
+            if reason := undetermined(LAWS[asked], group):
+                raise UserError(f"--law: got {asked}, which {reason}")
+        return asked, "as asked"
+    errors = {
+        kind: error
+        for kind, law in LAWS.items()
+        if math.isfinite(error := _left_out_rms(law, groups)) and not any(fit.reason for fit in fits[kind].values())
+    }
+    if not errors:
+        return next(iter(LAWS)), "since the points are too few to choose by"
+    shown = ", ".join(f"{kind} {error:.2g}" for kind, error in errors.items())
+    return min(errors, key=lambda kind: errors[kind]), f"which errs least at a point left out ({shown})"
+
+
+def _left_out_rms(law: Law, groups: Sequence[Group]) -> float:
+    """Over all points of all groups; nan where one of them has too few."""
+    errors = np.concatenate([leave_one_out_errors(law, group.x, group.y) for group in groups])
+    return float(np.sqrt(np.square(errors).mean()))
+
+
+def _savings(gathered: Gathered, fits: dict[str, Fit]) -> list[Saving]:
+    baseline = fits.get(gathered.baseline) if gathered.baseline is not None else None
+    if baseline is None:
+        return []
+    return [each for name, fit in fits.items() if fit is not baseline for each in savings(fit, baseline, CONFIDENCE)]
+
+
+def _saving_groups(gathered: Gathered, found: Sequence[Saving]) -> list[Group]:
+    return [group for group in gathered.groups if any(each.group == group.name for each in found)]
+
+
+def _group_data(group: Group, fits: Fits, chosen: str) -> dict[str, Any]:
+    points = [
+        {
+            "name": point.name,
+            "x": point.x,
+            "y": point.y,
+            "y_sd": float(np.std(point.per_seed, ddof=1)) if len(point.per_seed) > 1 else None,
+            "n_seeds": len(point.per_seed),
+        }
+        for point in group.points
+    ]
+    return {
+        "name": group.name,
+        "points": points,
+        "fits": {kind: _fit_data(LAWS[kind], group, fits[kind].get(group.name)) for kind in LAWS},
+        "chosen": chosen,
+    }
+
+
+def _fit_data(law: Law, group: Group, fit: Fit | None) -> dict[str, Any]:
+    """A fit as data; with no parameters where the group has too few points for one."""
+    if fit is None:
+        nothing = {"parameters": {}, "rms": None, "r_squared": None, "leave_one_out_rms": None, "band": None}
+        return {"form": law.form, **nothing, "reason": undetermined(law, group)}
+    return {
+        "form": law.form,
+        "parameters": {symbol: vars(each) for symbol, each in fit.intervals(CONFIDENCE).items()},
+        "rms": fit.rms,
+        "r_squared": fit.r_squared,
+        "leave_one_out_rms": _left_out_rms(law, [group]),
+        "band": fit.band(CONFIDENCE),
+        "reason": fit.reason,
+    }

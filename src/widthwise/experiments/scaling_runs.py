@@ -1,0 +1,230 @@
+"""Points of a law from what `train`, `compare` and `sweep` leave behind."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pydantic
+
+from widthwise.config_io import UserError, nearest_hint, parse, parse_yaml
+from widthwise.experiments.scaling_axes import Axes, Found, checked_point
+from widthwise.experiments.trend import QUANTITIES
+from widthwise.files import read_json
+from widthwise.run_dir import RunDir
+
+MODEL_QUANTITIES: Mapping[str, Callable[[dict[str, Any]], float]] = {
+    **QUANTITIES,
+    "layer_params": lambda summary: sum(summary["params"][part] for part in ("attention", "ffn", "residual")),
+}
+"""What x can be of a model, and where its cost summary keeps it. layer_params: without embedding, head and norms."""
+RUN_QUANTITIES = ("training_flops", "pflops_days", "tokens", "steps")
+"""What x can be of a whole run; keys of its result."""
+METRICS = ("val_loss", "train_loss", "val_bits_per_byte")
+"""What y can be; keys of a result, of a variant and of a point of a sweep."""
+BY_FOLDER = "folder"
+"""What groups models by the folder they are in, rather than by a key of their recipes."""
+
+
+class _Record(pydantic.BaseModel):
+    """As far as a point needs it; other keys are ignored."""
+
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Losses(_Record):
+    per_seed: list[float] = pydantic.Field(min_length=1)
+
+
+class _Variant(_Record):
+    name: str
+    runs: list[str] = []
+    cost: dict[str, Any] = {}
+    val_loss: _Losses | None = None
+    train_loss: _Losses | None = None
+    val_bits_per_byte: _Losses | None = None
+
+
+class _SweepPoint(_Variant):
+    """Without losses where it has not finished."""
+
+    group: str | None = None
+    values: dict[str, Any] = {}
+    state: str
+
+
+class _Comparison(_Record):
+    baseline: str
+    variants: list[_Variant]
+
+
+class _Sweep(_Record):
+    baseline: str | None = None
+    points: list[_SweepPoint]
+
+
+RecordT = TypeVar("RecordT", bound=_Record)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The runs of one recipe."""
+
+    name: str
+    where: str
+    group: str
+    """As long as nothing says what to group by."""
+    folder: Path
+    """Of the comparison, of the sweep, or the one that the runs are in."""
+    run: RunDir
+    """Speaks for all seeds, where it is there."""
+    cost: dict[str, Any]
+    per_seed: Sequence[float]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Of a point of a sweep."""
+
+    def found(self, axes: Axes) -> Found:
+        """Raises UserError where a number is missing or has no logarithm."""
+        return Found(self._group(axes), checked_point(self.name, self._x(axes.x), self.per_seed, self.where, axes))
+
+    def _x(self, name: str) -> float:
+        if name in RUN_QUANTITIES:
+            return _number(_result(self._saved_run("--x", name)), name, self.run)
+        try:
+            return float(MODEL_QUANTITIES[name](self.cost))
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{self.where}: its cost does not say {name}") from None
+
+    def _group(self, axes: Axes) -> str:
+        key = axes.group_by
+        if key is None:
+            return self.group
+        if key == BY_FOLDER:
+            return self.folder.resolve().name
+        if key in self.values:
+            return str(self.values[key])
+        return _value_at(_recipe(self._saved_run("--group-by", key)), key, f"{self.run.path}/config.yaml")
+
+    def _saved_run(self, option: str, name: str) -> RunDir:
+        if not self.run.exists:
+            raise UserError(f"{self.where}: {option} {name} stands in the run itself, and {self.run.path} is not there")
+        return self.run
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What run directories and folders hold."""
+
+    points: tuple[Found, ...]
+    baselines: frozenset[str]
+    """What the comparisons among them call their baseline."""
+    left_out: tuple[str, ...]
+    """Points of sweeps that have not finished, in words."""
+
+
+def read_measured(paths: Iterable[Path], axes: Axes) -> Measured:
+    """The models of run directories and of folders with a comparison or a sweep. Raises UserError for anything else.
+
+    Run directories that differ in nothing but the seed are one point.
+    """
+    _check_names(axes)
+    models: list[_Model] = []
+    runs: list[RunDir] = []
+    baselines: set[str] = set()
+    left_out: list[str] = []
+    for path in paths:
+        if (path / "comparison.json").is_file():
+            comparison = _read(_Comparison, path / "comparison.json")
+            baselines.add(comparison.baseline)
+            models += [_of_variant(variant, variant.name, path, axes.y) for variant in comparison.variants]
+        elif (path / "sweep.json").is_file():
+            sweep = _read(_Sweep, path / "sweep.json")
+            baselines |= set() if sweep.baseline is None else {sweep.baseline}
+            models += [
+                _of_variant(point, point.group or path.name, path, axes.y, point.values)
+                for point in sweep.points
+                if point.state == "finished"
+            ]
+            missing = [f"{point.name} ({point.state})" for point in sweep.points if point.state != "finished"]
+            left_out += [f"{path} without {', '.join(missing)}"] if missing else []
+        elif RunDir(path).exists:
+            runs.append(RunDir(path))
+        else:
+            allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
+            raise UserError(f"{path}: is not {allowed}")
+    models += _of_runs(runs, axes.y)
+    return Measured(tuple(model.found(axes) for model in models), frozenset(baselines), tuple(left_out))
+
+
+def _check_names(axes: Axes) -> None:
+    """Raises UserError for what runs do not have."""
+    for option, name, allowed in (
+        ("--x", axes.x, (*RUN_QUANTITIES, *MODEL_QUANTITIES)),
+        ("--y", axes.y, METRICS),
+    ):
+        if name not in allowed:
+            raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
+
+
+def _read(record: type[RecordT], path: Path) -> RecordT:
+    return parse(record, read_json(path), str(path))
+
+
+def _of_variant(variant: _Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:
+    where = f"{folder}: {variant.name}"
+    losses: _Losses | None = getattr(variant, y)
+    if losses is None or not variant.runs:
+        raise UserError(f"{where}: has no {'runs' if losses else y}")
+    run = RunDir(folder / variant.runs[0])
+    return _Model(variant.name, where, group, folder, run, variant.cost, losses.per_seed, values or {})
+
+
+def _of_runs(runs: Iterable[RunDir], y: str) -> list[_Model]:
+    alike: dict[str, list[RunDir]] = {}
+    for run in runs:
+        recipe = _recipe(run)
+        recipe.get("train", {}).pop("seed", None)
+        alike.setdefault(repr(recipe), []).append(run)
+    models = []
+    for seeds in alike.values():
+        run, results = seeds[0], [_result(run) for run in seeds]
+        per_seed = [_number(result, y, run) for result, run in zip(results, seeds)]
+        cost = results[0].get("cost", {})
+        models.append(_Model(run.path.name, str(run.path), "runs", run.path.resolve().parent, run, cost, per_seed))
+    return models
+
+
+def _result(run: RunDir) -> dict[str, Any]:
+    result = run.result()
+    if result is None:
+        raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` goes on with it")
+    return result
+
+
+def _number(result: dict[str, Any], key: str, run: RunDir) -> float:
+    value = result.get(key)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
+    return float(value)
+
+
+def _recipe(run: RunDir) -> dict[str, Any]:
+    where = f"{run.path}/config.yaml"
+    data = parse_yaml(run.config_yaml(), where)
+    if not isinstance(data, dict) or not isinstance(data.get("train", {}), dict):
+        raise UserError(f"{where}: is not a recipe")
+    return data
+
+
+def _value_at(recipe: dict[str, Any], key: str, where: str) -> str:
+    """The value of a dotted key; numbers index lists."""
+    node: Any = recipe
+    for part in key.split("."):
+        if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict) and part in node:
+            node = node[part]
+        else:
+            allowed = nearest_hint(part, node) if isinstance(node, dict) else f"it has no keys here, but {node!r}"
+            raise UserError(f"--group-by: got {key!r}; {where} has no {part!r} there; {allowed}")
+    return str(node)

@@ -1,0 +1,46 @@
+"""Points of a law from a table of one's own."""
+
+import csv
+from pathlib import Path
+
+from widthwise.config_io import UserError, nearest_hint, read_text
+from widthwise.experiments.scaling_axes import Axes, Found, checked_point
+
+
+def read_table(path: Path, axes: Axes) -> list[Found]:
+    """A table with a header; lines that are empty or begin with # say nothing.
+
+    Rows that agree in group, x and the column `name`, where there is one, are seeds of one point. Without a column to
+    group by, one curve goes through all. Raises UserError with the line of a mistake.
+    """
+    lines = [
+        (number, next(csv.reader([line])))
+        for number, line in enumerate(read_text(path).splitlines(), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    if not lines:
+        raise UserError(f"{path}: holds no table; expected a line of column names")
+    header = [name.strip() for name in lines[0][1]]
+    for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
+        if column is not None and column not in header:
+            raise UserError(f"{path}: {option}: got {column!r}; {nearest_hint(column, header)}")
+    seeds: dict[tuple[str, str, float], list[float]] = {}
+    for number, cells in lines[1:]:
+        where = f"{path}: line {number}"
+        if len(cells) != len(header):
+            raise UserError(f"{where}: has {len(cells)} cells; expected {len(header)} ({', '.join(header)})")
+        row = dict(zip(header, (cell.strip() for cell in cells)))
+        x, y = (_cell(row, column, where) for column in (axes.x, axes.y))
+        group = path.stem if axes.group_by is None else row[axes.group_by]
+        checked_point("", x, [y], where, axes)
+        seeds.setdefault((group, row.get("name") or f"line {number}", x), []).append(y)
+    if not seeds:
+        raise UserError(f"{path}: has column names but no rows")
+    return [Found(group, checked_point(name, x, ys, str(path), axes)) for (group, name, x), ys in seeds.items()]
+
+
+def _cell(row: dict[str, str], column: str, where: str) -> float:
+    try:
+        return float(row[column])
+    except ValueError:
+        raise UserError(f"{where}: {column} is {row[column]!r}, not a number") from None

@@ -1,0 +1,43 @@
+"""What was found, in words."""
+
+import math
+from typing import Any
+
+from widthwise.experiments.runs import CONFIDENCE
+from widthwise.experiments.statistics import Estimate
+
+PHRASES = {
+    "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
+    "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
+    "tie": "ties with {baseline}: its held-out loss differs by {mean:+.4f} nats",
+    "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell that from luck",
+}
+
+
+def difference_sentence(summary: dict[str, Any], baseline: str) -> str:
+    """The difference of a variant to the baseline, its interval, and what it costs. summary: as `compared` gives it."""
+    difference = Estimate(**summary["difference"])
+    phrase = difference_phrase(difference, summary["verdict"], baseline)
+    ratio = summary["ratio"]
+    return (
+        f"{summary['name']} {phrase} ({interval(difference)}), at {ratio['params']:.3f} of the parameters, "
+        f"{ratio['training_flops']:.3f} of the training FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
+    )
+
+
+def difference_phrase(difference: Estimate, found: str, baseline: str) -> str:
+    """found: the verdict."""
+    n = seeds(len(difference.per_seed))
+    return PHRASES[found].format(size=abs(difference.mean), mean=difference.mean, baseline=baseline, n=n)
+
+
+def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> str:
+    """ "95% interval -0.1 to +0.1"."""
+    if math.isnan(estimate.low):
+        return "one seed gives no interval"
+    return f"{100 * confidence:.4g}% interval {estimate.low:+.4f} to {estimate.high:+.4f}"
+
+
+def seeds(n: int) -> str:
+    """ "one seed", "two seeds", "3 seeds"."""
+    return {1: "one seed", 2: "two seeds"}.get(n, f"{n} seeds")

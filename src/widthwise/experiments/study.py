@@ -1,0 +1,230 @@
+"""The queue of a sweep, kept in an Optuna study, so that workers on one or several machines share it.
+
+Every point has a key. A trial that waits is a point to be trained; whoever changes its state to running has it, which
+the database decides. A running trial shows signs of life; where they end, another worker declares it lost and puts a
+copy into the queue. A trial that failed without a reason is a lost one and counts for nothing. Of several trials with
+one key (a worker that died at the wrong moment can leave that) the first that is not lost is the point.
+"""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from widthwise.config_io import UserError
+from widthwise.experiments.study_storage import Storage
+from widthwise.experiments.study_trials import (
+    KEY,
+    MISTAKE,
+    POINT,
+    REASON,
+    REPLACES,
+    Entry,
+    again,
+    entry,
+    standing,
+    state,
+)
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial
+
+IDENTITY = "sweep"
+"""User attribute of the study: what its workers must have in common."""
+
+FILL_SECONDS = 5
+"""How long points may be missing from the queue before a worker concludes that nobody is about to add them."""
+
+
+class ClaimLost(Exception):
+    """A trial was taken for lost while it was at work, as after a machine slept; another worker has it."""
+
+
+class Queue:
+    """The points of one sweep, for one worker."""
+
+    def __init__(self, storage: Storage, name: str, identity: Mapping[str, str]):
+        """Enters a study, or makes it. Raises UserError where it is one of another sweep.
+
+        identity: what all workers must have in common -> what to do where they have not.
+        """
+        import optuna
+
+        self.storage, self.name, self._rdb = storage, name, storage.rdb
+        self._is_maker, self._missing_since, self._missing = False, 0.0, set()
+        storage.patiently(self._make_study)
+        self._study = optuna.load_study(study_name=name, storage=self._rdb)
+        self._id = self._study._study_id
+        self._check_identity(identity)
+
+    def _make_study(self) -> None:
+        from optuna.exceptions import DuplicatedStudyError
+        from optuna.study import StudyDirection
+
+        with suppress(DuplicatedStudyError):
+            self._rdb.create_new_study([StudyDirection.MINIMIZE], self.name)
+            self._is_maker = True
+
+    def _check_identity(self, identity: Mapping[str, str]) -> None:
+        found = None if self._is_maker else self._wait_for_identity()
+        if found is None:
+            # Its maker died in between where it is not us.
+            self.storage.patiently(lambda: self._study.set_user_attr(IDENTITY, list(identity)))
+            found = self._study.user_attrs[IDENTITY]
+        for (value, advice), other in zip(identity.items(), found):
+            if value != other:
+                raise UserError(f"study {self.name} in {self.storage.shown}: {advice}")
+
+    def _wait_for_identity(self) -> list[str] | None:
+        deadline = time.monotonic() + FILL_SECONDS
+        while time.monotonic() < deadline:
+            if (found := self.storage.patiently(lambda: self._study.user_attrs.get(IDENTITY))) is not None:
+                return found
+            time.sleep(0.2)
+        return None
+
+    def entries(self) -> dict[str, Entry]:
+        """Key -> what became of the point, of all that were ever queued."""
+        return {key: entry(key, trial) for key, trial in self._standing().items()}
+
+    def _trials(self) -> "list[FrozenTrial]":
+        return self.storage.patiently(lambda: self._rdb.get_all_trials(self._id, deepcopy=False))
+
+    def _standing(self) -> "dict[str, FrozenTrial]":
+        """Key -> the trial that stands for its point."""
+        return standing(self._trials())
+
+    def fill(self, keys: Sequence[str]) -> None:
+        """Queues the points that are missing: at once those of a study just made, others when nobody else seems to."""
+        present = self._standing()
+        missing = {key for key in keys if key not in present}
+        now = time.monotonic()
+        if missing != self._missing:
+            self._missing, self._missing_since = missing, now
+        if not missing or not (self._is_maker or now - self._missing_since > FILL_SECONDS):
+            return
+        import optuna
+
+        for key in filter(missing.__contains__, keys):
+            trial = optuna.create_trial(state=optuna.trial.TrialState.WAITING, user_attrs={KEY: key})
+            self._add(trial)
+        self._missing = set()
+
+    def try_mistakes_again(self) -> None:
+        """Queues what failed for a reason that may have been mended since, as a full disk."""
+        for trial in self._standing().values():
+            if state(trial) == "failed" and trial.user_attrs.get(MISTAKE):
+                self._add(again(trial, **{REPLACES: trial.number}))
+
+    def _add(self, trial: "FrozenTrial") -> None:
+        self.storage.patiently(lambda: self._rdb.create_new_trial(self._id, trial))
+
+    def declare_lost(self) -> None:
+        """Queues again what was at work in a process that gives no sign of life any more."""
+        from optuna.exceptions import ExperimentalWarning
+        from optuna.storages import fail_stale_trials
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            self.storage.patiently(lambda: fail_stale_trials(self._study))
+
+    def claim(self) -> "Claim | None":
+        """The first point that waits, now this worker's; None where none does."""
+        from optuna.trial import TrialState
+
+        for trial in self._trials():
+            if trial.state == TrialState.WAITING and self._take(trial._trial_id):
+                claim = Claim(self, trial)
+                if self._standing()[trial.user_attrs[KEY]].number == trial.number:
+                    return claim
+                claim.drop()  # another trial stands for the point
+        return None
+
+    def _take(self, trial_id: int) -> bool:
+        from optuna.exceptions import UpdateFinishedTrialError
+        from optuna.trial import TrialState
+
+        # Before the state: a running trial without a sign of life would never be declared lost.
+        self.storage.patiently(lambda: self._rdb.record_heartbeat(trial_id))
+        try:
+            return self.storage.patiently(lambda: self._rdb.set_trial_state_values(trial_id, TrialState.RUNNING))
+        except UpdateFinishedTrialError:
+            return False
+
+
+class Claim:
+    """A point that this worker has. As a context it shows signs of life."""
+
+    def __init__(self, queue: Queue, trial: "FrozenTrial"):
+        self._queue, self._storage, self._rdb = queue, queue.storage, queue.storage.rdb
+        self._id = trial._trial_id
+        self.key: str = trial.user_attrs[KEY]
+        self._stop = threading.Event()
+        self._heart = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "Claim":
+        self._heart.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._heart.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._storage.heartbeat.interval_seconds):
+            with suppress(Exception):  # the database is away; the next beat may reach it
+                self._rdb.record_heartbeat(self._id)
+        self._rdb.remove_session()
+
+    def trial(self, sampler: "BaseSampler") -> "optuna.Trial":
+        """The trial, to be asked for values."""
+        import optuna
+
+        study = optuna.load_study(study_name=self._queue.name, storage=self._rdb, sampler=sampler)
+        study.get_trials(deepcopy=False)  # Optuna's cache writes only to trials that it has seen
+        return optuna.Trial(study, self._id)
+
+    def describe(self, point: Mapping[str, Any]) -> None:
+        """Writes down what the point is."""
+        self._act(lambda: self._rdb.set_trial_user_attr(self._id, POINT, dict(point)))
+
+    def report(self, n_seeds: int, mean_loss: float) -> None:
+        """Writes down the mean over the seeds that have finished."""
+        self._act(lambda: self._rdb.set_trial_intermediate_value(self._id, n_seeds, mean_loss))
+
+    def finish(self, loss: float) -> None:
+        """The point is trained."""
+        from optuna.trial import TrialState
+
+        self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.COMPLETE, [loss]))
+
+    def fail(self, reason: str, is_mistake: bool) -> None:
+        """The point cannot be trained. is_mistake: something that may be mended; another start tries it again."""
+        self._act(lambda: self._rdb.set_trial_user_attr(self._id, MISTAKE, is_mistake))
+        self._act(lambda: self._rdb.set_trial_user_attr(self._id, REASON, reason))
+        self.drop()
+
+    def drop(self) -> None:
+        """Ends the trial; without a reason written down before it counts for nothing."""
+        from optuna.trial import TrialState
+
+        self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.FAIL))
+
+    def release(self) -> None:
+        """The point waits again."""
+        from optuna.trial import TrialState
+
+        self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.WAITING))
+
+    def _act(self, act: Callable[[], object]) -> None:
+        """Raises ClaimLost where the trial was declared lost."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        try:
+            self._storage.patiently(act)
+        except UpdateFinishedTrialError:
+            raise ClaimLost(self.key) from None

@@ -1,0 +1,163 @@
+"""The database in which workers of a sweep meet."""
+
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from widthwise.config_io import UserError
+from widthwise.data.extras import require
+from widthwise.experiments.study_trials import put_back
+
+if TYPE_CHECKING:
+    from optuna.storages import RDBStorage
+    from sqlalchemy import URL, Engine
+
+T = TypeVar("T")
+
+OPENING_SECONDS = 3
+"""How long to try to get in."""
+OUTAGE_SECONDS = 120
+"""How long a database may be away while a sweep is at work."""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Signs of life of a worker."""
+
+    interval_seconds: int = 60
+
+    @property
+    def grace_seconds(self) -> int:
+        """A worker silent for longer is taken for dead."""
+        return 3 * self.interval_seconds
+
+
+class StorageAway(UserError):
+    """A database that cannot be reached, or not be used."""
+
+
+def sqlite_url(path: Path) -> str:
+    """The storage in a file."""
+    sqlalchemy: Any = require("sqlalchemy", "sweep")
+    return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
+
+
+class Storage:
+    """A database with studies. Errors name it without its password."""
+
+    def __init__(self, url: str, heartbeat: Heartbeat):
+        """Connects, and makes Optuna's tables where there are none. Raises UserError where that cannot be done."""
+        optuna: Any = require("optuna", "sweep")
+        optuna.logging.set_verbosity(logging.WARNING)
+        self._url = _read_url(url)
+        self.heartbeat = heartbeat
+        self.rdb = self._connected()
+
+    @property
+    def shown(self) -> str:
+        """The address without password and options, which may hold another."""
+        return self._url.set(query={}).render_as_string(hide_password=True)
+
+    @property
+    def recorded(self) -> str:
+        """The same for files that others read: of a file its name alone."""
+        if not self._is_file:
+            return self.shown
+        return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
+
+    @property
+    def _is_file(self) -> bool:
+        return self._url.get_backend_name() == "sqlite"
+
+    def patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
+        """The result of `act`, tried again while the database is away. Raises StorageAway where it stays away.
+
+        What `act` does may then be done twice.
+        """
+        from optuna.exceptions import StorageInternalError
+        from sqlalchemy.exc import SQLAlchemyError
+
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                return act()
+            except (StorageInternalError, SQLAlchemyError) as error:
+                if time.monotonic() > deadline:
+                    raise StorageAway(f"--storage: {self.shown}: {self._cause(error)}") from None
+            time.sleep(0.5)
+
+    def _connected(self) -> "RDBStorage":
+        from optuna.exceptions import ExperimentalWarning
+        from optuna.storages import RDBStorage
+
+        # Braces would be taken for the template that Optuna allows.
+        text = self._url.render_as_string(hide_password=False).replace("{", "{{").replace("}", "}}")
+        options = {"connect_args": {"timeout": OUTAGE_SECONDS}} if self._is_file else {"pool_pre_ping": True}
+
+        def connect() -> "RDBStorage":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ExperimentalWarning)
+                return RDBStorage(
+                    text,
+                    engine_kwargs=options,
+                    heartbeat_interval=self.heartbeat.interval_seconds,
+                    grace_period=self.heartbeat.grace_seconds,
+                    heartbeat_stale_trial_callback=put_back,
+                )
+
+        try:
+            # Several processes that make the tables at the same moment stand in each other's way.
+            storage = self.patiently(connect, OPENING_SECONDS)
+        except ImportError as error:
+            raise UserError(f"--storage: {self.shown}: {error.__cause__ or error}; install its driver") from None
+        except RuntimeError as error:  # tables of another version of Optuna
+            raise UserError(f"--storage: {self.shown}: {error}") from None
+        if self._is_file:
+            _serialise(storage.engine)
+        return storage
+
+    def _cause(self, error: BaseException) -> str:
+        """What the driver says, which may repeat what it was given."""
+        while error.__cause__ is not None:
+            error = error.__cause__
+        text, password = str(getattr(error, "orig", None) or error), self._url.password
+        return text.replace(str(password), "***") if password else text
+
+
+def _read_url(text: str) -> "URL":
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):  # whose messages may repeat it
+        raise UserError(
+            "--storage: is not the address of a database; expected sqlite:///FILE or "
+            "postgresql+psycopg://USER:PASSWORD@HOST/DATABASE"
+        ) from None
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername == "postgresql+psycopg":
+        require("psycopg", "postgres")
+    try:
+        url.get_dialect()
+    except NoSuchModuleError:
+        raise UserError(f"--storage: got {url.drivername}://...; SQLAlchemy knows no such database") from None
+    return url
+
+
+def _serialise(engine: "Engine") -> None:
+    """Makes every transaction on a SQLite file wait for its turn before it reads.
+
+    SQLite has no row locks: without this two processes can read that a trial waits, and both claim it. The recipe is
+    SQLAlchemy's (dialects/sqlite, "serializable isolation").
+    """
+    from sqlalchemy import event
+
+    event.listen(engine, "connect", lambda connection, record: setattr(connection, "isolation_level", None))
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    engine.dispose()

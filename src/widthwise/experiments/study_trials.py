@@ -1,0 +1,87 @@
+"""What the trials of a study say about the points of a sweep."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import optuna
+    from optuna.trial import FrozenTrial
+
+State = Literal["waiting", "running", "finished", "failed"]
+
+KEY, POINT, REASON, MISTAKE, REPLACES = "key", "point", "reason", "mistake", "replaces"
+"""User attributes of a trial: its point's key; what the point is; why it failed; whether another start may mend that;
+the number of the failed trial in whose place it is."""
+
+STATES: dict[str, State] = {
+    "WAITING": "waiting",
+    "RUNNING": "running",
+    "COMPLETE": "finished",
+    "FAIL": "failed",
+    "PRUNED": "failed",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What became of one point so far."""
+
+    key: str
+    number: int
+    """Of the trial that stands for it."""
+    state: State
+    point: dict[str, Any] | None
+    """Its name, group and values, once a worker had it."""
+    reason: str | None
+    """Why it failed."""
+
+    @property
+    def is_done(self) -> bool:
+        return self.state in ("finished", "failed")
+
+
+def standing(trials: "Iterable[FrozenTrial]") -> "dict[str, FrozenTrial]":
+    """Key -> the first trial that was neither lost nor replaced.
+
+    Numbers are given in the order of creation, and whoever sees a trial sees all before it: all workers agree.
+    """
+    trials = sorted(trials, key=lambda trial: trial.number)
+    replaced = {trial.user_attrs.get(REPLACES) for trial in trials if not _is_lost(trial)}
+    found: dict[str, FrozenTrial] = {}
+    for trial in trials:
+        if not _is_lost(trial) and trial.number not in replaced:
+            found.setdefault(trial.user_attrs[KEY], trial)
+    return found
+
+
+def _is_lost(trial: "FrozenTrial") -> bool:
+    return state(trial) == "failed" and REASON not in trial.user_attrs
+
+
+def state(trial: "FrozenTrial") -> State:
+    return STATES[trial.state.name]
+
+
+def entry(key: str, trial: "FrozenTrial") -> Entry:
+    attributes = trial.user_attrs
+    return Entry(key, trial.number, state(trial), attributes.get(POINT), attributes.get(REASON))
+
+
+def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:
+    """Queues a copy of a trial that was just declared lost. Optuna calls it, in the one process that declared it."""
+    if REASON not in trial.user_attrs:
+        study.add_trial(again(trial))
+
+
+def again(trial: "FrozenTrial", **attributes: Any) -> "FrozenTrial":
+    """A waiting trial for the same point, with what a sampler chose for it."""
+    import optuna
+
+    kept = {key: trial.user_attrs[key] for key in (KEY, POINT) if key in trial.user_attrs}
+    return optuna.create_trial(
+        state=optuna.trial.TrialState.WAITING,
+        params=trial.params,
+        distributions=trial.distributions,
+        user_attrs=kept | attributes,
+    )

@@ -1,0 +1,116 @@
+"""What a sweep varies: one recipe key over listed values, or over a range."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError
+from widthwise.experiments.runs import ALLOWED_IN_NAMES
+
+if TYPE_CHECKING:
+    from optuna import Trial
+
+SIGNIFICANT_DIGITS = 6
+"""Of a value drawn from a range, so that a name says it in full."""
+
+
+def word(value: Any) -> str:
+    """A value as it stands in a name, in the characters that names may have. Raises ValueError for a mapping."""
+    if isinstance(value, Mapping):
+        raise ValueError(f"got {json.dumps(value)}; a mapping has no short name: make a group of it")
+    if isinstance(value, (list, tuple)):
+        return "+".join(map(word, value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return "".join(letter if letter in ALLOWED_IN_NAMES else "_" for letter in text)
+
+
+class Values(Config):
+    """A list: every value in a grid, a choice in a search."""
+
+    items: tuple[Any, ...] = Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "Values":
+        words = [word(item) for item in self.items]
+        if len(set(words)) < len(words):
+            raise ValueError(f"got {list(self.items)}; each value may stand once, and names must tell them apart")
+        return self
+
+    def grid(self, path: str) -> tuple[Any, ...]:
+        return self.items
+
+    def drawn(self, trial: "Trial", name: str) -> Any:
+        """What the sampler of a search chooses for a trial."""
+        words = {word(item): item for item in self.items}
+        return words[trial.suggest_categorical(name, list(words))]
+
+    def as_data(self) -> Any:
+        return list(self.items)
+
+
+class Range(Config):
+    """All numbers from `low` to `high`, both included; whole ones where both are whole. For a search."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    """Even on a logarithmic scale."""
+    step: int | None = Field(default=None, gt=0)
+    """Between whole numbers, counted from `low`; 1 where not given."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "Range":
+        if not self.low < self.high:
+            raise ValueError(f"low: got {self.low}; must be less than high = {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low: got {self.low}; a logarithmic scale needs values above 0")
+        if self.step is not None and (self.log or not self._is_whole):
+            raise ValueError(f"step: got {self.step}; goes with whole low and high, and without log")
+        return self
+
+    @property
+    def _is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def grid(self, path: str) -> tuple[Any, ...]:
+        raise UserError(f"sweep: {path}: got a range; a grid needs a list of values, or add search: {{n_trials: ...}}")
+
+    def drawn(self, trial: "Trial", name: str) -> Any:
+        """What the sampler of a search chooses for a trial."""
+        if self._is_whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), step=self.step or 1, log=self.log)
+        value = trial.suggest_float(name, self.low, self.high, log=self.log)
+        return min(max(rounded(value), float(self.low)), float(self.high))
+
+    def as_data(self) -> Any:
+        data = {"low": self.low, "high": self.high, "log": self.log}
+        return data if self.step is None else {**data, "step": self.step}
+
+
+def rounded(value: float) -> float:
+    """To as many digits as a name keeps."""
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else value
+
+
+def _as_mapping(data: Any) -> Any:
+    if isinstance(data, (list, tuple)):
+        return {"items": tuple(data)}
+    if isinstance(data, (Mapping, Config)):
+        return data
+    raise ValueError(f"got {data!r}; expected a list of values, or a range {{low: ..., high: ..., log: true}}")
+
+
+def _which(data: Any) -> str:
+    return "values" if isinstance(data, Values) or (isinstance(data, Mapping) and "items" in data) else "range"
+
+
+Axis = Annotated[
+    Annotated[Values, pydantic.Tag("values")] | Annotated[Range, pydantic.Tag("range")],
+    pydantic.Discriminator(_which),
+    pydantic.BeforeValidator(_as_mapping),
+]
+"""A list or a range, as a recipe says it."""

@@ -1,0 +1,319 @@
+"""What a sweep consists of: points, each a recipe with some of its keys set, and the runs of each over seeds."""
+
+import copy
+import hashlib
+import itertools
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import (
+    Config,
+    UserError,
+    apply_override,
+    merge,
+    parse,
+    parse_yaml,
+    read_recipe,
+    to_data,
+)
+from widthwise.data.extras import require
+from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
+from widthwise.experiments.runs import ALLOWED_IN_NAMES
+from widthwise.experiments.sweep_axes import Axis, word
+from widthwise.model.config import cost_summary
+from widthwise.training.config import Recipe, Seed, parse_recipe
+
+if TYPE_CHECKING:
+    from optuna import Trial
+    from optuna.samplers import BaseSampler
+
+LONGEST_NAME = 150
+"""Letters; file systems allow names of 255 bytes, and seeds come behind."""
+NO_GROUP = ""
+NUMBERED = "#"
+"""Before the number of a point whose name is not known yet; no name has it."""
+GROUP_PARAMETER = "group"
+"""What a study calls the group that a search chose."""
+SEED_KEY = "train.seed"
+
+
+class SweepGroup(Config):
+    """Points that have something in common beside the recipe."""
+
+    change: dict[str, Any] = Field(default_factory=dict)
+    """Laid over the recipe."""
+    over: dict[str, Axis] | None = None
+    """Recipe key -> what it takes; those of the whole sweep where not given."""
+
+
+class SearchConfig(Config):
+    """Points chosen by a sampler, instead of a grid."""
+
+    sampler: Literal["tpe", "random"] = "tpe"
+    n_trials: pydantic.PositiveInt
+    """Points to train, the baseline not counted."""
+
+    def sampler_at(self, seed: int) -> "BaseSampler":
+        """Optuna's. constant_liar: what is at work elsewhere counts as bad, so that workers do not choose the same."""
+        optuna: Any = require("optuna", "sweep")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            if self.sampler == "random":
+                return optuna.samplers.RandomSampler(seed=seed)
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+class SweepConfig(Config):
+    """The `sweep:` section of a recipe."""
+
+    baseline: dict[str, Any] | None = None
+    """Changes to the recipe that make the point which others are compared with; {}: the recipe as it stands."""
+    baseline_name: str = "baseline"
+    over: dict[str, Axis] = Field(default_factory=dict)
+    """Recipe key -> what it takes."""
+    groups: dict[str, SweepGroup] = Field(default_factory=dict)
+    search: SearchConfig | None = None
+    """All combinations where not given."""
+    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    match: Matched | None = None
+    """What every point must have in common with the baseline, within one percent; params where there is one."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "SweepConfig":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may stand once")
+        for key, name in [("baseline_name", self.baseline_name), *(("groups", name) for name in self.groups)]:
+            if not name or not set(name) <= ALLOWED_IN_NAMES:
+                raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
+        if not self.groups and not self.over:
+            raise ValueError("over: got no key; name what is to vary, as optimizer.lr: [0.002, 0.004], or groups")
+        for group, axes in self.axes.items():
+            if SEED_KEY in axes:
+                raise ValueError(
+                    f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
+                )
+        if self.baseline is None and self.match not in (None, "none"):
+            raise ValueError(f"match: got {self.match!r}; nothing can be matched without a baseline (baseline: {{}})")
+        return self
+
+    @property
+    def axes(self) -> dict[str, dict[str, Axis]]:
+        """Group -> its axes; of NO_GROUP where there are no groups."""
+        if not self.groups:
+            return {NO_GROUP: self.over}
+        return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
+
+    @property
+    def matched(self) -> Matched:
+        return self.match or ("none" if self.baseline is None else "params")
+
+
+def _where(group: str) -> str:
+    return f"groups.{group}.over" if group else "over"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One recipe of a sweep; seeds are set run by run."""
+
+    name: str
+    group: str
+    values: dict[str, Any]
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """A sweep before it is run."""
+
+    title: str
+    config: SweepConfig
+    data: Mapping[str, Any]
+    """The recipe without its sweep section."""
+
+    @cached_property
+    def baseline(self) -> Point | None:
+        """The point that others are compared with. Raises UserError where it cannot be trained."""
+        if self.config.baseline is None:
+            return None
+        name = self.config.baseline_name
+        recipe = parse(Recipe, merge(self.data, self.config.baseline), f"{self.title}: sweep.baseline")
+        check_trainable(recipe, name)
+        return Point(name, NO_GROUP, {}, recipe)
+
+    @cached_property
+    def grid(self) -> dict[str, Point]:
+        """Name -> point, the baseline first; of a search the baseline alone. Raises UserError for the first that is not
+        possible, or where two have the same name."""
+        points = [] if self.baseline is None else [self.baseline]
+        if self.config.search is None:
+            points += [self.point(group, values) for group, values in self._combinations()]
+        found: dict[str, Point] = {}
+        for point in points:
+            if point.name in found:
+                raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
+            found[point.name] = point
+        return found
+
+    def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for group, axes in self.config.axes.items():
+            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+                yield group, dict(zip(axes, values))
+
+    def point(self, group: str, values: dict[str, Any]) -> Point:
+        """A point of a group. Raises UserError, with its name, where it cannot be trained or compared."""
+        name = point_name(group, values)
+        recipe = self._recipe(name, group, values)
+        check_trainable(recipe, name)
+        if self.baseline is not None:
+            check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, "sweep")
+        else:
+            check_same_windows(name, recipe, *self.reference)
+        return Point(name, group, values, recipe)
+
+    def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
+        change = self.config.groups[group].change if group else {}
+        data = copy.deepcopy(merge(self.data, change))
+        for key, value in values.items():
+            apply_override(data, f"{key}={json.dumps(value)}")
+        return parse(Recipe, data, name)
+
+    @cached_property
+    def reference(self) -> tuple[str, Recipe]:
+        """Name and recipe on whose held-out text all points are judged: the baseline, else the first point of a grid,
+        of a search the recipe as it stands. Raises UserError where that is no recipe."""
+        if self.baseline is not None:
+            return self.baseline.name, self.baseline.recipe
+        if self.config.search is not None:
+            return self.title, parse_recipe(dict(self.data), self.title)
+        group, values = next(self._combinations())
+        name = point_name(group, values)
+        return name, self._recipe(name, group, values)
+
+    @property
+    def keys(self) -> list[str]:
+        """What a study calls the points, in their order: the names of a grid, the numbers of a search."""
+        n_trials = 0 if self.config.search is None else self.config.search.n_trials
+        return [*self.grid, *(f"{NUMBERED}{index}" for index in range(n_trials))]
+
+    def sampler(self, key: str) -> "BaseSampler":
+        """What chooses the point of a search. It depends on nothing but the key and what has finished before, so that
+        a search goes on as it would have."""
+        assert self.config.search is not None
+        return self.config.search.sampler_at(int(key.removeprefix(NUMBERED)))
+
+    def drawn(self, trial: "Trial") -> tuple[str, dict[str, Any]]:
+        """Group and values that the sampler of a search chooses for a trial."""
+        axes = self.config.axes
+        group = trial.suggest_categorical(GROUP_PARAMETER, list(axes)) if len(axes) > 1 else next(iter(axes))
+        return group, {key: axis.drawn(trial, parameter(group, key)) for key, axis in axes[group].items()}
+
+    @property
+    def n_points(self) -> int:
+        """Those to be trained, the baseline among them."""
+        search = self.config.search
+        return len(self.grid) + (0 if search is None else search.n_trials)
+
+    @property
+    def identity(self) -> str:
+        """Equal for sweeps that may share a study: all that decides what is trained but for the length of a search."""
+        search = self.config.search
+        points = {name: to_data(point.recipe) for name, point in self.grid.items()}
+        axes = None if search is None else self.axes_as_data()
+        described = [points, list(self.config.seeds), self.config.matched, axes, search and search.sampler]
+        if search is not None:
+            described += [dict(self.data), {name: group.change for name, group in self.config.groups.items()}]
+        return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+    def axes_as_data(self) -> dict[str, dict[str, Any]]:
+        """Group -> key -> list of values, or mapping of a range."""
+        return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
+
+    def workload(self) -> dict[str, Any]:
+        """What there is to do before anything is done: parameters and training FLOPs of every point of a grid.
+
+        Of a search, whose points are not known, `points` holds the baseline, or the recipe as it stands.
+        """
+        recipes = {name: point.recipe for name, point in self.grid.items()} or dict([self.reference])
+        n_seeds = len(self.config.seeds)
+        rows = [_costs(name, recipe, n_seeds) for name, recipe in recipes.items()]
+        mean_flops = sum(row["training_flops"] for row in rows) / len(rows)
+        return {
+            "n_points": self.n_points,
+            "n_seeds": n_seeds,
+            "n_runs": self.n_points * n_seeds,
+            "training_flops": mean_flops * self.n_points,
+            "points": rows,
+        }
+
+
+def _costs(name: str, recipe: Recipe, n_seeds: int) -> dict[str, Any]:
+    """Steps of one run, everything else of all."""
+    return {
+        "name": name,
+        "params": cost_summary(recipe.final_model, recipe.seq_len)["params"]["total"],
+        "steps": recipe.train.steps,
+        "tokens": n_seeds * recipe.n_tokens,
+        "training_flops": n_seeds * recipe.training_flops,
+    }
+
+
+def point_name(group: str, values: Mapping[str, Any]) -> str:
+    """ "x-0.25-0.3" of the group x. Raises UserError where it is too long for a folder."""
+    name = "-".join(filter(None, [group, *map(word, values.values())]))
+    if len(name) > LONGEST_NAME:
+        raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
+    return name
+
+
+def parameter(group: str, key: str) -> str:
+    """What a study calls a key: groups may give the same one other values."""
+    return f"{group}/{key}" if group else key
+
+
+def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> SweepPlan:
+    """The sweep of a recipe file, every point of a grid checked. Raises UserError.
+
+    asked: keys of the sweep section that replace those of the file, which may then have no such section.
+    """
+    data = read_recipe(path, overrides)
+    section = data.pop("sweep", {})
+    if not section and not asked:
+        raise UserError(f"{path}: has no sweep section; say there or with --over what is to vary")
+    if not isinstance(section, dict):
+        raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
+    config = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep")
+    plan = SweepPlan(path.stem, config, data)
+    _ = plan.grid  # raises for a point that cannot be
+    return plan
+
+
+def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    groups = section.get("groups")
+    own_axes = [isinstance(group, dict) and "over" in group for group in groups.values()] if groups else []
+    if "over" in asked and own_axes and all(own_axes):
+        raise UserError("--over: every group of the recipe says itself what it varies")
+    changed = {**section, **asked}
+    if asked.get("search") and isinstance(section.get("search"), dict):
+        changed["search"] = section["search"] | asked["search"]
+    return changed
+
+
+def read_axis(text: str) -> tuple[str, Any]:
+    """ "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}" -> key and axis as a recipe says it.
+
+    Raises UserError.
+    """
+    key, equals, values = text.partition("=")
+    if not (key and equals and values):
+        raise UserError(f"--over: got {text!r}; expected key=value,value or key={{low: ..., high: ...}}")
+    items = parse_yaml(f"[{values}]", f"--over {key}")
+    return key, items[0] if len(items) == 1 and isinstance(items[0], dict) else items

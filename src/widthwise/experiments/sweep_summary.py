@@ -1,0 +1,177 @@
+"""What the points of a sweep say together."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.experiments.runs import (
+    CONFIDENCE,
+    Results,
+    check_same_data,
+    compared,
+    plain,
+    run_path,
+    summary_of_runs,
+    windows,
+)
+from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
+from widthwise.experiments.statistics import Estimate, paired_difference, verdict
+from widthwise.experiments.study_trials import Entry
+from widthwise.experiments.sweep_plan import SweepPlan
+from widthwise.run_dir import RunDir
+from widthwise.training.environment import environment
+
+ARRIVAL_SECONDS = 60.0
+"""How long a result that another machine has written may take to come through a network file system."""
+
+
+class Findings:
+    """The results of a sweep, read from its folder as points finish."""
+
+    def __init__(self, plan: SweepPlan, folder: Path, command: str):
+        self._plan, self._folder, self._command = plan, folder, command
+        self._results: dict[str, Results] = {}
+        self._summaries: dict[str, dict[str, Any]] = {}
+
+    def as_data(self, entries: Iterable[Entry], storage: str) -> dict[str, Any]:
+        """The content of sweep.json. entries: of the study, in the order of the plan; storage: its address, as shown.
+
+        Raises UserError where a result is missing or the runs saw different data.
+        """
+        plan, config = self._plan, self._plan.config
+        points = [self._point(*each) for each in self._listed(entries)]
+        states = [point["state"] for point in points]
+        baseline = plan.baseline and plan.baseline.name
+        return plain(
+            {
+                "title": plan.title,
+                "command": self._command,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "metric": "val_loss",
+                "confidence": CONFIDENCE,
+                "seeds": list(config.seeds),
+                "matched": config.matched,
+                "baseline": baseline,
+                "sentence": "\n".join(self._sentences(points, baseline)),
+                "environment": self._environment(),
+                "axes": plan.axes_as_data(),
+                "points": points,
+                "study": {
+                    "storage": storage,
+                    "sampler": "grid" if config.search is None else config.search.sampler,
+                    "n_points": plan.n_points,
+                    "n_finished": states.count("finished"),
+                    "n_failed": states.count("failed"),
+                },
+            }
+        )
+
+    def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[dict[str, Any], Entry | None]]:
+        """Every point whose name is known, once, with what became of it."""
+        found = {entry.key: entry for entry in entries}
+        for name, point in self._plan.grid.items():
+            yield {"name": name, "group": point.group, "values": point.values}, found.pop(name, None)
+        names = set(self._plan.grid)
+        for entry in found.values():
+            if entry.point is not None and entry.point["name"] not in names:
+                names.add(entry.point["name"])
+                yield entry.point, entry
+
+    def _point(self, place: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
+        state = "waiting" if entry is None else entry.state
+        point = {**place, "state": state, "reason": entry and entry.reason}
+        return point | self._summary(place["name"]) if state == "finished" else point
+
+    def _summary(self, name: str) -> dict[str, Any]:
+        """Of a finished point, beside the baseline where that has finished."""
+        baseline = self._plan.baseline and self._results.get(self._plan.baseline.name)
+        if name not in self._results:
+            self._results[name] = self._read(name)
+            if self._plan.baseline is not None and name == self._plan.baseline.name:
+                baseline = self._results[name]
+                self._summaries.clear()
+        if name not in self._summaries:
+            results = self._results[name]
+            summary = summary_of_runs(name, self._plan.config.seeds, results)
+            self._summaries[name] = summary if baseline is None else compared(summary, results, baseline)
+        return self._summaries[name]
+
+    def _read(self, name: str) -> Results:
+        runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.config.seeds]
+        results = [_arrived(run) for run in runs]
+        for run in runs:
+            check_same_data(run, self._first_run or runs[0])
+        return results
+
+    @property
+    def _first_run(self) -> RunDir | None:
+        for name in self._results:
+            return RunDir(self._folder / run_path(name, self._plan.config.seeds[0]))
+        return None
+
+    def _environment(self) -> Mapping[str, Any]:
+        return environment() if self._first_run is None else self._first_run.environment()
+
+    def _sentences(self, points: list[dict[str, Any]], baseline: str | None) -> Iterator[str]:
+        finished = [point for point in points if point["state"] == "finished"]
+        ranked = sorted(
+            (point for point in finished if point["name"] != baseline), key=lambda point: point["val_loss"]["mean"]
+        )
+        if baseline in self._results and ranked:
+            yield from self._beside_baseline(ranked, str(baseline))
+        elif ranked:
+            yield from self._among_themselves(ranked)
+        failed = [point["name"] for point in points if point["state"] == "failed"]
+        if failed:
+            yield f"{len(failed)} of {self._plan.n_points} points failed: {', '.join(failed)}."
+        n_open = self._plan.n_points - len(finished) - len(failed)
+        if n_open:
+            yield f"{n_open} of {self._plan.n_points} points have not finished."
+
+    def _beside_baseline(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
+        best, n_looked_at = ranked[0], len(ranked)
+        if n_looked_at > 1:
+            yield f"Of {n_looked_at} points {best['name']} has the lowest held-out loss."
+        yield difference_sentence(best, baseline)
+        if n_looked_at > 1:
+            yield self._selection_note(best["name"], baseline, n_looked_at)
+            found = [point["verdict"] for point in ranked]
+            counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
+            yield f"Each for itself beside {baseline}: {counts}."
+
+    def _among_themselves(self, ranked: list[dict[str, Any]]) -> Iterator[str]:
+        best, *others = ranked
+        loss = best["val_loss"]["mean"]
+        yield f"{best['name']} has the lowest held-out loss of {len(ranked)} points, {loss:.4f} nats."
+        if others:
+            second = others[0]["name"]
+            difference = self._difference(best["name"], second, CONFIDENCE)
+            phrase = difference_phrase(difference, verdict(difference), second)
+            yield f"Beside the next best it {phrase} ({interval(difference)})."
+            yield self._selection_note(best["name"], second, len(ranked))
+
+    def _difference(self, name: str, other: str, confidence: float) -> Estimate:
+        return paired_difference(windows(self._results[name]), windows(self._results[other]), confidence)
+
+    def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
+        """The best of many is partly the luckiest: the interval that all of them keep at once (Bonferroni)."""
+        confidence = 1 - (1 - CONFIDENCE) / n_looked_at
+        wide = self._difference(best, other, confidence)
+        outcome = "still stands" if verdict(wide) in ("better", "worse") else "can be luck"
+        return (
+            f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
+            f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
+        )
+
+
+def _arrived(run: RunDir) -> dict[str, Any]:
+    """The result of a run that has finished, perhaps on another machine."""
+    deadline = time.monotonic() + ARRIVAL_SECONDS
+    while (result := run.result()) is None:
+        if time.monotonic() > deadline:
+            raise UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
+        time.sleep(0.5)
+    return result

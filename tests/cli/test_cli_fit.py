@@ -1,0 +1,64 @@
+"""`widthwise fit` from argument to output."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROWS = "\n".join(
+    f"{group},m{x},{x},{scale * x**-0.05:.6f}" for group, scale in (("base", 3.0), ("new", 2.95)) for x in (1, 3, 9, 27)
+)
+
+
+@pytest.fixture
+def points(tmp_path: Path) -> Path:
+    path = tmp_path / "points.csv"
+    path.write_text(f"model,name,compute,loss\n{ROWS}\n")
+    return path
+
+
+def test_the_answer_the_table_and_the_files(points: Path, tmp_path: Path, widthwise) -> None:
+    code, out, error = widthwise(
+        "fit",
+        points,
+        "--x",
+        "compute",
+        "--y",
+        "loss",
+        "--group",
+        "model",
+        "--baseline",
+        "base",
+        "--out",
+        tmp_path / "o",
+    )
+    assert code == 0, error
+    expected = f"{(2.95 / 3) ** (1 / 0.05):.1%}"
+    assert f"new reaches base's fitted loss of {3 * 27**-0.05:.4g} with {expected}" in " ".join(out.split())
+    for word in ("power *", "power_irreducible", "log_linear", "left out"):
+        assert word in out
+    assert (tmp_path / "o" / "scaling.json").is_file()
+    assert (tmp_path / "o" / "report.html").is_file()
+    assert str(tmp_path / "o" / "report.html") in out
+
+
+def test_json_is_the_file(points: Path, tmp_path: Path, widthwise, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ("--x", "compute", "--y", "loss", "--group-by", "model", "--law", "log_linear")
+    code, out, _ = widthwise("fit", points, *options, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found == json.loads((tmp_path / "runs" / "fit-points" / "scaling.json").read_text())
+    assert {group["chosen"] for group in found["groups"]} == {"log_linear"}
+    assert found["savings"] == []
+
+
+def test_a_mistake_is_one_line_and_code_2(points: Path, tmp_path: Path, widthwise) -> None:
+    for arguments, named in (
+        ((points, "--x", "compute", "--y", "los"), "--y: got 'los'; did you mean 'loss'?"),
+        ((tmp_path / "none",), "is not a .csv file, a run directory (config.yaml), or a folder with comparison.json"),
+    ):
+        code, _, error = widthwise("fit", *arguments)
+        assert code == 2
+        assert named in error
+        assert error.count("\n") == 1

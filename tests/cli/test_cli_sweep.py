@@ -1,0 +1,111 @@
+"""`widthwise sweep` from argument to output, on a tiny model."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.run_dir import RunDir
+
+TINY = ("model.d_model=16", "model.n_layers=2", "train.steps=2", "train.validation_tokens=48")
+
+
+@pytest.fixture
+def sweep(recipe: Path, widthwise):
+    return partial(widthwise, "sweep", recipe, *TINY)
+
+
+def test_a_sweep_from_the_command_line_alone(sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("--over", "optimizer.lr=0.002,0.03", "--over", "train.batch_size=4", "--seed", 3, "--seed", 5)
+    code, out, error = sweep(*asked, "--study", "mine", "--out", "found")
+    assert code == 0, error
+    assert "2 points x 2 seeds: 4 runs" in error
+    assert "0.03-4 has the lowest held-out loss of 2 points" in " ".join(out.split())
+    assert out.index("0.03-4") < out.index("0.002-4")
+    assert f"wrote {Path('found') / 'report.html'}" in out
+    found = json.loads((tmp_path / "found" / "sweep.json").read_text())
+    assert found["command"].endswith("--seed 3 --seed 5 --study mine --out found")
+    assert [point["values"] for point in found["points"]] == [
+        {"optimizer.lr": lr, "train.batch_size": 4} for lr in (0.002, 0.03)
+    ]
+    code, out, _ = sweep(*asked, "--study", "mine", "--out", "found", "--json")
+    assert code == 0
+    assert json.loads(out)["points"] == found["points"]
+
+
+def test_a_search_from_the_command_line(sweep, tmp_path: Path) -> None:
+    over = "optimizer.lr={low: 1e-3, high: 1e-2, log: true}"
+    options = ("--sampler", "random", "--trials", 2, "--seed", 3, "--out", tmp_path / "out", "--json")
+    code, out, error = sweep("--over", over, *options)
+    assert code == 0, error
+    found = json.loads(out)
+    assert found["study"]["sampler"] == "random"
+    assert all(1e-3 <= point["values"]["optimizer.lr"] <= 1e-2 for point in found["points"])
+    assert len(found["points"]) == 2
+    grid = sweep("--over", "optimizer.lr=0.1,0.2", "--sampler", "grid", "--dry-run", "--json")
+    assert json.loads(grid[1])["n_points"] == 2
+
+
+def test_a_dry_run_shows_the_work_and_does_none(sweep, tmp_path: Path) -> None:
+    code, out, _ = sweep("--over", "train.steps=2,4", "--seed", 1, "--out", tmp_path / "out", "--dry-run")
+    assert code == 0
+    assert "2 points x 1 seeds: 2 runs" in out
+    assert not (tmp_path / "out").exists()
+    work = json.loads(sweep("--over", "train.steps=2,4", "--seed", 1, "--dry-run", "--json")[1])
+    assert [row["tokens"] for row in work["points"]] == [2 * 4 * 24, 4 * 4 * 24]
+    assert work["training_flops"] == sum(row["training_flops"] for row in work["points"])
+
+
+def test_when_all_points_fail_the_exit_code_says_so(sweep, tmp_path: Path) -> None:
+    code, out, error = sweep(
+        "train.steps=4", "train.log_every=1", "--over", "optimizer.lr=1e6", "--seed", 3, "--out", tmp_path / "out"
+    )
+    assert code == 1
+    assert "1000000.0: runs/1000000.0-seed3: stopped at step" in out
+    assert error.splitlines()[-1] == f"error: {tmp_path / 'out'}: all 1 points failed"
+
+
+def test_the_password_of_a_storage_is_not_shown(sweep, tmp_path: Path) -> None:
+    storage = "postgresql://u:hush@127.0.0.1:1/d?connect_timeout=2"
+    code, out, error = sweep(
+        *("--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out", "--storage", storage)
+    )
+    assert code == 2
+    assert error.splitlines()[-1].startswith("error: --storage: postgresql+psycopg://u:***@127.0.0.1:1/d: ")
+    assert "hush" not in out + error
+
+
+def test_the_storage_can_be_named_by_the_environment(sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDTHWISE_STORAGE", f"sqlite:///{tmp_path / 'mine.db'}")
+    code, _, error = sweep("--over", "optimizer.lr=0.002", "--seed", 3, "--out", tmp_path / "out")
+    assert code == 0, error
+    assert (tmp_path / "mine.db").is_file()
+    assert RunDir(tmp_path / "out" / "runs" / "0.002-seed3").result()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "has no sweep section"),
+        (("--over", "optimizer.lr"), "expected key=value,value"),
+        (("--over", "optimizer.lr=1,2", "--match", "params"), "nothing can be matched without a baseline"),
+        (("--over", "optimizer.lr=1,2", "--match", "weight"), "match: got 'weight'"),
+        (("--over", "optimizer.lr=1,2", "--sampler", "tpe"), "search.n_trials: is required but missing"),
+        (("--over", "optimizer.lr=1,2", "--storage", "elsewhere"), "--storage: is not the address of a database"),
+    ],
+)
+def test_mistakes_are_one_line(sweep, tmp_path: Path, arguments: tuple, named: str) -> None:
+    code, _, error = sweep(*arguments, "--out", tmp_path / "out")
+    assert code == 2
+    assert error.splitlines()[-1].startswith("error: ")
+    assert named in error.splitlines()[-1]
+
+
+def test_train_refuses_a_sweep(recipe: Path, widthwise) -> None:
+    data = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump({**data, "sweep": {"over": {"optimizer.lr": [1]}}}))
+    code, _, error = widthwise("train", recipe)
+    assert (code, "`widthwise sweep` runs them" in error) == (2, True)

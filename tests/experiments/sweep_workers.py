@@ -1,0 +1,67 @@
+"""Workers of one sweep in processes of their own, some of which are killed; run by test_sweep_workers.py.
+
+sweep_workers.py RECIPE FOLDER STORAGE KILL...    workers: each KILL is one, killed with SIGKILL after so many training
+                                                  steps, 0: not killed; those of "6,0" begin at once, the next
+                                                  KILL after their end
+
+Prints a line of JSON: the signal that ended each, 0 for none. They are forked so that importing torch is paid once.
+"""
+
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from widthwise.data.config import open_data
+from widthwise.experiments.study_storage import Heartbeat, Storage
+from widthwise.experiments.sweep import run_sweep
+from widthwise.experiments.sweep_plan import SweepPlan, read_sweep
+from widthwise.training.observer import Silence
+
+
+class Killer(Silence):
+    """Kills its process after a number of steps, over all runs."""
+
+    def __init__(self, n_steps: int):
+        self._left = n_steps
+
+    def step_done(self, step: int) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def worker(plan: SweepPlan, folder: Path, storage: str, n_steps: int) -> int:
+    process = os.fork()
+    if process:
+        return process
+    try:
+        run_sweep(plan, folder, "widthwise sweep", storage, heartbeat=Heartbeat(1), observer=Killer(n_steps))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def exit_signal(process: int) -> int:
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "a worker failed; its error stands above"
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    os.fsync = lambda handle: None  # a killed process loses nothing that it has handed to the system
+    recipe, out, url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    sweep = read_sweep(recipe)
+    open_data(sweep.reference[1].data)
+    Storage("sqlite://", Heartbeat())  # imports for all of them what Optuna imports late
+    signals = []
+    for together in sys.argv[4:]:
+        workers = [worker(sweep, out, url, int(n_steps)) for n_steps in together.split(",")]
+        signals += [exit_signal(process) for process in workers]
+    print(json.dumps(signals))

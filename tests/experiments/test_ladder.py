@@ -1,0 +1,142 @@
+"""A ladder's sizes, steps and hours before it is trained, and the law that comes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.scaling import fit_groups, gather
+from widthwise.experiments.scaling_axes import Axes
+from widthwise.experiments.sweep import run_sweep
+from widthwise.model.config import cost_summary
+from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+
+RECIPE: dict[str, Any] = {
+    "model": {"vocab_size": 257, "n_layers": 3, "attention": {"head_dim": 8}},
+    "seq_len": 17,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {"steps": 4, "batch_size": 3, "precision": "fp32", "validation_tokens": 85},
+}
+X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.5, "quantum": 8}}}
+LADDER: dict[str, Any] = {
+    "rungs": {f"d{d}": {"model": {"d_model": d}} for d in (16, 24, 40)},
+    "variants": {"uniform": {}, "x": X},
+    "seeds": [4, 7],
+    "match": "none",
+}
+
+
+def recipe_file(folder: Path, **changes: Any) -> Path:
+    path = folder / "sizes.yaml"
+    path.write_text(yaml.safe_dump({**RECIPE, "ladder": {**LADDER, **changes}}, sort_keys=False))
+    return path
+
+
+def read(folder: Path, **changes: Any) -> LadderPlan:
+    return read_ladder(recipe_file(folder, **changes))
+
+
+def test_variants_are_groups_and_rungs_are_points(tmp_path: Path) -> None:
+    plan = read(tmp_path)
+    assert list(plan.grid) == [f"{variant}-d{d}" for variant in ("uniform", "x") for d in (16, 24, 40)]
+    assert {(point.group, point.values["rung"]) for point in plan.grid.values()} == {
+        (variant, f"d{d}") for variant in ("uniform", "x") for d in (16, 24, 40)
+    }
+    widths = plan.grid["x-d40"].recipe.explicit_model.widths
+    assert min(widths) < 40 < max(widths)
+    assert plan.grid["uniform-d40"].recipe.explicit_model.widths == [40] * 3
+
+
+@pytest.mark.parametrize("count", ["params", "layer_params"])
+def test_tokens_of_a_rung_follow_from_the_parameters_of_its_first_variant(tmp_path: Path, count: str) -> None:
+    plan = read(tmp_path, tokens_per_param=0.7, count=count)
+    for d in (16, 24, 40):
+        # Two embeddings, three layers of 4 d^2 and 3 * 4 d^2, two norms each and one at the end.
+        layer_params = 3 * 16 * d**2
+        n_params = layer_params if count == "layer_params" else layer_params + 2 * 257 * d + 7 * d
+        for variant in ("uniform", "x"):
+            recipe = plan.grid[f"{variant}-d{d}"].recipe
+            assert recipe.train.steps == round(0.7 * n_params / (3 * 17))
+            assert recipe.n_tokens == pytest.approx(0.7 * n_params, abs=0.5 * 3 * 17)
+
+
+def test_without_tokens_per_parameter_the_rungs_say_how_long(tmp_path: Path) -> None:
+    rungs = {f"d{d}": {"model": {"d_model": d}, "train": {"steps": d // 2}} for d in (16, 24, 40)}
+    plan = read(tmp_path, rungs=rungs)
+    assert [point.recipe.train.steps for point in plan.grid.values()] == [8, 12, 20] * 2
+
+
+def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
+    plan = read(tmp_path, tokens_per_param=2.0)
+    workload = ladder_workload(plan, Device.at_rate(2e6))
+    assert workload["n_runs"] == 12
+    for row, point in zip(workload["points"], plan.grid.values()):
+        summary = cost_summary(point.recipe.final_model, 17)
+        assert (row["name"], row["group"], row["rung"]) == (point.name, point.group, point.values["rung"])
+        assert (row["params"], row["tokens"]) == (summary["params"]["total"], row["steps"] * 51)
+        assert row["training_flops"] == pytest.approx(summary["flops_per_token"]["training"] * row["tokens"])
+        assert row["hours"] == pytest.approx(row["training_flops"] / 2e6 / 3600)
+    assert workload["training_flops"] == pytest.approx(2 * sum(row["training_flops"] for row in workload["points"]))
+    assert workload["hours"] == pytest.approx(2 * sum(row["hours"] for row in workload["points"]))
+    assert ladder_workload(plan, None)["hours"] is None
+
+
+def test_a_device_works_at_its_share_of_the_data_sheet() -> None:
+    assert Device.named("h200", 0.4).flops_per_second == 0.4 * PEAK_BF16_FLOPS_PER_SECOND["H200"]
+    with pytest.raises(UserError, match=r"--device: got 'h20'; allowed: A100, .*H200.*--flops-per-second"):
+        Device.named("h20", 0.4)
+    for mfu in (0.0, 1.5):
+        with pytest.raises(UserError, match=r"--mfu: got .*above 0 and at most 1"):
+            Device.named("A100", mfu)
+    with pytest.raises(UserError, match=r"--flops-per-second: got 0; must be above 0"):
+        Device.at_rate(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"match": "params", "variants": {"uniform": {}, "deep": {"model": {"n_layers": 4}}}},
+            r"deep-d16: params is 1\.\d+ of uniform-d16's",
+        ),
+        ({"variants": {"uniform": {}, "long": {"train": {"batch_size": 4}}}}, r"long-d16: train.batch_size is 4"),
+        ({"rungs": {"a": {}, "b": {}}}, r"ladder: rungs: .*at least 3"),
+        ({"tokens_per_parm": 20}, "did you mean 'tokens_per_param'"),
+        ({"variants": {"a b": {}}}, "got the name 'a b'"),
+        ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
+        ({"seeds": [4, 4]}, "each seed may stand once"),
+    ],
+)
+def test_a_mistake_in_a_ladder_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        read(tmp_path, **changes)
+
+
+def test_a_recipe_without_a_ladder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "plain.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    with pytest.raises(UserError, match="has no ladder section"):
+        read_ladder(path)
+
+
+def test_seeds_of_the_command_line_replace_those_of_the_ladder(tmp_path: Path) -> None:
+    assert read_ladder(recipe_file(tmp_path), seeds=[9]).config.seeds == (9,)
+
+
+def test_a_trained_ladder_is_fitted_over_compute(tmp_path: Path) -> None:
+    """Through the sweep's own machinery: as many runs as planned, x as planned."""
+    pytest.importorskip("optuna")
+    plan = read(tmp_path, tokens_per_param=0.01, seeds=[1])
+    run_sweep(plan, tmp_path / "out", "command")
+    gathered = gather([tmp_path / "out"], Axes("training_flops", "val_loss"), baseline="uniform")
+    assert [group.name for group in gathered.groups] == ["uniform", "x"]
+    for group in gathered.groups:
+        assert [(point.name, point.x) for point in group.points] == [
+            (name, point.recipe.training_flops) for name, point in plan.grid.items() if point.group == group.name
+        ]
+    assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x"}

@@ -1,0 +1,126 @@
+"""Intervals of fitted laws against those of linear regression, and how often they hold the truth."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from widthwise.experiments.law_fit import Fit, Group, Point, fit_law, students_t, undetermined
+from widthwise.experiments.power_law import LAWS
+
+POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
+X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
+TRUTH = np.array([3.0, 0.05])
+
+
+def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> Group:
+    """y: (n_points,), or (n_points, n_seeds)."""
+    rows = zip(x, np.reshape(y, (len(x), -1)))
+    return Group(name, tuple(Point(f"m{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
+
+
+def noisy(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:
+    luck = np.random.default_rng(seed).normal(size=(len(X), n_seeds))
+    return POWER.y(TRUTH, X)[:, None] * np.exp(size * luck)
+
+
+def test_of_one_seed_each_the_interval_is_that_of_linear_regression() -> None:
+    y = noisy(1)[:, 0]
+    line = stats.linregress(np.log(X), np.log(y))
+    t = stats.t.ppf(0.975, len(X) - 2)
+    found = fit_law(POWER, group(y)).intervals(0.95)
+    assert found["b"].mean == pytest.approx(-line.slope)
+    assert (found["b"].high - found["b"].low) / 2 == pytest.approx(t * line.stderr, rel=0.06)
+    assert found["a"].high / found["a"].mean == pytest.approx(np.exp(t * line.intercept_stderr), rel=1e-3)
+    assert found["a"].low * found["a"].high == pytest.approx(found["a"].mean ** 2)
+
+
+def test_of_several_seeds_the_interval_is_that_of_the_luck_of_runs() -> None:
+    """The slope's error where every run has the pooled spread of runs about the mean of their point."""
+    y = noisy(2, n_seeds=3)
+    logs = np.log(y)
+    pooled = np.sqrt(np.square(logs - logs.mean(axis=1, keepdims=True)).sum() / (15 - 5))
+    spread = np.square(np.log(X) - np.log(X).mean()).sum()
+    expected = stats.t.ppf(0.95, 10) * pooled / np.sqrt(3 * spread)
+    found = fit_law(POWER, group(y)).intervals(0.90)["b"]
+    assert (found.high - found.low) / 2 == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("n_seeds", [1, 2])
+def test_ninety_percent_intervals_hold_the_truth_about_so_often(n_seeds: int) -> None:
+    """Of 250 data sets; the binomial standard error is 1.9 percent."""
+    hits = np.zeros(2)
+    for seed in range(250):
+        found = fit_law(POWER, group(noisy(seed, n_seeds)), seed).intervals(0.90)
+        hits += [each.low < true < each.high for each, true in zip(found.values(), TRUTH)]
+    assert hits / 250 == pytest.approx(0.90, abs=0.06)
+
+
+def test_points_on_the_curve_leave_no_doubt() -> None:
+    fit = fit_law(IRREDUCIBLE, group(1.5 + 2 * X**-0.4))
+    assert fit.rms == pytest.approx(0, abs=1e-9)
+    assert fit.r_squared == pytest.approx(1)
+    for interval, true in zip(fit.intervals(0.95).values(), (1.5, 2, 0.4)):
+        assert (interval.low, interval.high) == pytest.approx((true, true), rel=1e-4)
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    y = noisy(4)
+    first, again, other = (fit_law(POWER, group(y), seed).intervals(0.95)["b"] for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_r_squared_and_rms_are_of_the_means() -> None:
+    y = noisy(6, n_seeds=2)
+    fit, means = fit_law(LOG_LINEAR, group(y)), y.mean(axis=1)
+    line = stats.linregress(np.log2(X), means)
+    assert fit.r_squared == pytest.approx(line.rvalue**2)
+    assert fit.rms == pytest.approx(np.sqrt(np.mean((means - line.intercept - line.slope * np.log2(X)) ** 2)))
+
+
+def test_a_band_is_as_wide_as_the_error_of_the_curve() -> None:
+    """At the mean of ln x the error of a line is that of the mean."""
+    y = noisy(7)[:, 0]
+    band = fit_law(POWER, group(y)).band(0.95)
+    middle = len(band["x"]) // 2
+    assert band["x"][middle] == pytest.approx(np.exp(np.log(X).mean()))
+    line = stats.linregress(np.log(X), np.log(y))
+    residuals = np.log(y) - line.intercept - line.slope * np.log(X)
+    error = np.sqrt(np.square(residuals).sum() / (len(X) - 2) / len(X))
+    half = np.log(band["high"][middle] / band["low"][middle]) / 2
+    assert half == pytest.approx(stats.t.ppf(0.975, len(X) - 2) * error, rel=0.06)
+
+
+def test_too_few_different_x_determine_no_law() -> None:
+    three = group(np.array([3.0, 2.9, 2.8, 2.7]), x=np.array([1.0, 2.0, 4.0, 4.0]))
+    assert undetermined(POWER, three) is None
+    assert "4 or more different x, and g has 3" in (undetermined(IRREDUCIBLE, three) or "")
+
+
+def test_the_largest_point_is_that_of_the_largest_x() -> None:
+    assert group(np.array([3.0, 2.6, 2.7]), x=np.array([1.0, 8.0, 8.0])).largest == 1
+
+
+def test_what_has_no_number_in_a_draw_has_no_interval() -> None:
+    interval = students_t(2.0, np.array([1.9, np.nan, 2.1]), 3, 0.95, as_factor=True)
+    assert interval.mean == 2
+    assert np.isnan([interval.low, interval.high]).all()
+
+
+def test_a_bend_is_told_from_the_luck_of_runs() -> None:
+    """Of runs on a power law about one data set in twenty looks bent; a bend of ten times their luck always does."""
+    n_misses = sum(fit_law(POWER, group(noisy(seed, n_seeds=2))).misses_by_more_than_luck for seed in range(100))
+    assert n_misses <= 12
+    bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
+    assert fit_law(POWER, group(bent)).misses_by_more_than_luck
+    assert not fit_law(POWER, group(bent[:, 0])).misses_by_more_than_luck  # one seed each shows no luck
+
+
+def fit_of(y: np.ndarray) -> Fit:
+    return fit_law(POWER, group(y))
+
+
+def test_groups_of_one_layout_are_drawn_alike() -> None:
+    """The same bend in both, the same noise in both."""
+    y = noisy(8)[:, 0]
+    assert fit_of(y).noise == pytest.approx(fit_of(1.3 * y).noise, abs=1e-12)

@@ -1,0 +1,265 @@
+"""Where the points of a law come from, and what is said about them."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.experiments.power_law import LAWS
+from widthwise.experiments.scaling import Gathered, fit_groups, gather, write_scaling
+from widthwise.experiments.scaling_axes import Axes
+from widthwise.reports.scaling_records import read_scaling
+from widthwise.run_dir import RunDir
+
+PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers"
+SIZES = (32, 48, 72, 108)
+AXES = Axes("params", "val_loss")
+
+
+def loss(d_model: int, seed: int = 0, scale: float = 3.0) -> float:
+    return scale * (12 * d_model**2) ** -0.05 * (1 + 0.001 * seed)
+
+
+def cost(d_model: int) -> dict[str, Any]:
+    params = {"total": 12 * d_model**2, "attention": 4 * d_model**2, "ffn": 7 * d_model**2, "residual": d_model**2}
+    return {"params": params, "average_width": float(d_model), "kv_bytes_per_token": 4 * d_model, "virtual_width": 1.0}
+
+
+def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", **result: Any) -> Path:
+    recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": 5, "seed": seed}}
+    run = RunDir(path)
+    run.begin(yaml.safe_dump(recipe), {})
+    found = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
+    run.write_result({**found, "cost": cost(d_model), **result})
+    return path
+
+
+def losses(d_model: int, n_seeds: int, scale: float = 3.0) -> dict[str, Any]:
+    return {"per_seed": [loss(d_model, seed, scale) for seed in range(n_seeds)]}
+
+
+def variant(name: str, d_model: int, scale: float) -> dict[str, Any]:
+    return {"name": name, "runs": [f"runs/{name}-seed1"], "cost": cost(d_model), "val_loss": losses(d_model, 2, scale)}
+
+
+def write_comparison(folder: Path, d_model: int) -> Path:
+    folder.mkdir(parents=True)
+    variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
+    (folder / "comparison.json").write_text(json.dumps({"baseline": "uniform", "variants": variants}))
+    return folder
+
+
+def write_sweep(folder: Path, **changes: Any) -> Path:
+    folder.mkdir(parents=True)
+    points = [
+        {**variant(f"{group}-{d}", d, scale), "group": group, "values": {"model.d_model": d}, "state": "finished"}
+        for group, scale in (("uniform", 3.0), ("x", 2.95))
+        for d in SIZES
+    ]
+    points.append({"name": "x-512", "group": "x", "values": {"model.d_model": 512}, "state": "failed", "reason": "nan"})
+    (folder / "sweep.json").write_text(json.dumps({"baseline": None, "points": points, **changes}))
+    return folder
+
+
+def table(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "points.csv"
+    path.write_text(text)
+    return path
+
+
+def by_group(gathered: Gathered) -> dict[str, list[tuple[float, int]]]:
+    return {group.name: [(point.x, len(point.per_seed)) for point in group.points] for group in gathered.groups}
+
+
+def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Path) -> None:
+    folders = [write_comparison(tmp_path / str(d), d) for d in reversed(SIZES)]
+    gathered = gather(folders, AXES)
+    expected = [(12 * d**2, 2) for d in SIZES]
+    assert by_group(gathered) == {"uniform": expected, "x": expected}
+    assert gathered.baseline == "uniform"
+    assert gathered.groups[1].points[0].y == pytest.approx((loss(32, 0, 2.95) + loss(32, 1, 2.95)) / 2)
+
+
+def test_the_groups_of_a_sweep_have_its_finished_points_and_the_others_are_named(tmp_path: Path) -> None:
+    gathered = gather([write_sweep(tmp_path / "s")], AXES, baseline="uniform")
+    assert {name: len(points) for name, points in by_group(gathered).items()} == {"uniform": 4, "x": 4}
+    assert "x-512 (failed)" in gathered.left_out[0]
+    assert "x-512 (failed)" in fit_groups(gathered, "t", "c")["sentence"]
+
+
+def test_runs_of_one_recipe_are_seeds_of_one_point(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"d{d}-seed{seed}", d, seed) for d in SIZES for seed in (1, 2, 3)]
+    gathered = gather(runs, Axes("training_flops", "val_loss"))
+    assert by_group(gathered) == {"runs": [(1e6 * d**3, 3) for d in SIZES]}
+    assert gathered.groups[0].points[0].per_seed == tuple(loss(32, seed) for seed in (1, 2, 3))
+
+
+def test_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / kind / str(d), d, kind=kind) for kind in ("plain", "wide") for d in SIZES]
+    for group_by in ("model.residual.kind", "folder"):
+        assert list(by_group(gather(runs, Axes("tokens", "val_loss", group_by)))) == ["plain", "wide"]
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"), [("layer_params", 12 * 32**2), ("average_width", 32), ("kv_bytes", 128), ("tokens", 3200)]
+)
+def test_x_can_be_of_the_model_or_of_the_run(tmp_path: Path, x: str, expected: float) -> None:
+    runs = [write_run(tmp_path / str(d), d) for d in SIZES]
+    assert gather(runs, Axes(x, "val_loss")).groups[0].points[0].x == expected
+
+
+def test_rows_that_agree_in_name_and_x_are_seeds(tmp_path: Path) -> None:
+    text = "# a source\nsize,name,y,kind\n1,s,3.0,a\n1,s,3.1,a\n\n2,m,2.9,a\n4,l,2.8,a\n4,k,2.7,a\n"
+    gathered = gather([table(tmp_path, text)], Axes("size", "y", "kind"))
+    assert by_group(gathered) == {"a": [(1, 2), (2, 1), (4, 1), (4, 1)]}
+    assert gathered.groups[0].points[0].y == pytest.approx(3.05)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "holds no table"),
+        ("size,y\n", "no rows"),
+        ("size,z\n1,2\n", r"--y: got 'y'; .*size, z"),
+        ("size,y\n1,2\n2,many\n", r"line 3: y is 'many', not a number"),
+        ("size,y\n1,2\n2\n", r"line 3: has 1 cells; expected 2"),
+        ("size,y\n# note\n0,2\n", r"line 3: size is 0; a law needs finite numbers above 0"),
+        ("size,y\n1,inf\n", r"line 2: y is inf"),
+        ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
+    ],
+)
+def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        gather([table(tmp_path, text)], Axes("size", "y"))
+
+
+@pytest.mark.parametrize(
+    ("axes", "named"),
+    [
+        (Axes("flop", "val_loss"), r"--x: got 'flop'; did you mean 'flops'"),
+        (Axes("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
+        (Axes("params", "train_loss"), r"train_loss is None"),
+        (Axes("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
+        (Axes("flops", "val_loss"), r"its cost does not say flops"),
+        (
+            Axes("params", "val_loss", "model.residual.knd"),
+            r"--group-by: got 'model.residual.knd'.*did you mean 'kind'",
+        ),
+    ],
+)
+def test_what_runs_do_not_have_is_refused(tmp_path: Path, axes: Axes, named: str) -> None:
+    runs = [write_run(tmp_path / str(d), d) for d in SIZES]
+    with pytest.raises(UserError, match=named):
+        gather(runs, axes)
+
+
+def test_paths_that_hold_no_points_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a \.csv file, a run directory"):
+        gather([tmp_path], AXES)
+    unfinished = tmp_path / "run"
+    RunDir(unfinished).begin("train: {seed: 1}\n", {})
+    with pytest.raises(UserError, match=r"has not finished .*resume"):
+        gather([unfinished], AXES)
+    with pytest.raises(UserError, match=r"--x tokens stands in the run itself, and .*runs/uniform-seed1 is not there"):
+        gather([write_comparison(tmp_path / "c", 32)], Axes("tokens", "val_loss"))
+    with pytest.raises(UserError, match=r"--baseline: got 'y'; allowed: uniform, x"):
+        gather([write_sweep(tmp_path / "s")], AXES, baseline="y")
+
+
+def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
+    scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "title", "command")
+    write_scaling(scaling, tmp_path)
+    read = read_scaling(tmp_path)
+    assert (read.x, read.y, read.title, read.command) == ("params", "val_loss", "title", "command")
+    assert {saving.fit for saving in read.savings} == set(LAWS)
+    assert {(saving.group, saving.baseline, saving.kind) for saving in read.savings} == {
+        ("x", "uniform", "curve"),
+        ("x", "uniform", "point"),
+    }
+    assert [point.n_seeds for point in read.groups[0].points] == [2] * 4
+    assert "luck of runs" in read.sentence
+
+
+def test_a_power_law_is_chosen_where_the_points_follow_one(tmp_path: Path) -> None:
+    """And the saving is the shift: the same loss at (2.95 / 3)^(1 / 0.05) of the parameters."""
+    scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "t", "c")
+    assert {group["chosen"] for group in scaling["groups"]} == {"power"}
+    parameters = scaling["groups"][0]["fits"]["power"]["parameters"]
+    assert parameters["b"]["mean"] == pytest.approx(0.05)
+    ratios = [saving["ratio"]["mean"] for saving in scaling["savings"] if saving["fit"] == "power"]
+    assert ratios == pytest.approx([(2.95 / 3) ** (1 / 0.05)] * 2)
+
+
+def test_a_bend_chooses_the_irreducible_loss_where_there_are_points_enough(tmp_path: Path) -> None:
+    rows = [f"{x},{2 + 3 * x**-0.5 + 0.0005 * (-1) ** i}" for i, x in enumerate((1, 2, 4, 8, 16, 64))]
+    path = table(tmp_path, "\n".join(["x,y", *rows]))
+    assert fit_groups(gather([path], Axes("x", "y")), "t", "c")["groups"][0]["chosen"] == "power_irreducible"
+    path = table(tmp_path, "\n".join(["x,y", *rows[:4]]))
+    assert fit_groups(gather([path], Axes("x", "y")), "t", "c")["groups"][0]["chosen"] != "power_irreducible"
+
+
+def test_a_law_that_cannot_be_fitted_says_why(tmp_path: Path) -> None:
+    gathered = gather([table(tmp_path, "x,y\n1,3\n2,2.9\n4,2.85\n")], Axes("x", "y"))
+    found = fit_groups(gathered, "t", "c")["groups"][0]["fits"]
+    assert found["power"]["parameters"]["b"]["mean"] > 0
+    assert found["power_irreducible"]["parameters"] == {}
+    assert "needs points at 4 or more different x" in found["power_irreducible"]["reason"]
+    with pytest.raises(UserError, match=r"--law: got power_irreducible, which needs points at 4"):
+        fit_groups(gathered, "t", "c", "power_irreducible")
+    with pytest.raises(UserError, match=r"--law: got 'powr'; did you mean 'power'"):
+        fit_groups(gathered, "t", "c", "powr")
+
+
+def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | None = None) -> dict[str, Any]:
+    baseline = "transformer" if group_by else None
+    return fit_groups(gather([PAPERS / name], Axes(x, y, group_by), baseline), "t", "c", law)
+
+
+@pytest.mark.parametrize(
+    ("x", "fitted", "point"),
+    [("pflops_days", "2.745 with 77.6%", "74.4%"), ("average_width", "2.761 with 85.1%", "86.3%")],
+)
+def test_the_answer_to_table_2_names_both_savings(x: str, fitted: str, point: str) -> None:
+    sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
+    assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
+    assert f"the measured loss of 2B, 2.751, with {point} (95% interval" in sentence
+
+
+def test_the_shipped_tables_have_the_papers_laws() -> None:
+    hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss")["groups"][0]
+    assert len(hourglass["points"]) == 9
+    assert hourglass["chosen"] == "power_irreducible"
+    assert round(hourglass["fits"]["power_irreducible"]["rms"], 3) == 0.004
+    virtual = paper("virtual_width_figure_8.csv", "r", "loss", law="log_linear")["groups"][0]["fits"]["log_linear"]
+    assert virtual["parameters"]["slope"]["mean"] == pytest.approx(-0.00685, abs=1e-12)
+    assert round(virtual["parameters"]["intercept"]["mean"], 4) == 1.6212
+    assert round(virtual["r_squared"], 4) == 0.9986
+
+
+def test_numbers_that_do_not_exist_are_null(tmp_path: Path) -> None:
+    """JSON has no nan: the group's irreducible loss lies above the baseline's best."""
+    rows = [f"{x},{2 + x**-0.5},base\n{x},{3.2 + 0.3 * x**-0.5},new" for x in (1, 2, 4, 8, 16)]
+    path = table(tmp_path, "\n".join(["x,y,g", *rows]))
+    scaling = fit_groups(gather([path], Axes("x", "y", "g"), "base"), "t", "c", "power_irreducible")
+    saving = next(each for each in scaling["savings"] if each["fit"] == "power_irreducible")
+    assert saving["ratio"] == {"mean": None, "low": None, "high": None}
+    assert "new never reaches base's fitted loss" in scaling["sentence"]
+    assert not any(isinstance(value, float) and math.isnan(value) for value in _leaves(scaling))
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
+
+
+def test_what_a_trial_of_all_laws_cannot_tell_is_not_said_of_the_chosen_one(tmp_path: Path) -> None:
+    """A law at its bound takes no part in the choice, and the reason given names only those that did."""
+    path = table(tmp_path, "\n".join(["x,y", *(f"{x},{4 - 0.5 * math.log(x)}" for x in (1, 2, 4, 8, 16, 32))]))
+    scaling = fit_groups(gather([path], Axes("x", "y")), "t", "c")
+    assert scaling["groups"][0]["chosen"] == "log_linear"
+    assert "power_irreducible" not in scaling["sentence"].rsplit("Law:")[-1]

@@ -1,0 +1,281 @@
+"""A whole sweep, tiny: its numbers, what fails, what goes on."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_sweeps import RECIPE, recipe_file
+
+from widthwise.config_io import UserError
+from widthwise.experiments import sweep as sweep_module
+from widthwise.experiments.statistics import paired_difference
+from widthwise.experiments.study import Claim, Queue
+from widthwise.experiments.study_storage import Heartbeat, Storage, StorageAway, sqlite_url
+from widthwise.experiments.sweep import run_sweep
+from widthwise.experiments.sweep_plan import SweepPlan, read_sweep
+from widthwise.run_dir import RunDir, RunInUse
+from widthwise.training.stopping import Interrupted
+from widthwise.training.trainer import train_or_resume
+
+SEEDS = [4, 7, 9]
+DIVERGES = 1e6
+SWEEP: dict[str, Any] = {
+    "baseline": {},
+    "baseline_name": "plain",
+    "over": {"optimizer.lr": [0.002, 0.03, DIVERGES]},
+    "seeds": SEEDS,
+}
+COMMAND = "widthwise sweep tiny.yaml"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_fsync() -> Iterator[None]:
+    """Tiny checkpoints do not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
+def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> SweepPlan:
+    return read_sweep(recipe_file(folder, sweep, **changes))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepPlan, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("sweep")
+    plan = plan_of(folder, SWEEP)
+    return plan, folder / "out", run_sweep(plan, folder / "out", COMMAND)
+
+
+def points(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {point["name"]: point for point in found["points"]}
+
+
+def results(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [RunDir(folder / "runs" / f"{name}-seed{seed}").result() or {} for seed in SEEDS]
+
+
+def window_losses(folder: Path, name: str) -> np.ndarray:
+    return np.array([result["val_window_losses"] for result in results(folder, name)])
+
+
+def test_numbers_are_those_of_the_runs_paired_with_the_baseline(done) -> None:
+    _, folder, found = done
+    point = points(found)["0.03"]
+    losses = [result["val_loss"] for result in results(folder, "0.03")]
+    plain = [result["val_loss"] for result in results(folder, "plain")]
+    assert point["val_loss"]["per_seed"] == losses
+    assert point["difference"]["per_seed"] == pytest.approx(np.subtract(losses, plain), rel=1e-12)
+    assert point["values"] == {"optimizer.lr": 0.03}
+    assert [str(folder / run) for run in point["runs"]] == [str(folder / "runs" / f"0.03-seed{s}") for s in SEEDS]
+    assert point["ratio"]["params"] == point["ratio"]["training_flops"] == 1.0
+    baseline = points(found)["plain"]
+    assert (baseline["verdict"], baseline["difference"], found["baseline"]) == ("baseline", None, "plain")
+
+
+def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(done) -> None:
+    _, _, found = done
+    failed = points(found)["1000000.0"]
+    assert (failed["state"], failed["values"]) == ("failed", {"optimizer.lr": DIVERGES})
+    assert failed["reason"].startswith("runs/1000000.0-seed4: stopped at step")
+    assert "try a lower optimizer.lr" in failed["reason"]
+    assert found["study"] == {
+        "storage": "sqlite:///study.db",
+        "sampler": "grid",
+        "n_points": 4,
+        "n_finished": 3,
+        "n_failed": 1,
+    }
+    assert "1 of 4 points failed: 1000000.0." in found["sentence"]
+
+
+def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(done) -> None:
+    _, folder, found = done
+    best, other = sorted(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
+    assert found["sentence"].startswith(f"Of 2 points {best} has the lowest held-out loss.")
+    wide = paired_difference(window_losses(folder, best), window_losses(folder, "plain"), 1 - 0.05 / 2)
+    assert f"(97.5% interval {wide.low:+.4f} to {wide.high:+.4f})" in found["sentence"]
+    difference = points(found)[best]["difference"]
+    assert f"(95% interval {difference['low']:+.4f} to {difference['high']:+.4f})" in found["sentence"]
+    assert f"{other} " not in found["sentence"]
+
+
+def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
+    _, folder, found = done
+    assert json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail) == found
+    assert found["axes"] == {"": {"optimizer.lr": [0.002, 0.03, DIVERGES]}}
+    assert (found["seeds"], found["matched"], found["confidence"]) == (SEEDS, "params", 0.95)
+
+
+def test_nothing_is_trained_again(done) -> None:
+    """Neither by the same command, nor by a new study in the same folder; what diverged is not tried again."""
+    plan, folder, found = done
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/metrics.jsonl")}
+    assert len(stamps) == 3 * len(SEEDS) + 1
+    again = run_sweep(plan, folder, COMMAND)
+    assert {**again, "created": None} == {**found, "created": None}
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    other = run_sweep(plan, folder, COMMAND, sqlite_url(folder / "other.db"))
+    assert {name: point.get("val_loss") for name, point in points(other).items()} == {
+        name: point.get("val_loss") for name, point in points(found).items()
+    }
+    finished = {path for path in stamps if "1000000.0" not in path.parent.name}
+    assert {path: path.stat().st_mtime_ns for path in finished} == {path: stamps[path] for path in finished}
+
+
+def test_a_copy_of_the_folder_goes_on_but_another_folder_may_not_join(done, tmp_path: Path) -> None:
+    plan, folder, _ = done
+    with pytest.raises(UserError, match=r"its workers use another folder than .*; all need one.*--out"):
+        run_sweep(plan, tmp_path / "other", COMMAND, sqlite_url(folder / "study.db"))
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    assert run_sweep(plan, copy, COMMAND)["study"]["n_finished"] == 3
+
+
+def test_a_result_that_the_folder_does_not_hold_is_missed(done, tmp_path: Path, monkeypatch) -> None:
+    plan, folder, _ = done
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    (copy / "runs" / "0.03-seed7" / "result.json").unlink()
+    monkeypatch.setattr("widthwise.experiments.sweep_summary.ARRIVAL_SECONDS", 0.0)
+    with pytest.raises(UserError, match=r"0\.03-seed7: the study says that it has finished"):
+        run_sweep(plan, copy, COMMAND)
+
+
+def small(folder: Path, **section: Any) -> SweepPlan:
+    """Two points of one seed."""
+    return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})
+
+
+def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
+    plan = small(tmp_path)
+
+    def interrupt(recipe, path, observer):
+        raise Interrupted(f"{path}: stopped", 15)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module, "train_or_resume", interrupt)
+        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped, and the same sweep command") as stopped:
+            run_sweep(plan, tmp_path, COMMAND)
+    assert stopped.value.exit_code == 143
+    queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "tiny", {})
+    assert {entry.state for entry in queue.entries().values()} == {"waiting"}
+    found = run_sweep(plan, tmp_path, COMMAND)
+    assert [point["state"] for point in found["points"]] == ["finished", "finished"]
+    assert [trial.state.name for trial in queue._trials()] == ["COMPLETE", "COMPLETE"]
+    assert found["sentence"].startswith("0.03 has the lowest held-out loss of 2 points")
+    assert "one seed gives no interval" in found["sentence"]
+    assert points(found)["0.03"]["verdict"] is None
+
+
+def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: Path, monkeypatch) -> None:
+    plan = small(tmp_path)
+
+    def full(recipe, path, observer):
+        if recipe.optimizer.lr == 0.002:
+            raise UserError(f"{path}: disk full")
+        return train_or_resume(recipe, path, observer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_module, "train_or_resume", full)
+        found = run_sweep(plan, tmp_path, COMMAND)
+    assert points(found)["0.002"]["reason"] == "runs/0.002-seed4: disk full"
+    assert points(found)["0.03"]["state"] == "finished"
+    found = run_sweep(plan, tmp_path, COMMAND)
+    assert [point["state"] for point in found["points"]] == ["finished", "finished"]
+
+
+def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch) -> None:
+    plan, calls = small(tmp_path), []
+
+    def held_at_first(recipe, path, observer):
+        calls.append(path.name)
+        if len(calls) < 3:
+            raise RunInUse(f"{path}: is in use by process 1")
+        return train_or_resume(recipe, path, observer)
+
+    monkeypatch.setattr(sweep_module, "train_or_resume", held_at_first)
+    found = run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))
+    assert found["study"]["n_finished"] == 2
+    assert calls == ["0.002-seed4"] * 3 + ["0.03-seed4"]
+
+
+def test_a_database_that_goes_away_fails_no_point(tmp_path: Path, monkeypatch) -> None:
+    plan = small(tmp_path)
+
+    def away(claim, n_seeds, mean_loss):
+        raise StorageAway("--storage: is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Claim, "report", away)
+        with pytest.raises(StorageAway):
+            run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))
+    assert run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))["study"]["n_finished"] == 2
+
+
+def test_a_signal_ends_the_waiting_for_others() -> None:
+    signalled = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    signalled.start()
+    with pytest.raises(Interrupted, match="the same sweep command goes on") as stopped:
+        sweep_module._wait(60)
+    assert stopped.value.exit_code == 143
+
+
+def test_missing_data_stops_a_sweep_before_any_point_fails(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, SWEEP, data={"path": str(tmp_path / "nothing"), "tokenizer": "bytes"})
+    with pytest.raises(UserError, match="nothing"):
+        run_sweep(plan, tmp_path / "out", COMMAND)
+    assert not (tmp_path / "out").exists()
+
+
+SEARCH: dict[str, Any] = {
+    "baseline": {},
+    "match": "none",
+    "seeds": [4],
+    "groups": {
+        "slow": {"over": {"optimizer.lr": {"low": 1e-3, "high": 5e-2, "log": True}, "train.z_loss": [0.0, 0.1]}},
+        "wide": {"over": {"model.d_model": {"low": 16, "high": 32, "step": 4}}},
+    },
+    "search": {"sampler": "random", "n_trials": 6},
+}
+
+
+def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impossible(tmp_path: Path) -> None:
+    """Widths of 20 and 28 are not whole heads of 8."""
+    plan = plan_of(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2})
+    found = run_sweep(plan, tmp_path / "a", COMMAND)
+    names = [point["name"] for point in found["points"]]
+    assert len(set(names)) == len(names)
+    assert found["study"]["n_points"] == plan.n_points == 7
+    for point in found["points"][1:]:
+        values = point["values"]
+        if point["group"] == "slow":
+            assert 1e-3 <= values["optimizer.lr"] <= 5e-2
+            assert values["train.z_loss"] in (0.0, 0.1)
+            assert point["name"] == f"slow-{values['optimizer.lr']}-{values['train.z_loss']}"
+            assert float(f"{values['optimizer.lr']:.6g}") == values["optimizer.lr"]
+        width = values.get("model.d_model", 16)
+        assert width in range(16, 33, 4)
+        assert point["state"] == ("failed" if width % 8 else "finished")
+        assert ("head_dim" in point["reason"]) if width % 8 else (point["reason"] is None)
+    assert {point["group"] for point in found["points"]} == {"", "slow", "wide"}
+    longer = read_sweep(recipe_file(tmp_path, SEARCH, train={**RECIPE["train"], "steps": 2}), (), TWO_MORE)
+    again = run_sweep(longer, tmp_path / "a", COMMAND)
+    assert [point["name"] for point in again["points"]][: len(names)] == names
+    assert again["study"]["n_points"] == 9
+    assert len(list(tmp_path.glob("a/runs/*/result.json"))) == again["study"]["n_finished"]
+
+
+TWO_MORE = {"search": {"n_trials": 8}}
+
+
+def test_a_search_chooses_the_same_points_again(tmp_path: Path) -> None:
+    section = {**SEARCH, "search": {"n_trials": 3}}
+    plan = plan_of(tmp_path, section, train={**RECIPE["train"], "steps": 2})
+    chosen = [[p["name"] for p in run_sweep(plan, tmp_path / name, COMMAND)["points"]] for name in ("a", "b")]
+    assert chosen[0] == chosen[1]

@@ -1,0 +1,95 @@
+"""Workers that share a study: killed and not, on SQLite and on a real PostgreSQL; sweep_workers.py is the worker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from tiny_sweeps import LEARNING_RATES, recipe_file
+
+from widthwise.experiments.study_storage import sqlite_url
+from widthwise.experiments.sweep import run_sweep
+from widthwise.experiments.sweep_plan import read_sweep
+from widthwise.run_dir import RunDir
+
+SCRIPT = Path(__file__).with_name("sweep_workers.py")
+SOURCE = Path(__file__).parents[2] / "src"
+POINTS = ["baseline", "0.002", "0.03"]
+TIME_KEYS = {"created", "command", "environment", "study", "tokens_per_second"}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recipe_file(tmp_path_factory.mktemp("recipe"), LEARNING_RATES)
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The sweep of one worker that nobody disturbed."""
+    return run_sweep(read_sweep(recipe), tmp_path_factory.mktemp("alone"), "widthwise sweep")
+
+
+def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, SCRIPT, recipe, folder, storage, *kill_after]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def trials_by_state(storage: str) -> dict[str, Counter]:
+    """State -> how many trials each point has in it."""
+    trials = optuna.load_study(study_name="tiny", storage=storage).trials
+    found: dict[str, Counter] = {}
+    for trial in trials:
+        found.setdefault(trial.state.name, Counter())[trial.user_attrs["key"]] += 1
+    return found
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIME_KEYS}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def check_complete(folder: Path, storage: str, alone: dict[str, Any]) -> None:
+    """Every point once, and the results of a worker that nobody disturbed."""
+    sweep = json.loads((folder / "sweep.json").read_text())
+    assert [point["name"] for point in sweep["points"]] == POINTS
+    assert sweep["study"]["n_finished"] == len(POINTS)
+    assert without_times(sweep) == without_times(alone)
+    assert trials_by_state(storage)["COMPLETE"] == Counter(POINTS)
+
+
+@pytest.mark.slow
+def test_two_workers_on_postgresql_one_of_them_killed(
+    recipe: Path, tmp_path: Path, postgres: str, alone: dict[str, Any]
+) -> None:
+    """Both begin at once on an empty database. The survivor goes on with the run that was cut off."""
+    assert run_workers(recipe, tmp_path, postgres, "6,0") == [signal.SIGKILL, 0]
+    check_complete(tmp_path, postgres, alone)
+    by_state = trials_by_state(postgres)
+    assert set(by_state) == {"COMPLETE", "FAIL"}
+    (lost,) = by_state["FAIL"].elements()
+    cut_off = RunDir(tmp_path / "runs" / f"{lost}-seed7")
+    assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".json", ".yaml", ".jsonl", "")]
+    assert len(files) > 3 * 2 * len(POINTS)
+    assert not [path for path in files if b"secret" in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(
+    recipe: Path, tmp_path: Path, alone: dict[str, Any]
+) -> None:
+    """On a SQLite file."""
+    storage = sqlite_url(tmp_path / "study.db")
+    assert run_workers(recipe, tmp_path, storage, "10", "0,0") == [signal.SIGKILL, 0, 0]
+    check_complete(tmp_path, storage, alone)
+    assert trials_by_state(storage)["FAIL"] == Counter(["0.002"])

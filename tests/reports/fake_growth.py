@@ -1,0 +1,51 @@
+"""A made-up run that `grow` made larger, with its certificate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fake_comparison import write_run
+
+CERTIFICATE: dict[str, Any] = {
+    "is_preserved": True,
+    "dtype": "float64",
+    "n_sequences": 2,
+    "n_tokens": 32,
+    "largest_logit": 7.5,
+    "logit_difference": 4.4e-15,
+    "logit_bound": 8e-12,
+    "stored_logit_difference": 2.1e-7,
+    "stored_logit_bound": 7.5e-5,
+    "gradient_difference": 1.2e-15,
+    "gradient_bound": 1e-10,
+    "liveness": {
+        "layers.1.ffn.w_up": {"n_new": 640, "n_alive": 630, "n_dead": 10, "n_unjudged": 0},
+        "embedding": {"n_new": 300, "n_alive": 100, "n_dead": 0, "n_unjudged": 200},
+    },
+    "is_padding": False,
+    "seq_len": 64,
+    "before": {"params": 78_984, "flops_per_token": 156_352.0},
+    "after": {"params": 124_112, "flops_per_token": 255_552.0},
+}
+STEP = 3000
+EVENT = {
+    "event": "grown",
+    "source": "small",
+    "step": STEP,
+    "tokens": STEP * 4096,
+    "training_flops": 1e12,
+    "params_before": 78_984.0,
+    "params_after": 124_112.0,
+}
+
+
+def write_grown_run(folder: Path, finished: bool = True) -> Path:
+    """Its source was validated at the step of the growth, as runs are that come to their end."""
+    write_run(folder, "large", 1, [64, 48, 64], 0.0, finished)
+    metrics = folder / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    index = next(i for i, record in enumerate(records) if record["step"] > STEP)
+    records.insert(index, EVENT)
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "certificate.json").write_text(json.dumps(CERTIFICATE))
+    return folder
