@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from widthwise.data.config import open_data
-from widthwise.experiments.study_storage import Heartbeat, Storage
-from widthwise.experiments.sweep import run_sweep
-from widthwise.experiments.sweep_plan import SweepPlan, read_sweep
+from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
+from widthwise.experiments.sweep.storage import Heartbeat, Storage
+from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.training.observer import Silence
 
 

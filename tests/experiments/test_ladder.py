@@ -8,9 +8,9 @@ import yaml
 
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
-from widthwise.experiments.scaling import fit_groups, gather
-from widthwise.experiments.scaling_axes import Axes
-from widthwise.experiments.sweep import run_sweep
+from widthwise.experiments.scaling.fitting import fit_groups, gather
+from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
 

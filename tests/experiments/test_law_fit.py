@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.law_fit import Fit, Group, Point, fit_law, students_t, undetermined
-from widthwise.experiments.power_law import LAWS
+from widthwise.experiments.scaling.law_fit import Fit, Group, Point, fit_law, students_t, undetermined
+from widthwise.experiments.scaling.laws import LAWS
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])

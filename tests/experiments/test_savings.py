@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.experiments.law_fit import Group, Point, fit_law
-from widthwise.experiments.power_law import LAWS, Law
-from widthwise.experiments.savings import Saving, savings
+from widthwise.experiments.scaling.law_fit import Group, Point, fit_law
+from widthwise.experiments.scaling.laws import LAWS, Law
+from widthwise.experiments.scaling.savings import Saving, savings
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])

@@ -14,7 +14,7 @@ from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError, to_yaml
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
-from widthwise.experiments.sweep_plan import read_axis, read_sweep
+from widthwise.experiments.sweep.plan import read_axis, read_sweep
 from widthwise.training.config import load_recipe, parse_recipe
 
 SHAPES = Path(__file__).parents[2] / "configs" / "sweep_shapes.yaml"

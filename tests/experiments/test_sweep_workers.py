@@ -13,9 +13,9 @@ import optuna
 import pytest
 from tiny_sweeps import LEARNING_RATES, recipe_file
 
-from widthwise.experiments.study_storage import sqlite_url
-from widthwise.experiments.sweep import run_sweep
-from widthwise.experiments.sweep_plan import read_sweep
+from widthwise.experiments.sweep.plan import read_sweep
+from widthwise.experiments.sweep.storage import sqlite_url
+from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("sweep_workers.py")

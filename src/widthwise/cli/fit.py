@@ -39,8 +39,8 @@ def fit(
     --baseline transformer`
     """
     from widthwise.cli.tables import table_console
-    from widthwise.experiments.scaling import fit_groups, gather, write_scaling
-    from widthwise.experiments.scaling_axes import Axes
+    from widthwise.experiments.scaling.fitting import fit_groups, gather, write_scaling
+    from widthwise.experiments.scaling.points import Axes
     from widthwise.reports.writing import write_report
     from widthwise.training.environment import command_line
 

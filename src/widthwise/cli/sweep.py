@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from widthwise.experiments.sweep_plan import SweepPlan
+    from widthwise.experiments.sweep.plan import SweepPlan
 
 WHAT, WORKERS, LADDER = "What to vary", "Who works on it", "A ladder of sizes"
 
@@ -86,7 +86,7 @@ def sweep(
     from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
     from widthwise.cli.sweep_table import workload_table
     from widthwise.cli.tables import table_console
-    from widthwise.experiments.sweep_plan import read_axis, read_sweep
+    from widthwise.experiments.sweep.plan import read_axis, read_sweep
 
     asked: dict[str, Any] = {
         "over": over and dict(map(read_axis, over)),
@@ -126,8 +126,8 @@ def _run_and_report(
     from widthwise.cli.progress import shown_progress
     from widthwise.cli.sweep_table import failure_lines, sweep_table, workload_line
     from widthwise.cli.tables import table_console
-    from widthwise.experiments.study_storage import Heartbeat
-    from widthwise.experiments.sweep import run_sweep
+    from widthwise.experiments.sweep.storage import Heartbeat
+    from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import write_report
     from widthwise.run_dir import RunFailed
     from widthwise.training.environment import command_line

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, merge, parse, read_recipe
 from widthwise.experiments.matching import Matched, check_matched
-from widthwise.experiments.scaling_runs import MODEL_QUANTITIES
-from widthwise.experiments.sweep_plan import SweepConfig, SweepPlan
+from widthwise.experiments.scaling.from_runs import MODEL_QUANTITIES
+from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
 from widthwise.model.config import cost_summary
 from widthwise.training.config import Recipe, Seed
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND

@@ -12,9 +12,10 @@ from optuna.trial import TrialState
 from sqlalchemy import text
 
 from widthwise.config_io import UserError
-from widthwise.experiments import study, study_storage
-from widthwise.experiments.study import ClaimLost, Queue
-from widthwise.experiments.study_storage import Heartbeat, Storage, sqlite_url
+from widthwise.experiments.sweep import queue as queue_module
+from widthwise.experiments.sweep import storage as storage_module
+from widthwise.experiments.sweep.queue import ClaimLost, Queue
+from widthwise.experiments.sweep.storage import Heartbeat, Storage, sqlite_url
 
 KEYS = [f"point{number}" for number in range(7)]
 N_WORKERS = 4
@@ -146,7 +147,7 @@ def test_points_are_queued_by_another_where_the_maker_of_the_study_died(
     maker.fill(KEYS[:2])
     other.fill(KEYS)
     assert list(states(other)) == KEYS[:2]  # the maker may be about to add them
-    monkeypatch.setattr(study, "FILL_SECONDS", -1.0)
+    monkeypatch.setattr(queue_module, "FILL_SECONDS", -1.0)
     other.fill(KEYS)
     assert list(states(other)) == KEYS
 
@@ -207,7 +208,7 @@ def test_what_a_sampler_chose_is_kept_when_the_worker_is_lost(new_queue: OpenQue
 def test_a_database_that_cannot_be_reached_is_named_without_its_password(
     url: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_storage, "OPENING_SECONDS", 0)
+    monkeypatch.setattr(storage_module, "OPENING_SECONDS", 0)
     with pytest.raises(UserError, match=named) as found:
         Storage(url, Heartbeat())
     assert "hush" not in str(found.value)

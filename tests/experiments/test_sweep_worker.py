@@ -14,12 +14,12 @@ import pytest
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments import sweep as sweep_module
 from widthwise.experiments.statistics import paired_difference
-from widthwise.experiments.study import Claim, Queue
-from widthwise.experiments.study_storage import Heartbeat, Storage, StorageAway, sqlite_url
-from widthwise.experiments.sweep import run_sweep
-from widthwise.experiments.sweep_plan import SweepPlan, read_sweep
+from widthwise.experiments.sweep import worker as sweep_module
+from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
+from widthwise.experiments.sweep.queue import Claim, Queue
+from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
+from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.training.stopping import Interrupted
 from widthwise.training.trainer import train_or_resume
@@ -142,7 +142,7 @@ def test_a_result_that_the_folder_does_not_hold_is_missed(done, tmp_path: Path, 
     plan, folder, _ = done
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / "runs" / "0.03-seed7" / "result.json").unlink()
-    monkeypatch.setattr("widthwise.experiments.sweep_summary.ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("widthwise.experiments.sweep.summary.ARRIVAL_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"0\.03-seed7: the study says that it has finished"):
         run_sweep(plan, copy, COMMAND)
 

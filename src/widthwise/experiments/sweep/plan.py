@@ -27,7 +27,7 @@ from widthwise.config_io import (
 from widthwise.data.extras import require
 from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
-from widthwise.experiments.sweep_axes import Axis, word
+from widthwise.experiments.sweep.axes import Axis, word
 from widthwise.model.config import cost_summary
 from widthwise.training.config import Recipe, Seed, parse_recipe
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError
-from widthwise.experiments.study_storage import Storage
-from widthwise.experiments.study_trials import (
+from widthwise.experiments.sweep.storage import Storage
+from widthwise.experiments.sweep.trials import (
     KEY,
     MISTAKE,
     POINT,

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from widthwise.config_io import UserError, nearest_hint, read_text
-from widthwise.experiments.scaling_axes import Axes, Found, checked_point
+from widthwise.experiments.scaling.points import Axes, Found, checked_point
 
 
 def read_table(path: Path, axes: Axes) -> list[Found]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from widthwise.config_io import UserError
 from widthwise.data.extras import require
-from widthwise.experiments.study_trials import put_back
+from widthwise.experiments.sweep.trials import put_back
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from widthwise.experiments.law_fit import N_RESAMPLES, Fit, Interval
 from widthwise.experiments.runs import CONFIDENCE
-from widthwise.experiments.savings import Saving
-from widthwise.experiments.scaling_axes import Axes
+from widthwise.experiments.scaling.law_fit import N_RESAMPLES, Fit, Interval
+from widthwise.experiments.scaling.points import Axes
+from widthwise.experiments.scaling.savings import Saving
 
 
 def law_sentence(fit: Fit, axes: Axes) -> str:

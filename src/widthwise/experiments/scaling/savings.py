@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from widthwise.experiments.law_fit import Fit, Interval, students_t
+from widthwise.experiments.scaling.law_fit import Fit, Interval, students_t
 
 
 @dataclass(frozen=True)

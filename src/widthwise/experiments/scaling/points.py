@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from widthwise.config_io import UserError
-from widthwise.experiments.law_fit import Group, Point
+from widthwise.experiments.scaling.law_fit import Group, Point
 
 
 @dataclass(frozen=True)

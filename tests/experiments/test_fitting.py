@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.power_law import LAWS
-from widthwise.experiments.scaling import Gathered, fit_groups, gather, write_scaling
-from widthwise.experiments.scaling_axes import Axes
+from widthwise.experiments.scaling.fitting import Gathered, fit_groups, gather, write_scaling
+from widthwise.experiments.scaling.laws import LAWS
+from widthwise.experiments.scaling.points import Axes
 from widthwise.reports.scaling_records import read_scaling
 from widthwise.run_dir import RunDir
 

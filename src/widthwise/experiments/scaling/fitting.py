@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.law_fit import Fit, Group, fit_law, undetermined
-from widthwise.experiments.power_law import LAWS, Law, leave_one_out_errors
 from widthwise.experiments.runs import CONFIDENCE, plain
-from widthwise.experiments.savings import Saving, savings
-from widthwise.experiments.scaling_axes import Axes, grouped
-from widthwise.experiments.scaling_runs import read_measured
-from widthwise.experiments.scaling_sentences import law_sentence, method_sentence, saving_sentence
-from widthwise.experiments.scaling_table import read_table
+from widthwise.experiments.scaling.from_runs import read_measured
+from widthwise.experiments.scaling.from_table import read_table
+from widthwise.experiments.scaling.law_fit import Fit, Group, fit_law, undetermined
+from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
+from widthwise.experiments.scaling.points import Axes, grouped
+from widthwise.experiments.scaling.savings import Saving, savings
+from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
 from widthwise.files import write_atomic
 
 

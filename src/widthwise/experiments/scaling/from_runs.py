@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pydantic
 
 from widthwise.config_io import UserError, nearest_hint, parse, parse_yaml
-from widthwise.experiments.scaling_axes import Axes, Found, checked_point
+from widthwise.experiments.scaling.points import Axes, Found, checked_point
 from widthwise.experiments.trend import QUANTITIES
 from widthwise.files import read_json
 from widthwise.run_dir import RunDir

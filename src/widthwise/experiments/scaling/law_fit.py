@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from widthwise.experiments.power_law import Law
+from widthwise.experiments.scaling.laws import Law
 
 N_RESAMPLES = 2000
 N_BAND = 33

@@ -19,8 +19,8 @@ from widthwise.experiments.runs import (
 )
 from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
 from widthwise.experiments.statistics import Estimate, paired_difference, verdict
-from widthwise.experiments.study_trials import Entry
-from widthwise.experiments.sweep_plan import SweepPlan
+from widthwise.experiments.sweep.plan import SweepPlan
+from widthwise.experiments.sweep.trials import Entry
 from widthwise.run_dir import RunDir
 from widthwise.training.environment import environment
 

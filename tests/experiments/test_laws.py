@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import least_squares
 
-from widthwise.experiments.power_law import LAWS, IrreduciblePowerLaw, Law, leave_one_out_errors
+from widthwise.experiments.scaling.laws import LAWS, IrreduciblePowerLaw, Law, leave_one_out_errors
 from widthwise.experiments.trend import fit_log_linear
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()

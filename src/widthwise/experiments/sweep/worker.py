@@ -11,11 +11,11 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.experiments.runs import run_path, seeded
-from widthwise.experiments.study import Claim, ClaimLost, Queue
-from widthwise.experiments.study_storage import Heartbeat, Storage, StorageAway, sqlite_url
-from widthwise.experiments.study_trials import Entry
-from widthwise.experiments.sweep_plan import Point, SweepPlan, point_name
-from widthwise.experiments.sweep_summary import Findings
+from widthwise.experiments.sweep.plan import Point, SweepPlan, point_name
+from widthwise.experiments.sweep.queue import Claim, ClaimLost, Queue
+from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
+from widthwise.experiments.sweep.summary import Findings
+from widthwise.experiments.sweep.trials import Entry
 from widthwise.files import write_atomic, write_first
 from widthwise.run_dir import RunFailed, RunInUse
 from widthwise.training.observer import Observer, Silence

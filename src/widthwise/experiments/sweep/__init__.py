@@ -1,0 +1,1 @@
+"""Many variants of one recipe, trained by workers that share a queue."""
