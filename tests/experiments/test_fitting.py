@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -98,6 +99,20 @@ def test_runs_of_one_recipe_are_seeds_of_one_point(tmp_path: Path) -> None:
     assert gathered.groups[0].points[0].per_seed == tuple(loss(32, seed) for seed in (1, 2, 3))
 
 
+def test_runs_that_differ_in_more_than_the_seed_are_points_of_their_own(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(steps), 32, tokens=100 * steps) for steps in (5, 10, 20)]
+    for run, steps in zip(runs, (5, 10, 20)):
+        (run / "config.yaml").write_text(yaml.safe_dump({"train": {"steps": steps, "seed": steps}}))
+    assert by_group(gather(runs, Axes("tokens", "val_loss"))) == {"runs": [(500, 1), (1000, 1), (2000, 1)]}
+
+
+def test_comparisons_that_name_other_baselines_name_none(tmp_path: Path) -> None:
+    folders = [write_comparison(tmp_path / str(d), d) for d in SIZES]
+    other = json.loads((folders[0] / "comparison.json").read_text())
+    (folders[0] / "comparison.json").write_text(json.dumps({**other, "baseline": "x"}))
+    assert gather(folders, AXES).baseline is None
+
+
 def test_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / kind / str(d), d, kind=kind) for kind in ("plain", "wide") for d in SIZES]
     for group_by in ("model.residual.kind", "folder"):
@@ -129,6 +144,8 @@ def test_rows_that_agree_in_name_and_x_are_seeds(tmp_path: Path) -> None:
         ("size,y\n1,2\n2\n", r"line 3: has 1 cells; expected 2"),
         ("size,y\n# note\n0,2\n", r"line 3: size is 0; a law needs finite numbers above 0"),
         ("size,y\n1,inf\n", r"line 2: y is inf"),
+        ("size,y\n1,nan\n", r"line 2: y is nan"),
+        ("size,y,y\n1,3,4\n", r"two columns have the same name \(size, y, y\)"),
         ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
     ],
 )
@@ -170,6 +187,33 @@ def test_paths_that_hold_no_points_are_refused(tmp_path: Path) -> None:
         gather([write_sweep(tmp_path / "s")], AXES, baseline="y")
 
 
+def test_a_path_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "32", 32)
+    with pytest.raises(UserError, match="32: is given twice"):
+        gather([run, tmp_path / "." / "32"], AXES)
+
+
+def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    """With a byte order mark, Windows line ends, spaces and quotes."""
+    gathered = gather([table(tmp_path, '\ufeffsize, y\r\n1,"3.0"\r\n2, 2.9\r\n4,2.8\r\n')], Axes("size", "y"))
+    assert [(point.x, point.y) for point in gathered.groups[0].points] == [(1, 3.0), (2, 2.9), (4, 2.8)]
+
+
+def test_a_saving_outside_the_models_of_a_group_says_so(tmp_path: Path) -> None:
+    rows = "".join(f"{x},{3 * x**-0.05},base\n{x},{3.1 * x**-0.05},new\n" for x in (1, 2, 4, 8))
+    gathered = gather([table(tmp_path, f"x,y,g\n{rows}")], Axes("x", "y", "g"), "base")
+    assert f"with {(3.1 / 3) ** 20:.1%} (" in (sentence := fit_groups(gathered, "t", "c", "power")["sentence"])
+    assert sentence.count(", outside its own models) of the x") == 2
+
+
+def test_equal_losses_are_said_to_be_equal(tmp_path: Path) -> None:
+    rows = "".join(f"{x},3,a\n{x},3,b\n" for x in (1, 2, 4, 8, 16))
+    scaling = fit_groups(gather([table(tmp_path, f"x,y,g\n{rows}")], Axes("x", "y", "g"), "a"), "t", "c")
+    assert {saving["ratio"]["mean"] for saving in scaling["savings"]} == {None}
+    assert "all points are equal" in scaling["sentence"]
+    assert "nan" not in scaling["sentence"]
+
+
 def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
     scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "title", "command")
     write_scaling(scaling, tmp_path)
@@ -181,6 +225,12 @@ def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
         ("x", "uniform", "point"),
     }
     assert [point.n_seeds for point in read.groups[0].points] == [2] * 4
+    for group in read.groups:
+        band = group.fits["power"].band
+        curve = 3 * np.array(band.x) ** -0.05 * (1.0005 if group.name == "uniform" else 1.0005 * 2.95 / 3)
+        assert (band.x[0], band.x[-1]) == pytest.approx((12 * SIZES[0] ** 2, 12 * SIZES[-1] ** 2))
+        assert (np.array(band.low) < curve).all()
+        assert (np.array(band.high) > curve).all()
     assert "luck of runs" in read.sentence
 
 
@@ -226,7 +276,7 @@ def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | Non
 def test_the_answer_to_table_2_names_both_savings(x: str, fitted: str, point: str) -> None:
     sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
     assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
-    assert f"the measured loss of 2B, 2.751, with {point} (95% interval" in sentence
+    assert f"the measured loss of 2B (2.751) with {point} (95% interval" in sentence
 
 
 def test_the_shipped_tables_have_the_papers_laws() -> None:

@@ -93,8 +93,9 @@ def test_a_device_works_at_its_share_of_the_data_sheet() -> None:
     for mfu in (0.0, 1.5):
         with pytest.raises(UserError, match=r"--mfu: got .*above 0 and at most 1"):
             Device.named("A100", mfu)
-    with pytest.raises(UserError, match=r"--flops-per-second: got 0; must be above 0"):
-        Device.at_rate(0)
+    for rate in (0.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"--flops-per-second: got .*; must be a number above 0"):
+            Device.at_rate(rate)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import Fit, Group, Point, fit_law, students_t, undetermined
+from widthwise.experiments.scaling.law_fit import Fit, fit_law, students_t, undetermined
 from widthwise.experiments.scaling.laws import LAWS
+from widthwise.experiments.scaling.points import Group, Point
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
@@ -97,8 +98,8 @@ def test_too_few_different_x_determine_no_law() -> None:
     assert "4 or more different x, and g has 3" in (undetermined(IRREDUCIBLE, three) or "")
 
 
-def test_the_largest_point_is_that_of_the_largest_x() -> None:
-    assert group(np.array([3.0, 2.6, 2.7]), x=np.array([1.0, 8.0, 8.0])).largest == 1
+def test_the_largest_point_is_that_of_the_largest_x_and_of_several_the_best() -> None:
+    assert group(np.array([2.5, 2.7, 2.6]), x=np.array([1.0, 8.0, 8.0])).largest == 2
 
 
 def test_what_has_no_number_in_a_draw_has_no_interval() -> None:
@@ -114,6 +115,16 @@ def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
     assert fit_law(POWER, group(bent)).misses_by_more_than_luck
     assert not fit_law(POWER, group(bent[:, 0])).misses_by_more_than_luck  # one seed each shows no luck
+
+
+def test_runs_that_are_equal_show_no_luck() -> None:
+    """As rows of a table that were written twice: the interval is that of one row each."""
+    y = noisy(9)[:, 0]
+    once, twice = fit_law(POWER, group(y)), fit_law(POWER, group(np.stack([y, y], axis=1)))
+    assert not twice.group.has_seeds
+    assert not twice.misses_by_more_than_luck
+    for expected, found in zip(once.intervals(0.95).values(), twice.intervals(0.95).values()):
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=0.06)
 
 
 def fit_of(y: np.ndarray) -> Fit:

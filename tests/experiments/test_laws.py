@@ -98,6 +98,13 @@ def test_a_loss_below_the_irreducible_one_is_never_reached() -> None:
     assert np.isnan(IRREDUCIBLE.x(values(IRREDUCIBLE), np.array([1.69, 1.7]))).all()
 
 
+@each_law
+def test_a_level_curve_reaches_nothing(law: Law) -> None:
+    """Its slope is rounding, and x would be any number."""
+    level = law.fit(X, np.full(len(X), 3.0) * (1 + 2e-16 * np.array([1, 0, 1, 0, 0])))
+    assert np.isnan(law.x(level, np.array([2.9, 3.0, 3.1]))).all()
+
+
 def test_points_without_a_bend_determine_no_irreducible_loss() -> None:
     """A line in y over ln x bends less than any positive e allows."""
     fit = IRREDUCIBLE.fit(X, 4 - 0.5 * np.log(X))
@@ -107,7 +114,10 @@ def test_points_without_a_bend_determine_no_irreducible_loss() -> None:
 
 
 def test_rising_points_have_no_power_that_falls() -> None:
-    assert "do not fall" in (IRREDUCIBLE.doubt(IRREDUCIBLE.fit(X, 1 + X)) or "")
+    """Without one the mean is the best curve."""
+    fit = IRREDUCIBLE.fit(X, 1 + X)
+    assert tuple(fit[:2]) == pytest.approx((1 + X.mean(), 0))
+    assert "do not fall" in (IRREDUCIBLE.doubt(fit) or "")
 
 
 @each_law

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.experiments.scaling.law_fit import Group, Point, fit_law
+from widthwise.experiments.scaling.law_fit import fit_law
 from widthwise.experiments.scaling.laws import LAWS, Law
+from widthwise.experiments.scaling.points import Group, Point
 from widthwise.experiments.scaling.savings import Saving, savings
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
@@ -85,6 +86,15 @@ def test_a_loss_that_is_never_reached_has_no_ratio() -> None:
     found = saved(IRREDUCIBLE, worse, group("base", X, 2 + X**-0.5))["curve"]
     assert np.isnan([found.ratio.mean, found.ratio.low, found.ratio.high]).all()
     assert found.is_extrapolated
+
+
+@pytest.mark.parametrize(("shift", "is_outside"), [(0.2, False), (0.01, True), (2.0, True)])
+def test_a_loss_that_is_reached_outside_the_groups_own_points_says_so(shift: float, is_outside: bool) -> None:
+    """The group of points 1 to 27 reaches the baseline's last loss at 81 times the shift."""
+    new = group("new", X[:4], 3 * (X[:4] / shift) ** -0.05)
+    found = saved(POWER, new, group("base", X, 3 * X**-0.05))["curve"]
+    assert found.ratio.mean == pytest.approx(shift)
+    assert found.is_extrapolated == is_outside
 
 
 def test_the_luck_of_the_one_point_widens_its_interval() -> None:

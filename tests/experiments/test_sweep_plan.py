@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -14,7 +15,8 @@ from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError, to_yaml
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
-from widthwise.experiments.sweep.plan import read_axis, read_sweep
+from widthwise.experiments.sweep.axes import Range
+from widthwise.experiments.sweep.plan import read_axes, read_axis, read_sweep
 from widthwise.training.config import load_recipe, parse_recipe
 
 SHAPES = Path(__file__).parents[2] / "configs" / "sweep_shapes.yaml"
@@ -102,6 +104,7 @@ def test_points_without_a_baseline_are_judged_on_the_same_text(tmp_path: Path) -
         ({"over": {"optimizer.lr": {"low": 0, "high": 0.1, "log": True}}}, "a logarithmic scale needs values above 0"),
         ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "goes with whole low and high"),
         ({"over": {"train.seed": [1, 2]}}, r"over\.train\.seed: every point runs with all of sweep\.seeds"),
+        ({"over": {"optimizer.lr": [1]}, "groups": ["a"]}, "groups: got"),
         ({"over": {}}, "got no key; name what is to vary"),
         ({"seeds": [1, 1], "over": {"optimizer.lr": [1]}}, "each seed may stand once"),
         ({"over": {"optimizer.lr": [1]}, "match": "params"}, "nothing can be matched without a baseline"),
@@ -157,6 +160,18 @@ def test_an_axis_without_key_or_values_is_refused(text: str) -> None:
         read_axis(text)
 
 
+def test_a_value_that_rounding_puts_outside_its_range_is_the_end_of_the_range() -> None:
+    axis = Range(low=1 / 3, high=2 / 3)
+    drawn = [axis.drawn(optuna.trial.FixedTrial({"lr": value}), "lr") for value in (1 / 3, 0.123456789 * 4, 2 / 3)]
+    assert drawn == [1 / 3, 0.493827, 2 / 3]
+
+
+def test_axes_of_one_key_are_refused() -> None:
+    assert read_axes(["a=1,2", "b=3"]) == {"a": [1, 2], "b": [3]}
+    with pytest.raises(UserError, match="--over a: is given twice"):
+        read_axes(["a=1", "a=2"])
+
+
 def test_sweeps_that_train_something_else_may_not_share_a_study(tmp_path: Path) -> None:
     def identity(sweep: dict, **changes: Any) -> str:
         return read_sweep(recipe_file(tmp_path, sweep, **changes)).identity
@@ -168,6 +183,7 @@ def test_sweeps_that_train_something_else_may_not_share_a_study(tmp_path: Path) 
         identity(over),
         identity({**over, "seeds": [1, 2, 3]}),
         identity({**over, "baseline": {}}),
+        identity({**over, "baseline": {}, "match": "none"}),
         identity(over, train={**RECIPE["train"], "steps": 5}),
         identity(search),
         identity({**search, "over": {"optimizer.lr": [0.1, 0.3]}}),

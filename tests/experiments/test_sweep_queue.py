@@ -5,11 +5,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
 
 from widthwise.config_io import UserError
 from widthwise.experiments.sweep import queue as queue_module
@@ -55,6 +57,7 @@ def test_workers_that_begin_at_once_claim_every_point_once(
     """Of a study that none of them finds; each claims until every point is claimed."""
     url = sqlite_url(tmp_path / "study.db") if database == "sqlite" else request.getfixturevalue("postgres")
     claimed: list[str] = []
+    errors: list[Exception] = []
     barrier = threading.Barrier(N_WORKERS)
     deadline = time.monotonic() + 60
 
@@ -66,11 +69,18 @@ def test_workers_that_begin_at_once_claim_every_point_once(
             if (claim := queue.claim()) is not None:
                 claimed.append(claim.key)
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(N_WORKERS)]
+    def work_or_say() -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work_or_say, daemon=True) for _ in range(N_WORKERS)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(timeout=90)
+    assert not errors
     assert sorted(claimed) == KEYS
     found = trials(Queue(Storage(url, Heartbeat()), "at once", IDENTITY))
     assert [trial.user_attrs["key"] for trial in found] == KEYS
@@ -152,6 +162,18 @@ def test_points_are_queued_by_another_where_the_maker_of_the_study_died(
     assert list(states(other)) == KEYS
 
 
+def test_a_maker_that_is_slow_but_at_work_is_not_overtaken(
+    new_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maker, other = new_queue(), new_queue()
+    for second, expected in ((0, 0), (4, 1), (6, 1), (12, 3)):
+        monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda now=second: float(now)))
+        if second == 4:
+            maker.fill(KEYS[:1])
+        other.fill(KEYS[:3])
+        assert list(states(other)) == KEYS[:expected]
+
+
 def test_of_two_trials_for_a_point_the_first_counts(new_queue: OpenQueue) -> None:
     """As where a worker was so slow that another queued the points too."""
     slow, other = new_queue(), new_queue()
@@ -185,6 +207,56 @@ def test_a_study_of_another_sweep_is_refused(new_queue: OpenQueue) -> None:
     new_queue({"other plan": "is one of another sweep"}, name="t")
 
 
+def test_a_mistake_whose_second_trial_is_lost_is_still_tried_again(new_queue: OpenQueue) -> None:
+    queue = new_queue()
+    queue.fill(KEYS[:1])
+    queue.claim().fail("disk full", is_mistake=True)
+    queue.try_mistakes_again()
+    queue.claim()
+    age(queue)
+    queue.declare_lost()
+    assert states(queue) == {KEYS[0]: "waiting"}
+    queue.claim().finish(1.0)
+    assert states(queue) == {KEYS[0]: "finished"}
+
+
+def test_a_mistake_stands_where_its_second_trial_came_to_nothing(new_queue: OpenQueue) -> None:
+    """As where a worker died after it declared the trial lost, and before it queued the copy."""
+    queue = new_queue()
+    queue.fill(KEYS[:1])
+    queue.claim().fail("disk full", is_mistake=True)
+    queue.try_mistakes_again()
+    queue.claim().drop()
+    assert queue.entries()[KEYS[0]].reason == "disk full"
+    queue.try_mistakes_again()
+    assert states(queue) == {KEYS[0]: "waiting"}
+
+
+def test_a_study_that_is_no_sweep_is_refused(new_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module, "FILL_SECONDS", -1.0)
+    storage = new_queue(name="other").storage
+    optuna.create_study(storage=storage.rdb, study_name="mine").enqueue_trial({"lr": 0.1})
+    with pytest.raises(UserError, match=r"study mine in sqlite:.*: is not of a sweep; name another with --study"):
+        new_queue(name="mine")
+
+
+def test_trials_of_another_tool_are_left_alone(new_queue: OpenQueue) -> None:
+    queue = new_queue()
+    optuna.load_study(study_name=queue.name, storage=queue.storage.rdb).enqueue_trial({"lr": 0.1})
+    queue.fill(KEYS[:1])
+    assert queue.claim().key == KEYS[0]
+    assert queue.claim() is None
+    assert states(queue) == {KEYS[0]: "running"}
+
+
+def test_a_study_that_was_deleted_is_missed(new_queue: OpenQueue) -> None:
+    queue = new_queue()
+    queue.fill(KEYS[:1])
+    optuna.delete_study(study_name=queue.name, storage=queue.storage.rdb)
+    with pytest.raises(UserError, match=r"study s in sqlite:.*: is not there any more"):
+        queue.entries()
+
+
 def test_what_a_sampler_chose_is_kept_when_the_worker_is_lost(new_queue: OpenQueue) -> None:
     queue = new_queue()
     queue.fill(["#0"])
@@ -211,6 +283,31 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(
     monkeypatch.setattr(storage_module, "OPENING_SECONDS", 0)
     with pytest.raises(UserError, match=named) as found:
         Storage(url, Heartbeat())
+    assert "hush" not in str(found.value)
+
+
+def test_a_slow_try_that_fails_is_followed_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where several workers make the tables at once, on a machine so busy that one try takes longer than all may."""
+    tries: list[float] = []
+
+    def slow() -> str:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            time.sleep(0.6)
+            raise OperationalError("create table", {}, RuntimeError("exists already"))
+        return "in"
+
+    monkeypatch.setattr(Storage, "_connected", lambda storage: None)
+    assert Storage("sqlite://", Heartbeat()).patiently(slow, seconds=0.55) == "in"
+
+
+def test_a_driver_that_repeats_the_password_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OperationalError("select 1", {}, RuntimeError("no password like hush here"))
+
+    monkeypatch.setattr(Storage, "_connected", lambda storage: None)
+    with pytest.raises(UserError, match=r"u:\*\*\*@h/d: no password like \*\*\* here") as found:
+        Storage("postgresql://u:hush@h/d", Heartbeat()).patiently(refuse, seconds=0)
     assert "hush" not in str(found.value)
 
 

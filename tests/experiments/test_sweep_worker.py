@@ -19,6 +19,8 @@ from widthwise.experiments.sweep import worker as sweep_module
 from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
 from widthwise.experiments.sweep.queue import Claim, Queue
 from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
+from widthwise.experiments.sweep.summary import Findings
+from widthwise.experiments.sweep.trials import Entry
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.training.stopping import Interrupted
@@ -107,6 +109,17 @@ def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(d
     assert f"{other} " not in found["sentence"]
 
 
+def test_a_group_is_said_as_a_whole(tmp_path: Path) -> None:
+    sweep = {"baseline": {}, "seeds": SEEDS, "groups": {"rates": {"over": {"optimizer.lr": [0.002, 0.03]}}}}
+    folder = tmp_path / "out"
+    found = run_sweep(plan_of(tmp_path, sweep), folder, COMMAND)
+    both = [window_losses(folder, name) for name in ("rates-0.002", "rates-0.03")]
+    mean = paired_difference(sum(both) / 2, window_losses(folder, "baseline"))
+    line = found["sentence"].splitlines()[-1]
+    assert line.startswith("On average over its 2 points rates ")
+    assert line.endswith(f"(95% interval {mean.low:+.4f} to {mean.high:+.4f}).")
+
+
 def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
     _, folder, found = done
     assert json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail) == found
@@ -136,6 +149,24 @@ def test_a_copy_of_the_folder_goes_on_but_another_folder_may_not_join(done, tmp_
         run_sweep(plan, tmp_path / "other", COMMAND, sqlite_url(folder / "study.db"))
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     assert run_sweep(plan, copy, COMMAND)["study"]["n_finished"] == 3
+
+
+def test_points_are_compared_with_a_baseline_that_finishes_after_them(done) -> None:
+    plan, folder, found = done
+    findings = Findings(plan, folder, COMMAND)
+    plain, other = (Entry(name, 0, "finished", None, None) for name in ("plain", "0.03"))
+    assert points(findings.as_data([other], "s"))["0.03"]["difference"] is None
+    assert points(findings.as_data([plain, other], "s"))["0.03"] == points(found)["0.03"]
+
+
+def test_runs_on_other_data_are_not_compared(done, tmp_path: Path) -> None:
+    plan, folder, _ = done
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    run = RunDir(copy / "runs" / "0.03-seed7")
+    data = run.environment()["data"]
+    run.add_to_environment({"data": {**data, "corpus": {**data["corpus"], "fingerprint": "another"}}})
+    with pytest.raises(UserError, match=r"0\.03-seed7: was trained on other data"):
+        run_sweep(plan, copy, COMMAND)
 
 
 def test_a_result_that_the_folder_does_not_hold_is_missed(done, tmp_path: Path, monkeypatch) -> None:
@@ -272,6 +303,20 @@ def test_a_search_trains_so_many_points_within_its_ranges_and_keeps_what_is_impo
 
 
 TWO_MORE = {"search": {"n_trials": 8}}
+
+
+def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:
+    """Of one choice every trial is the same; one of 200 letters has no name that a folder could have."""
+    section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}
+    found = run_sweep(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
+    assert [point["name"] for point in found["points"]] == ["0.002"]
+    assert "2 of 3 points are what the search had chosen before, and count once." in found["sentence"]
+    assert "not finished" not in found["sentence"]
+    section["over"] = {"data.corpus": ["x" * 200]}
+    found = run_sweep(plan_of(tmp_path, section), tmp_path / "long", COMMAND)
+    assert [(point["name"], point["state"]) for point in found["points"]] == [(f"#{i}", "failed") for i in range(3)]
+    assert "has a name of 200 letters" in found["points"][0]["reason"]
+    assert found["study"]["n_failed"] == 3
 
 
 def test_a_search_chooses_the_same_points_again(tmp_path: Path) -> None:

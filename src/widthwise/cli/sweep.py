@@ -86,10 +86,10 @@ def sweep(
     from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
     from widthwise.cli.sweep_table import workload_table
     from widthwise.cli.tables import table_console
-    from widthwise.experiments.sweep.plan import read_axis, read_sweep
+    from widthwise.experiments.sweep.plan import read_axes, read_sweep
 
     asked: dict[str, Any] = {
-        "over": over and dict(map(read_axis, over)),
+        "over": over and read_axes(over),
         "seeds": seed,
         "match": match,
         "search": _search(sampler, trials),

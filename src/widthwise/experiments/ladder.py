@@ -4,6 +4,7 @@ It is a sweep whose groups are the variants and whose points are the rungs, plan
 """
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,8 @@ class Device:
     @classmethod
     def at_rate(cls, flops_per_second: float) -> "Device":
         """Anything that does so many training FLOPs a second, measured. Raises UserError."""
-        if flops_per_second <= 0:
-            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be above 0")
+        if not 0 < flops_per_second < math.inf:
+            raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
         return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
 
 

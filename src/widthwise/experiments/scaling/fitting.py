@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,9 +15,9 @@ from widthwise.config_io import UserError, nearest_hint
 from widthwise.experiments.runs import CONFIDENCE, plain
 from widthwise.experiments.scaling.from_runs import read_measured
 from widthwise.experiments.scaling.from_table import read_table
-from widthwise.experiments.scaling.law_fit import Fit, Group, fit_law, undetermined
+from widthwise.experiments.scaling.law_fit import Fit, fit_law, undetermined
 from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
-from widthwise.experiments.scaling.points import Axes, grouped
+from widthwise.experiments.scaling.points import Axes, Group, grouped
 from widthwise.experiments.scaling.savings import Saving, savings
 from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
 from widthwise.files import write_atomic
@@ -40,6 +41,8 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
     baseline: a group; where not given, the one that all comparisons call so, if it is a group. Raises UserError where
     a path is none of these, and where no law could be fitted to a group.
     """
+    if twice := [str(path) for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
+        raise UserError(f"{twice[0]}: is given twice; a model counts once")
     tables = [path for path in paths if path.is_file()]
     found = [row for path in tables for row in read_table(path, axes)]
     left_out: tuple[str, ...] = ()

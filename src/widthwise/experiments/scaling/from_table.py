@@ -6,6 +6,9 @@ from pathlib import Path
 from widthwise.config_io import UserError, nearest_hint, read_text
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
 
+BYTE_ORDER_MARK = "\ufeff"
+"""Which spreadsheets write before the first letter."""
+
 
 def read_table(path: Path, axes: Axes) -> list[Found]:
     """A table with a header; lines that are empty or begin with # say nothing.
@@ -15,12 +18,14 @@ def read_table(path: Path, axes: Axes) -> list[Found]:
     """
     lines = [
         (number, next(csv.reader([line])))
-        for number, line in enumerate(read_text(path).splitlines(), start=1)
+        for number, line in enumerate(read_text(path).removeprefix(BYTE_ORDER_MARK).splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     ]
     if not lines:
         raise UserError(f"{path}: holds no table; expected a line of column names")
     header = [name.strip() for name in lines[0][1]]
+    if len(set(header)) < len(header):
+        raise UserError(f"{path}: two columns have the same name ({', '.join(header)})")
     for option, column in (("--x", axes.x), ("--y", axes.y), ("--group-by", axes.group_by)):
         if column is not None and column not in header:
             raise UserError(f"{path}: {option}: got {column!r}; {nearest_hint(column, header)}")

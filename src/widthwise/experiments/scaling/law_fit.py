@@ -19,55 +19,10 @@ import numpy as np
 from scipy import stats
 
 from widthwise.experiments.scaling.laws import Law
+from widthwise.experiments.scaling.points import Group
 
 N_RESAMPLES = 2000
 N_BAND = 33
-
-
-@dataclass(frozen=True)
-class Point:
-    """One model of a group."""
-
-    name: str
-    x: float
-    """Above 0."""
-    per_seed: tuple[float, ...]
-    """y, above 0, of every run of the model."""
-
-    @property
-    def y(self) -> float:
-        return float(np.mean(self.per_seed))
-
-
-@dataclass(frozen=True)
-class Group:
-    """Models that one curve should go through, by growing x."""
-
-    name: str
-    points: tuple[Point, ...]
-
-    @property
-    def x(self) -> np.ndarray:
-        return np.array([point.x for point in self.points], dtype=np.float64)
-
-    @property
-    def y(self) -> np.ndarray:
-        return np.array([point.y for point in self.points], dtype=np.float64)
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        """Number of seeds of each point."""
-        return tuple(len(point.per_seed) for point in self.points)
-
-    @property
-    def has_seeds(self) -> bool:
-        """Whether every point shows the luck of its runs."""
-        return min(self.layout) > 1
-
-    @property
-    def largest(self) -> int:
-        """Index of the point of the largest x; of several the one of the lowest y."""
-        return min(range(len(self.points)), key=lambda i: (-self.points[i].x, self.points[i].y))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ import numpy as np
 
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
 """Between which the exponent above an irreducible loss is sought."""
+FLATTEST = 1e-9
+"""A curve that falls by a smaller part of y for each e-fold of x, or doubling, is level but for rounding."""
 N_EXPONENTS = 80
 N_GOLDEN_STEPS = 55
 """Each narrows the bracket of the exponent to 0.618 of itself; two neighbours of the grid are a fifth apart."""
@@ -148,7 +150,7 @@ class IrreduciblePowerLaw(Law):
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
         e, a, b = _unstack(parameters)
         above = y - e
-        return _power(a / np.where(above > 0, above, np.nan), b)
+        return _power(a / np.where(above > FLATTEST * np.abs(y), above, np.nan), b)
 
     def written(self, parameters: np.ndarray, x: str, y: str) -> str:
         e, a, b = parameters
@@ -183,7 +185,8 @@ class LogLinearLaw(Law):
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
         slope, intercept = _unstack(parameters)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return _finite(np.exp2((y - intercept) / slope))
+            reached = np.exp2((y - intercept) / slope)
+        return np.where(np.abs(slope) > FLATTEST * np.abs(y), _finite(reached), np.nan)
 
     def written(self, parameters: np.ndarray, x: str, y: str) -> str:
         slope, intercept = parameters
@@ -221,9 +224,9 @@ def _unstack(parameters: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _power(ratio: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """ratio^(1/exponent); nan where that is not a number to be had."""
+    """ratio^(1/exponent); nan where that is not a number to be had, as of a level curve."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return _finite(ratio ** (1 / np.asarray(exponent)))
+        return np.where(np.abs(exponent) > FLATTEST, _finite(ratio ** (1 / np.asarray(exponent))), np.nan)
 
 
 def _finite(x: np.ndarray) -> np.ndarray:

@@ -1,11 +1,58 @@
-"""What a law is drawn over, and points on their way to their groups."""
+"""What a law is drawn over and through: axes, points and their groups."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from widthwise.config_io import UserError
-from widthwise.experiments.scaling.law_fit import Group, Point
+
+
+@dataclass(frozen=True)
+class Point:
+    """One model of a group."""
+
+    name: str
+    x: float
+    """Above 0."""
+    per_seed: tuple[float, ...]
+    """y, above 0, of every run of the model."""
+
+    @property
+    def y(self) -> float:
+        return float(np.mean(self.per_seed))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Models that one curve should go through, by growing x."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def x(self) -> np.ndarray:
+        return np.array([point.x for point in self.points], dtype=np.float64)
+
+    @property
+    def y(self) -> np.ndarray:
+        return np.array([point.y for point in self.points], dtype=np.float64)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Number of seeds of each point."""
+        return tuple(len(point.per_seed) for point in self.points)
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether every point has several runs, which show their luck: equal ones show none."""
+        return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
+
+    @property
+    def largest(self) -> int:
+        """Index of the point of the largest x; of several the one of the lowest y."""
+        return min(range(len(self.points)), key=lambda i: (-self.points[i].x, self.points[i].y))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ def law_sentence(fit: Fit, axes: Axes) -> str:
     symbol = fit.law.steepness
     steepness = fit.intervals(CONFIDENCE)[symbol]
     doubt = "" if fit.reason is None else f"; {fit.reason}"
+    quality = "all points are equal" if math.isnan(fit.r_squared) else f"R² {fit.r_squared:.4f}"
     if fit.misses_by_more_than_luck:
         doubt += "; its points lie off it by more than the luck of runs, and of that the intervals know nothing"
     return (
         f"{fit.group.name}: {fit.law.written(fit.parameters, axes.x, axes.y)} "
-        f"({symbol}: {_ends(steepness, '{:.4g}')}; R² {fit.r_squared:.4f}){doubt}."
+        f"({symbol}: {_ends(steepness, '{:.4g}')}; {quality}){doubt}."
     )
 
 
@@ -27,7 +28,7 @@ def saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> st
     own = {(each.fit, each.kind): each for each in found if each.group == group}
     curve, point = own[law, "curve"], own[law, "point"]
     by_curves = _reached(curve, f"{curve.baseline}'s fitted loss of {curve.y:.4g}", x)
-    by_point = _reached(point, f"the measured loss of {point.name}, {point.y:.4g},", x)
+    by_point = _reached(point, f"the measured loss of {point.name} ({point.y:.4g})", x)
     others = [f"{kind} {_share(each)}" for (kind, how), each in own.items() if how == "curve" and kind != law]
     also = f" Curve against curve by other laws: {', '.join(others)}." if others else ""
     return f"{group} {by_curves}, by the two fitted curves; it {by_point}, by its curve and that point.{also}"

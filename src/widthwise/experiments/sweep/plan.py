@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -298,13 +298,24 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
 
 def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     groups = section.get("groups")
-    own_axes = [isinstance(group, dict) and "over" in group for group in groups.values()] if groups else []
+    named = groups.values() if isinstance(groups, dict) else []
+    own_axes = [isinstance(group, dict) and "over" in group for group in named]
     if "over" in asked and own_axes and all(own_axes):
         raise UserError("--over: every group of the recipe says itself what it varies")
     changed = {**section, **asked}
     if asked.get("search") and isinstance(section.get("search"), dict):
         changed["search"] = section["search"] | asked["search"]
     return changed
+
+
+def read_axes(texts: Iterable[str]) -> dict[str, Any]:
+    """Of the command line, by their keys. Raises UserError where two have one key."""
+    axes: dict[str, Any] = {}
+    for key, axis in map(read_axis, texts):
+        if key in axes:
+            raise UserError(f"--over {key}: is given twice; say all its values in one")
+        axes[key] = axis
+    return axes
 
 
 def read_axis(text: str) -> tuple[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError
-from widthwise.experiments.sweep.storage import Storage
+from widthwise.experiments.sweep.storage import Storage, StorageAway
 from widthwise.experiments.sweep.trials import (
     KEY,
     MISTAKE,
@@ -71,6 +71,8 @@ class Queue:
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         found = None if self._is_maker else self._wait_for_identity()
+        if found is None and any(KEY not in trial.user_attrs for trial in self._all_trials()):
+            raise UserError(f"study {self.name} in {self.storage.shown}: is not of a sweep; name another with --study")
         if found is None:
             # Its maker died in between where it is not us.
             self.storage.patiently(lambda: self._study.set_user_attr(IDENTITY, list(identity)))
@@ -92,7 +94,14 @@ class Queue:
         return {key: entry(key, trial) for key, trial in self._standing().items()}
 
     def _trials(self) -> "list[FrozenTrial]":
-        return self.storage.patiently(lambda: self._rdb.get_all_trials(self._id, deepcopy=False))
+        """Those of points; another tool may have added others."""
+        return [trial for trial in self._all_trials() if KEY in trial.user_attrs]
+
+    def _all_trials(self) -> "list[FrozenTrial]":
+        try:
+            return self.storage.patiently(lambda: self._rdb.get_all_trials(self._id, deepcopy=False))
+        except KeyError:
+            raise StorageAway(f"study {self.name} in {self.storage.shown}: is not there any more") from None
 
     def _standing(self) -> "dict[str, FrozenTrial]":
         """Key -> the trial that stands for its point."""

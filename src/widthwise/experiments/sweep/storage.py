@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OPENING_SECONDS = 3
-"""How long to try to get in."""
+OPENING_SECONDS = 5
+"""How long to try to get in, after the first time that failed."""
 OUTAGE_SECONDS = 120
 """How long a database may be away while a sweep is at work."""
 
@@ -37,7 +37,7 @@ class Heartbeat:
 
 
 class StorageAway(UserError):
-    """A database that cannot be reached, or not be used."""
+    """A database that cannot be reached, or not be used, or that has lost its study."""
 
 
 def sqlite_url(path: Path) -> str:
@@ -81,12 +81,14 @@ class Storage:
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
 
-        deadline = time.monotonic() + seconds
+        deadline: float | None = None
         while True:
             try:
                 return act()
             except (StorageInternalError, SQLAlchemyError) as error:
-                if time.monotonic() > deadline:
+                # From the first failure: on a busy machine one try may take longer than that.
+                deadline = time.monotonic() + seconds if deadline is None else deadline
+                if time.monotonic() >= deadline:
                     raise StorageAway(f"--storage: {self.shown}: {self._cause(error)}") from None
             time.sleep(0.5)
 

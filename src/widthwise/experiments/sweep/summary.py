@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from widthwise.config_io import UserError
 from widthwise.experiments.runs import (
     CONFIDENCE,
@@ -42,7 +44,9 @@ class Findings:
         Raises UserError where a result is missing or the runs saw different data.
         """
         plan, config = self._plan, self._plan.config
+        entries = list(entries)
         points = [self._point(*each) for each in self._listed(entries)]
+        n_done = sum(entry.is_done for entry in entries)
         states = [point["state"] for point in points]
         baseline = plan.baseline and plan.baseline.name
         return plain(
@@ -55,7 +59,7 @@ class Findings:
                 "seeds": list(config.seeds),
                 "matched": config.matched,
                 "baseline": baseline,
-                "sentence": "\n".join(self._sentences(points, baseline)),
+                "sentence": "\n".join(self._sentences(points, baseline, n_done)),
                 "environment": self._environment(),
                 "axes": plan.axes_as_data(),
                 "points": points,
@@ -70,15 +74,18 @@ class Findings:
         )
 
     def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[dict[str, Any], Entry | None]]:
-        """Every point whose name is known, once, with what became of it."""
+        """Every point that has a name, once, with what became of it; what failed before it had one, by its number."""
         found = {entry.key: entry for entry in entries}
         for name, point in self._plan.grid.items():
             yield {"name": name, "group": point.group, "values": point.values}, found.pop(name, None)
         names = set(self._plan.grid)
         for entry in found.values():
-            if entry.point is not None and entry.point["name"] not in names:
-                names.add(entry.point["name"])
-                yield entry.point, entry
+            place = entry.point
+            if place is None and entry.state == "failed":
+                place = {"name": entry.key, "group": "", "values": {}}
+            if place is not None and place["name"] not in names:
+                names.add(place["name"])
+                yield place, entry
 
     def _point(self, place: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
         state = "waiting" if entry is None else entry.state
@@ -115,7 +122,7 @@ class Findings:
     def _environment(self) -> Mapping[str, Any]:
         return environment() if self._first_run is None else self._first_run.environment()
 
-    def _sentences(self, points: list[dict[str, Any]], baseline: str | None) -> Iterator[str]:
+    def _sentences(self, points: list[dict[str, Any]], baseline: str | None, n_done: int) -> Iterator[str]:
         finished = [point for point in points if point["state"] == "finished"]
         ranked = sorted(
             (point for point in finished if point["name"] != baseline), key=lambda point: point["val_loss"]["mean"]
@@ -127,8 +134,9 @@ class Findings:
         failed = [point["name"] for point in points if point["state"] == "failed"]
         if failed:
             yield f"{len(failed)} of {self._plan.n_points} points failed: {', '.join(failed)}."
-        n_open = self._plan.n_points - len(finished) - len(failed)
-        if n_open:
+        if n_again := n_done - len(finished) - len(failed):
+            yield f"{n_again} of {self._plan.n_points} points are what the search had chosen before, and count once."
+        if n_open := self._plan.n_points - n_done:
             yield f"{n_open} of {self._plan.n_points} points have not finished."
 
     def _beside_baseline(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
@@ -141,6 +149,19 @@ class Findings:
             found = [point["verdict"] for point in ranked]
             counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
             yield f"Each for itself beside {baseline}: {counts}."
+        yield from self._groups(ranked, baseline)
+
+    def _groups(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
+        """The groups of a grid as wholes, among whose points nothing was selected; a sampler would have done that."""
+        if self._plan.config.search is not None:
+            return
+        for group in filter(None, self._plan.config.axes):
+            names = [point["name"] for point in ranked if point["group"] == group]
+            if len(names) > 1:
+                mean = np.mean([windows(self._results[name]) for name in names], axis=0)
+                difference = paired_difference(mean, windows(self._results[baseline]), CONFIDENCE)
+                phrase = difference_phrase(difference, verdict(difference), baseline)
+                yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
     def _among_themselves(self, ranked: list[dict[str, Any]]) -> Iterator[str]:
         best, *others = ranked

@@ -70,15 +70,15 @@ def entry(key: str, trial: "FrozenTrial") -> Entry:
 
 def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:
     """Queues a copy of a trial that was just declared lost. Optuna calls it, in the one process that declared it."""
-    if REASON not in trial.user_attrs:
+    if KEY in trial.user_attrs and REASON not in trial.user_attrs:
         study.add_trial(again(trial))
 
 
 def again(trial: "FrozenTrial", **attributes: Any) -> "FrozenTrial":
-    """A waiting trial for the same point, with what a sampler chose for it."""
+    """A waiting trial for the same point and in the same place, with what a sampler chose for it."""
     import optuna
 
-    kept = {key: trial.user_attrs[key] for key in (KEY, POINT) if key in trial.user_attrs}
+    kept = {key: trial.user_attrs[key] for key in (KEY, POINT, REPLACES) if key in trial.user_attrs}
     return optuna.create_trial(
         state=optuna.trial.TrialState.WAITING,
         params=trial.params,
