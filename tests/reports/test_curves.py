@@ -8,8 +8,8 @@ from fake_comparison import write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds, thin
-from widthwise.reports.records import Run
+from widthwise.reports.curves import Curve, against_flops, by_step, further_heads, mean_over_seeds, thin
+from widthwise.reports.run_records import Run
 
 
 def run(metrics: list[dict], path: str = "run") -> Run:
@@ -64,3 +64,17 @@ def test_a_run_directory_gives_its_records(tmp_path: Path) -> None:
     lines = (tmp_path / "r/metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["loss"] for line in lines if '"validation"' in line]
     assert by_step(read_run(tmp_path / "r"), "validation", "loss").y.tolist() == losses
+
+
+def test_further_heads_have_a_curve_each_from_validation_alone() -> None:
+    records = [
+        {"event": "validation", "step": 1, "mtp_losses": [3.0, 4.0]},
+        {"event": "train", "step": 2, "mtp_losses": [9.0, 9.0]},
+        {"event": "validation", "step": 3, "mtp_losses": [2.5, float("nan")]},
+        {"event": "validation", "step": 4},
+    ]
+    near, far = further_heads(Run("run", "", {}, records, None))
+    assert (near.x.tolist(), near.y.tolist()) == ([1, 3], [3.0, 2.5])
+    assert far.y[0] == 4.0
+    assert np.isnan(far.y[1])
+    assert further_heads(Run("run", "", {}, records[3:], None)) == []

@@ -4,7 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.reports.formats import MINUS, MISSING, clean, fixed, interval, plain, ratio, shorten, si, signed, tick
+from widthwise.reports.formats import (
+    MINUS,
+    MISSING,
+    clean,
+    counted,
+    fixed,
+    interval,
+    plain,
+    ratio,
+    shorten,
+    si,
+    signed,
+    tick,
+)
 from widthwise.reports.records import Estimate
 
 
@@ -62,3 +75,14 @@ def test_clean_text_is_one_line_without_control_characters(text: str) -> None:
 def test_plain_shows_any_json_value() -> None:
     assert plain([4, 418]) == "4×418"  # noqa: RUF001
     assert plain({"a": None, "b": True}) == f"a: {MISSING}, b: yes"
+
+
+def test_a_number_too_long_to_be_read_has_a_power_of_ten() -> None:
+    assert (fixed(9_999_999, 1), fixed(1.25e12, 4)) == ("9999999.0", "1.250e+12")
+    assert signed(1.25e12, 3) == "+1.250e+12"
+    assert signed(-1.25e12, 3) == f"{MINUS}1.250e+12"
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "1 seed"), (0, "0 seeds"), (1200, "1,200 seeds")])
+def test_things_are_counted_in_words(n: int, words: str) -> None:
+    assert counted(n, "seed") == words

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_comparison import SHAPES, cost, write_comparison, write_run
-from fake_growth import CERTIFICATE, write_grown_run
+from fake_growth import CERTIFICATE, EVENT, write_grown_run
 
 from widthwise.reports.comparison_report import write_comparison_report
 from widthwise.reports.curves import Curve, against_flops
 from widthwise.reports.growth import growth_section
+from widthwise.reports.growth_figures import lines_at, measured_growths
 from widthwise.reports.reading import read_run
-from widthwise.reports.records import Result, Run
+from widthwise.reports.run_records import Result, Run
 from widthwise.reports.run_report import write_run_report
 from widthwise.reports.svg import styles
 
@@ -155,3 +156,50 @@ def test_the_curves_of_a_comparison_are_marked_in_steps_and_in_compute(grown: Pa
     by_flops = [label for label in labels if "held-out loss over training FLOPs" in label]
     assert "A model grew at 24.6M, 36.9M." in by_flops[0]  # 3 FLOPs a token, 4096 tokens a step
     assert any("held-out loss over step" in label and "A model grew at 2.00k, 3.00k." in label for label in labels)
+
+
+def test_what_verbs_did_at_one_step_has_a_row_each(tmp_path: Path) -> None:
+    run = write_grown_run(tmp_path / "large")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**EVENT, "event": "padded", "params_before": 124_112, "params_after": 131_072}) + "\n")
+    found = growth_section({"large": [read_run(run)]}, styles(["large"]))
+    assert found
+    assert [row[1:4] for row in found.table.rows] == [
+        ["3,000", "grown", "79.0k to 124k"],
+        ["3,000", "padded", "124k to 131k"],
+    ]
+    assert found.table.caption == "Growth"
+
+
+def test_losses_of_different_seeds_are_not_subtracted(tmp_path: Path) -> None:
+    for name, seed in (("small", 1), ("same", 1), ("other", 2)):
+        write_run(tmp_path / name, name, seed, SHAPES["uniform"], 0.0, n_records=60)
+    for name in ("same", "other"):
+        let_grow(tmp_path / name, [growth(2000)])
+    runs = {name: [read_run(tmp_path / name)] for name in ("small", "same", "other")}
+    titles = {}
+    for grown in ("same", "other"):
+        pair = {"small": runs["small"], grown: runs[grown]}
+        titles[grown] = [panel.title for panel in growth_section(pair, styles(list(pair))).figures]
+    assert len(titles["same"]) == 2
+    assert len(titles["other"]) == 1
+
+
+def test_an_unfinished_run_shows_as_much_around_its_growth_as_a_finished_one(tmp_path: Path) -> None:
+    curves = []
+    for finished in (True, False):
+        run = read_run(write_grown_run(tmp_path / str(finished), finished))
+        (line,) = lines_at(3000, {"large": [run]}, {"large": measured_growths([run])}, styles(["large"]))
+        curves.append(line.seeds[0].x)
+    assert curves[0].tolist() == curves[1].tolist()
+    assert (curves[0].min(), curves[0].max()) == (2400, 3600)
+
+
+def test_a_verb_at_the_step_of_a_growth_does_not_hide_its_losses(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", "x", 1, SHAPES["x"], 0.0, n_records=60)
+    let_grow(tmp_path / "run", [growth(3000)])
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**EVENT, "event": "padded"}) + "\n")
+    found = growth_section({"x": [read_run(tmp_path / "run")]}, styles(["x"]))
+    assert found
+    assert "before and after: x 3.5000 to 3.7500." in found.figures[0].svg

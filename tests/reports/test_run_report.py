@@ -116,3 +116,15 @@ def test_write_report_refuses_what_it_cannot_describe(comparison: Path, tmp_path
     (tmp_path / "a/result.json").write_text("{")
     with pytest.raises(UserError, match=r"result\.json: is not valid JSON"):
         write_report([tmp_path / "a"])
+
+
+def test_each_further_head_has_a_figure_of_the_runs_that_have_it(tmp_path: Path) -> None:
+    write_run(tmp_path / "plain", "plain", 1, [63], 0.0, n_records=12)
+    write_run(tmp_path / "two", "two", 1, [63], 0.0, n_records=12)
+    file = tmp_path / "two/metrics.jsonl"
+    records = [json.loads(line) | {"mtp_losses": [3.5, 4.25]} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = write_runs_report([tmp_path / "plain", tmp_path / "two"], tmp_path)
+    heads = [title for title in titles(page) if "after the next" in title]
+    assert heads == ["Held-out loss, 1 after the next", "Held-out loss, 2 after the next"]
+    assert "held-out loss, 2 after the next over step. Last mean value of each line: two 4.25." in page.read_text()

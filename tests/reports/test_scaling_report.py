@@ -29,17 +29,17 @@ def test_the_page_asks_answers_and_says_how_to_reproduce(tmp_path: Path) -> None
 
 
 def test_curve_and_point_stand_side_by_side(tmp_path: Path) -> None:
-    (row,) = re.findall(r'<tr><th scope="row">x</th><td>uniform</td>(.*?)</tr>', page_of(tmp_path))
+    (row,) = re.findall(r'<tr><th scope="row">x</th><td[^>]*>uniform</td>(.*?)</tr>', page_of(tmp_path))
     loss = f"{law(SIZES[-1], 1.0):.4f}"
     expected = ["power *", "80.0%", "75.0% to 85.0%", loss, "78.3% (extrapolated)", "73.3% to 83.3%", loss]
-    assert re.findall(r"<td>([^<]*)</td>", row) == expected
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row) == expected
 
 
 def test_the_figure_names_what_is_saved_and_sizes_in_round_numbers(tmp_path: Path) -> None:
     svg = re.search(r'<svg[^>]*class="plot".*?</svg>', page_of(tmp_path), re.DOTALL)
     assert svg
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg[0])
-    assert "80.0%" in texts
+    assert "x: 80.0%" in texts
     assert {"500P", "1E", "10E"} <= set(texts)
     assert f"x reaches {law(SIZES[-1], 1.0):.4f} with 80.0% of what uniform needs" in svg[0]
 
@@ -124,3 +124,30 @@ def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(
 def test_hostile_names_are_shown_and_not_interpreted(tmp_path: Path) -> None:
     text = json.dumps(scaling_data()).replace("uniform", "<script>alert(1)</script>")
     assert "<script" not in page_of(tmp_path, json.loads(text))
+
+
+def test_an_arrow_beyond_the_points_is_inside_the_figure(tmp_path: Path) -> None:
+    data = scaling_data()
+    data["savings"][0]["ratio"] = {"mean": 20.0, "low": 19.0, "high": 21.0}
+    page = page_of(tmp_path, data)
+    assert ">100E</text>" in page
+    assert ">x: 2000.0%</text>" in page
+
+
+def test_axes_are_called_logarithmic_only_where_they_are(tmp_path: Path) -> None:
+    data = scaling_data()
+    assert "both axes are logarithmic" in page_of(tmp_path / "a", data)
+    data["groups"][0]["points"][0]["y"] = -0.1
+    page = page_of(tmp_path / "b", data)
+    assert "the horizontal axis is logarithmic" in page
+    assert "on logarithmic axes" not in page
+
+
+def test_without_fits_nothing_is_said_of_lines(tmp_path: Path) -> None:
+    data = {**scaling_data(), "savings": []}
+    for group in data["groups"]:
+        group.update(fits={"power": None}, chosen=None)
+    page = page_of(tmp_path, data)
+    assert "lines are the laws" not in page
+    assert "An arrow" not in page
+    assert "Values of the fitted laws" not in page

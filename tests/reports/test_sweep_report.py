@@ -27,6 +27,7 @@ from widthwise.reports.svg import HEAT, styles
 from widthwise.reports.sweep_figures import group_figures
 from widthwise.reports.sweep_records import Sweep
 from widthwise.reports.sweep_report import write_sweep_report
+from widthwise.reports.sweep_values import short_keys
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -217,3 +218,95 @@ def test_hostile_names_are_shown_and_not_interpreted(tmp_path: Path) -> None:
     page = write_sweep_report(write_sweep(tmp_path, json.loads(text), n_seeds_here=0))["html"].read_text()
     assert "<script" not in page
     assert "<b>" not in page
+
+
+def of_one_seed(data: dict[str, Any]) -> dict[str, Any]:
+    for point in data["points"]:
+        for key in ("val_loss", "difference"):
+            if point.get(key):
+                mean = point[key]["mean"]
+                point[key] = {"mean": mean, "low": None, "high": None, "per_seed": [mean]}
+    return {**data, "seeds": [7]}
+
+
+def test_one_seed_is_not_said_to_have_intervals(tmp_path: Path, page: str) -> None:
+    single = write_sweep_report(write_sweep(tmp_path, of_one_seed(sweep_data()), 0))["html"].read_text()
+    assert "bars are these intervals" in page
+    assert "No intervals are shown" not in page
+    assert "bars are" not in single
+    assert "No intervals are shown: a single seed gives none." in single
+    assert "Finished points by loss, mean over 1 seed;" in single
+
+
+def test_a_point_that_diverged_leaves_the_colours_of_the_others_apart() -> None:
+    def shades(largest: float) -> set[str]:
+        data = sweep_data()
+        point = next(each for each in data["points"] if each["name"] == "x-0.75-0.3")
+        point["difference"] = {"mean": largest, "low": largest - 1, "high": largest + 1, "per_seed": []}
+        (panel,) = figures_of(data).maps
+        return fills(panel.svg)
+
+    assert len(shades(1e12)) == 3
+    assert "var(--heat-9)" in shades(1e12)
+    assert "var(--heat-1)" not in shades(1e12)
+
+
+def test_without_baseline_a_point_that_diverged_is_pale_and_the_best_is_deepest() -> None:
+    data = without_baseline(sweep_data())
+    point = next(each for each in data["points"] if each["name"] == "x-0.75-0.3")
+    point["val_loss"] = {"mean": 1e12, "low": None, "high": None, "per_seed": []}
+    (panel,) = figures_of(data).maps
+    assert {"var(--heat-1)", "var(--heat-5)"} <= fills(panel.svg)
+    assert len(fills(panel.svg)) == 3
+    assert "1.000e+12" in texts(panel.svg)
+
+
+def test_a_group_of_which_nothing_has_finished_has_no_figure(tmp_path: Path) -> None:
+    data = sweep_data()
+    kept = ("name", "group", "values")
+    data["points"] = [
+        {**{key: point[key] for key in kept}, "state": "failed", "reason": "nan"} for point in data["points"]
+    ]
+    assert figures_of(data).is_empty
+    page = write_sweep_report(write_sweep(tmp_path, data))["html"].read_text()
+    assert "there is nothing to draw" in page
+    assert "the baseline, has no loss" in page
+
+
+def test_a_name_keeps_its_capitals_in_the_text_of_a_figure() -> None:
+    data = sweep_data()
+    data["points"][0]["name"] = data["baseline"] = "Llama-B"
+    assert 'aria-label="Loss minus that of Llama-B over' in figures_of(data).lines[0].svg
+
+
+def test_keys_that_end_alike_are_called_by_all_of_their_name() -> None:
+    assert short_keys(["a.kind", "b.kind", "b.width"]) == {"a.kind": "a.kind", "b.kind": "b.kind", "b.width": "width"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "has_star"), [(-0.02, -0.01, True), (0.01, 0.02, True), (-0.01, 0.02, False), (None, None, False)]
+)
+def test_a_star_says_that_the_interval_excludes_zero(low: float | None, high: float | None, has_star: bool) -> None:
+    data = sweep_data()
+    for point in data["points"]:
+        if point.get("difference"):
+            point["difference"] |= {"low": low, "high": high}
+    (panel,) = figures_of(data).maps
+    numbers = [text for text in texts(panel.svg) if re.match(rf"[+{MINUS}]\d", text)]
+    assert len(numbers) == 4
+    assert {text.endswith("*") for text in numbers} == {has_star}
+
+
+def test_intervals_are_drawn_where_there_are_some() -> None:
+    with_bars, without = (figures_of(data).lines[0].svg for data in (sweep_data(), of_one_seed(sweep_data())))
+    # A bar for each of two points of two groups.
+    assert with_bars.count("opacity: 0.55") == 4
+    assert without.count("opacity: 0.55") == 0
+
+
+def test_a_baseline_without_a_loss_is_compared_with_nothing() -> None:
+    data = sweep_data()
+    data["points"][0]["val_loss"] = {"mean": None, "low": None, "high": None, "per_seed": []}
+    sweep = Sweep.model_validate(data)
+    assert sweep.baseline_variant is None
+    assert f"{BASELINE_LOSS + difference(0.25, 0.3):.4f}" in texts(figures_of(data).maps[0].svg)

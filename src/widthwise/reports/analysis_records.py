@@ -9,7 +9,8 @@ import pydantic
 
 from widthwise.config_io import parse
 from widthwise.files import read_json
-from widthwise.reports.records import Record, TokenWidths, VirtualWidth
+from widthwise.reports.records import Record
+from widthwise.reports.run_records import TokenWidths, VirtualWidth
 
 
 class Activations(Record):

@@ -8,7 +8,7 @@ from widthwise.reports.analysis_records import AnalysedModel, Analysis, read_ana
 from widthwise.reports.analysis_tables import layer_table, summary_table
 from widthwise.reports.formats import clean, fixed, si
 from widthwise.reports.html import legend, render, sequence
-from widthwise.reports.records import Result
+from widthwise.reports.run_records import Result
 from widthwise.reports.svg import styles
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.virtual_width import virtual_width_section

@@ -5,15 +5,16 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from widthwise.files import write_atomic
-from widthwise.reports import plots, tables
+from widthwise.reports import main_table, plots, tables
+from widthwise.reports.comparison_records import Comparison
 from widthwise.reports.curves import Curve, against_flops, by_step, mean_over_seeds
 from widthwise.reports.export import csv_text, latex_text
-from widthwise.reports.formats import clean
+from widthwise.reports.formats import clean, counted, percentage
 from widthwise.reports.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
+from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.reading import read_comparison, read_run
-from widthwise.reports.records import Comparison, Result, Run, Variant
+from widthwise.reports.records import Variant
+from widthwise.reports.run_records import Result, Run
 from widthwise.reports.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.trend import trend_section
@@ -34,9 +35,7 @@ def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, 
         "csv": ("table.csv", csv_text(comparison)),
         "latex": ("table.tex", latex_text(comparison)),
     }
-    for name, text in contents.values():
-        write_atomic(out / name, text)
-    return {kind: out / name for kind, (name, _) in contents.items()}
+    return write_all(contents, out)
 
 
 def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
@@ -48,11 +47,13 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         "comparison.html",
         title=f"{comparison.title} · widthwise comparison",
         comparison=comparison,
+        has_intervals=main_table.has_intervals(comparison),
+        mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}",
         question=_question(comparison),
-        confidence=f"{100 * comparison.confidence:.4g}%",
-        columns=tables.MAIN_COLUMNS,
-        rows=[tables.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
-        notes=tables.notes(comparison),
+        confidence=percentage(comparison.confidence),
+        columns=main_table.MAIN_COLUMNS,
+        rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
+        notes=main_table.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
         token_widths=token_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
@@ -78,8 +79,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
 
 def _question(comparison: Comparison) -> str:
     others = [clean(variant.name) for variant in comparison.variants if variant.name != comparison.baseline]
-    n_seeds = len(comparison.seeds)
-    seeds = f"{n_seeds} seed{'s' if n_seeds != 1 else ''} ({', '.join(map(str, comparison.seeds))})"
+    seeds = main_table.seed_words(comparison)
     baseline = clean(comparison.baseline)
     if not others:
         return f"The held-out loss of {baseline}, trained with {seeds}."

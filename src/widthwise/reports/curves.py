@@ -1,12 +1,14 @@
 """Metrics of runs as curves: aligned over seeds, thinned to what a figure can show."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from widthwise.reports.records import Run, finite
+from widthwise.reports.records import finite
+from widthwise.reports.run_records import Run
 
 N_POINTS = 240
 """A curve with more points is averaged in groups: a screen shows no more, and the file stays small."""
@@ -32,11 +34,23 @@ class Curve:
 
 def by_step(run: Run, event: str, key: str) -> Curve:
     """One metric of one run over the step. Records without the key are left out; the last record of a step counts."""
-    values = {
-        record["step"]: finite(record[key])
-        for record in run.metrics
-        if record.get("event") == event and record.get(key) is not None
-    }
+    return _curve(run, event, lambda record: record.get(key))
+
+
+def further_heads(run: Run) -> list[Curve]:
+    """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
+    counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]
+
+    def loss_of(depth: int) -> Callable[[Mapping[str, Any]], Any]:
+        return lambda record: next(iter((record.get("mtp_losses") or [])[depth : depth + 1]), None)
+
+    return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
+
+
+def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
+    """value_of: of a record; None leaves it out."""
+    found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
+    values = {step: finite(value) for step, value in found if value is not None}
     steps = sorted(values)
     return Curve(np.array(steps, dtype=float), np.array([values[step] for step in steps], dtype=float))
 

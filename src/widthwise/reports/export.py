@@ -3,11 +3,11 @@
 import csv
 import io
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from widthwise.reports.formats import MINUS, MISSING, TIMES, clean, ratio
+from widthwise.reports.formats import MINUS, MISSING, TIMES, clean, percentage, ratio
+from widthwise.reports.main_table import cells, main_columns
 from widthwise.reports.records import Compared, Estimate, Variant
-from widthwise.reports.tables import cells, main_columns
 
 _ESTIMATES = ("val_loss", "difference", "val_bits_per_byte", "train_loss", "tokens_per_second")
 _RATIOS = (
@@ -49,8 +49,13 @@ _LATEX = {
 def csv_text(comparison: Compared) -> str:
     """One row per variant, full precision, empty where a number is unknown."""
     rows = [_csv_row(variant) for variant in comparison.variants]
+    return csv_rows(rows, list(rows[0]))
+
+
+def csv_rows(rows: Iterable[Mapping[str, object]], header: Sequence[str]) -> str:
+    """Rows below their header; texts in them are safe already, see `csv_cell`."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(buffer, fieldnames=header, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
@@ -118,7 +123,7 @@ def latex_text(comparison: Compared) -> str:
 def _caption(comparison: Compared) -> str:
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     start = (
-        f"{comparison.title}. Means over seeds {seeds}. Second lines: {100 * comparison.confidence:.4g}% intervals of"
+        f"{comparison.title}. Means over seeds {seeds}. Second lines: {percentage(comparison.confidence)} intervals of"
     )
     name = comparison.baseline
     if comparison.baseline_variant is None:

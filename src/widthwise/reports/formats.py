@@ -8,6 +8,7 @@ from typing import Any
 from widthwise.reports.records import Estimate
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+_HUGE = 1e7
 _PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -21,6 +22,21 @@ def shorten(text: str, n_letters: int) -> str:
     """The cleaned text, cut with an ellipsis where it is longer than `n_letters`."""
     text = clean(text)
     return text if len(text) <= n_letters else text[: n_letters - 1].rstrip() + "…"
+
+
+def capital(text: str) -> str:
+    """With a capital letter at the start, and names in it as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def percentage(confidence: float) -> str:
+    """0.95 -> 95%."""
+    return f"{100 * confidence:.4g}%"
+
+
+def counted(n: int, thing: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
 def tick(value: float) -> str:
@@ -47,17 +63,21 @@ def _three_digits(value: float) -> str:
 
 
 def fixed(value: float | None, n_decimals: int) -> str:
-    """A number with so many decimals."""
-    if value is None:
-        return MISSING
-    return minus(f"{value:.{n_decimals}f}") if math.isfinite(value) else _not_finite(value)
+    """A number with so many decimals, or with a power of ten where it is too long to be read."""
+    return _shown(value, f".{n_decimals}f", ".3e")
 
 
 def signed(value: float | None, n_decimals: int) -> str:
     """A difference: always with its sign."""
-    if value is None or not math.isfinite(value):
-        return fixed(value, n_decimals)
-    return minus(f"{value:+.{n_decimals}f}")
+    return _shown(value, f"+.{n_decimals}f", "+.3e")
+
+
+def _shown(value: float | None, usual: str, huge: str) -> str:
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    return minus(format(value, usual if abs(value) < _HUGE else huge))
 
 
 def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from widthwise.files import write_atomic
 from widthwise.reports.formats import clean, ratio
 from widthwise.reports.svg import Style, swatch
 
@@ -53,6 +54,13 @@ def render(template: str, **content: Any) -> str:
     text = _ENVIRONMENT.get_template(template).render(**content)
     # Half a surrogate pair can stand in JSON but not in UTF-8.
     return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def write_all(contents: Mapping[str, tuple[str, str]], out: Path) -> dict[str, Path]:
+    """Kind of file -> (name, text), all made before the first is written. Returns kind of file -> path in `out`."""
+    for name, text in contents.values():
+        write_atomic(out / name, text)
+    return {kind: out / name for kind, (name, _) in contents.items()}
 
 
 def sequence(names: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from widthwise.config_io import parse
 from widthwise.files import read_json
-from widthwise.reports.records import Certificate, Comparison, Growth, Result, Run
+from widthwise.reports.comparison_records import Comparison
+from widthwise.reports.run_records import Certificate, Growth, Result, Run
 from widthwise.run_dir import RunDir
 
 GROWTH_VERBS = ("grown", "baked", "padded")

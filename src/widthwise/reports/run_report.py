@@ -8,12 +8,12 @@ from markupsafe import Markup
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.reports import plots, tables
-from widthwise.reports.curves import by_step
+from widthwise.reports.curves import by_step, further_heads
 from widthwise.reports.formats import clean
 from widthwise.reports.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.reading import read_run
-from widthwise.reports.records import Run
+from widthwise.reports.run_records import Run
 from widthwise.reports.svg import Style, styles
 from widthwise.reports.token_widths import token_width_section
 from widthwise.reports.virtual_width import virtual_width_section
@@ -104,6 +104,20 @@ def _curves(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, 
         curves = {name: by_step(run, event, key) for name, run in named.items()}
         bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in curves.items()]
         figures[title] = plots.curve_figure(f"{event}-{key}", bundles, "step", title.lower(), crop, grown)
+    return figures | _further_heads(named, chosen)
+
+
+def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
+    """A figure for each depth of multi-token prediction, of the runs that have such a head."""
+    curves = {name: further_heads(run) for name, run in named.items()}
+    figures: dict[str, Markup | None] = {}
+    for depth in range(1, 1 + max(map(len, curves.values()))):
+        own = {name: found[depth - 1] for name, found in curves.items() if len(found) >= depth}
+        bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in own.items()]
+        title = f"Held-out loss, {depth} after the next"
+        y_label = f"held-out loss, {depth} after the next"
+        grown = growth_steps(named[name] for name in own)
+        figures[title] = plots.curve_figure(f"further-head-{depth}", bundles, "step", y_label, True, grown)
     return figures
 
 

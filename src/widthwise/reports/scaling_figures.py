@@ -21,24 +21,26 @@ def law_figure(scaling: Scaling, styles: Mapping[str, Style]) -> Markup:
     """Points and chosen curves on two logarithmic axes; arrows lead from the baseline's curve to where others are."""
     every = [point for group in scaling.groups for point in group.points]
     low, high = min(point.x for point in every), max(point.x for point in every)
-    arrows = [saving for saving in scaling.savings if saving.kind == "curve" and scaling.is_drawn(saving)]
+    ends = {saving.group: saving.at.x * finite(saving.ratio.mean) for saving in scaling.arrows}
+    low, high = min([low, *ends.values()]), max([high, *ends.values()])
 
     def paint(axes: Axes) -> None:
         axes.set_xscale("log")
-        if all(point.y > 0 for point in every):
+        if scaling.is_positive:
             axes.set_yscale("log")
         for group in scaling.groups:
-            _paint_group(axes, group, styles[group.name])
-        for i, saving in enumerate(arrows):
-            _paint_arrow(axes, saving, styles[saving.group], lines_below=i)
+            _paint_group(axes, group, styles[group.name], ends.get(group.name))
+        for i, saving in enumerate(reversed(scaling.arrows)):
+            _paint_arrow(axes, saving, styles[saving.group], number=i)
         axes.set_xlabel(clean(scaling.x))
         axes.set_ylabel(clean(scaling.y))
         _tick(axes, low, high)
         axes.grid(axis="y")
         axes.tick_params(length=0)
 
-    label = f"{clean(scaling.y)} over {clean(scaling.x)} on logarithmic axes. {'; '.join(map(_said, scaling.groups))}."
-    for saving in arrows:
+    axes_said = "on logarithmic axes" if scaling.is_positive else "which stands on a logarithmic axis"
+    label = f"{clean(scaling.y)} over {clean(scaling.x)} {axes_said}. {'; '.join(map(_said, scaling.groups))}."
+    for saving in scaling.arrows:
         label += (
             f" {shorten(saving.group, 40)} reaches {fixed(saving.at.y, 4)} with {percent(saving.ratio.mean)} of what "
             f"{shorten(saving.baseline, 40)} needs."
@@ -57,9 +59,11 @@ def _said(group: ScalingGroup) -> str:
     return f"{shorten(group.name, 40)} from {first} to {last}"
 
 
-def _paint_group(axes: Axes, group: ScalingGroup, style: Style) -> None:
+def _paint_group(axes: Axes, group: ScalingGroup, style: Style, end: float | None) -> None:
+    """end: of an arrow, which may lie beyond the group's own points."""
     x = np.array([point.x for point in group.points])
-    dense = np.geomspace(x.min() / 1.15, x.max() * 1.15, _N_CURVE_POINTS)
+    reached = [*x, *([] if end is None else [end])]
+    dense = np.geomspace(min(reached) / 1.15, max(reached) * 1.15, _N_CURVE_POINTS)
     curve = group.curve(dense)
     fit = group.fits.get(group.chosen) if group.chosen else None
     if fit and fit.band:
@@ -71,19 +75,18 @@ def _paint_group(axes: Axes, group: ScalingGroup, style: Style) -> None:
     axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor=CARD)
 
 
-def _paint_arrow(axes: Axes, saving: Saving, style: Style, lines_below: int) -> None:
-    """lines_below: so that the numbers of several groups stand below each other."""
+def _paint_arrow(axes: Axes, saving: Saving, style: Style, number: int) -> None:
+    """number: the shares of several groups stand above each other, where falling curves leave room."""
     end = saving.at.x * finite(saving.ratio.mean)
     axes.annotate(
         "", (end, saving.at.y), (saving.at.x, saving.at.y), arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4}
     )
     axes.annotate(
-        percent(saving.ratio.mean),
-        (min(end, saving.at.x), saving.at.y),
-        (-6, -3 - 12 * lines_below),
+        f"{shorten(saving.group, 24)}: {percent(saving.ratio.mean)}",
+        (0, 0),
+        (8, 8 + 14 * number),
+        xycoords="axes fraction",
         textcoords="offset points",
-        ha="right",
-        va="top",
         fontsize=9.5,
         color=style.colour,
     )

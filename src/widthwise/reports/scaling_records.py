@@ -129,6 +129,16 @@ class Scaling(Record):
         return saving.fit == chosen[saving.group] and saving.ratio.mean is not None
 
     @property
+    def arrows(self) -> list[Saving]:
+        """What the figure draws: curve against curve."""
+        return [saving for saving in self.savings if saving.kind == "curve" and self.is_drawn(saving)]
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether every y has a logarithm."""
+        return all(point.y > 0 for group in self.groups for point in group.points)
+
+    @property
     def baseline(self) -> str | None:
         return self.savings[0].baseline if self.savings else None
 

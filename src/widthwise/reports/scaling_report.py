@@ -1,14 +1,11 @@
 """The report of fitted laws: `report.html`, `fits.csv` and `savings.csv`."""
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from widthwise.files import write_atomic
-from widthwise.reports.export import csv_cell
-from widthwise.reports.formats import MISSING, clean, fixed, minus, si
-from widthwise.reports.html import legend, panels, render, sequence
+from widthwise.reports.export import csv_cell, csv_rows
+from widthwise.reports.formats import MISSING, clean, fixed, minus, percentage, si
+from widthwise.reports.html import legend, panels, render, sequence, write_all
 from widthwise.reports.scaling_figures import law_figure, percent
 from widthwise.reports.scaling_records import Fit, Saving, Scaling, read_scaling
 from widthwise.reports.svg import styles
@@ -27,22 +24,23 @@ def write_scaling_report(folder: Path, out: Path | None = None) -> dict[str, Pat
         "fits": ("fits.csv", fits_csv(scaling)),
         "savings": ("savings.csv", savings_csv(scaling)),
     }
-    for name, text in contents.values():
-        write_atomic(out / name, text)
-    return {kind: out / name for kind, (name, _) in contents.items()}
+    return write_all(contents, out)
 
 
 def _page(scaling: Scaling) -> str:
     chosen = styles([group.name for group in scaling.groups], scaling.baseline)
-    has_bands = any(fit and fit.band for group in scaling.groups for fit in group.fits.values())
+    chosen_fits = [group.fits.get(group.chosen) for group in scaling.groups if group.chosen]
     return render(
         "scaling.html",
         title=f"{scaling.title} · widthwise scaling",
         scaling=scaling,
         question=_question(scaling),
-        confidence=f"{100 * scaling.confidence:.4g}%",
+        confidence=percentage(scaling.confidence),
         laws=panels({f"{scaling.y} over {scaling.x}": law_figure(scaling, chosen)}),
-        has_bands=has_bands,
+        has_curves=any(fit and fit.parameters for fit in chosen_fits),
+        has_bands=any(fit and fit.band for fit in chosen_fits),
+        has_logarithms=scaling.is_positive,
+        has_arrows=bool(scaling.arrows),
         legend=legend(chosen),
         saving_table=_saving_table(scaling),
         fit_table=_fit_table(scaling),
@@ -85,6 +83,7 @@ def _saving_table(scaling: Scaling) -> Table | None:
         f"{clean(scaling.x)} for the same {clean(scaling.y)}, relative to the baseline; rows with a star are drawn",
         header,
         rows,
+        words={"baseline", "law"},
     )
 
 
@@ -113,7 +112,12 @@ def _fit_table(scaling: Scaling) -> Table:
         [name, law, clean(fit.form), fixed(fit.rms, 5), fixed(fit.r_squared, 4), clean(fit.reason or "") or MISSING]
         for name, law, fit in _fits(scaling)
     ]
-    return Table("Fitted laws; those with a star are drawn", ["Group", "law", "form", "rms", "R²", "note"], rows)
+    return Table(
+        "Fitted laws; those with a star are drawn" if any(group.chosen for group in scaling.groups) else "Fitted laws",
+        ["Group", "law", "form", "rms", "R²", "note"],
+        rows,
+        words={"law", "form", "note"},
+    )
 
 
 def _symbol_table(scaling: Scaling) -> Table:
@@ -122,7 +126,9 @@ def _symbol_table(scaling: Scaling) -> Table:
         for name, law, fit in _fits(scaling)
         for symbol, each in fit.parameters.items()
     ]
-    return Table("Values of the fitted laws", ["Group", "law", "symbol", "value", "interval"], rows)
+    return Table(
+        "Values of the fitted laws", ["Group", "law", "symbol", "value", "interval"], rows, words={"law", "symbol"}
+    )
 
 
 def _digits(value: float | None) -> str:
@@ -136,12 +142,12 @@ def _point_table(scaling: Scaling) -> Table:
         for group in scaling.groups
         for point in group.points
     ]
-    return Table("Points", ["Group", "point", clean(scaling.x), clean(scaling.y), "seeds"], rows)
+    return Table("Points", ["Group", "point", clean(scaling.x), clean(scaling.y), "seeds"], rows, words={"point"})
 
 
 def fits_csv(scaling: Scaling) -> str:
     """One row for each symbol of each fit, at full precision."""
-    return _csv(
+    return csv_rows(
         [
             {
                 "group": csv_cell(group.name),
@@ -165,7 +171,7 @@ def fits_csv(scaling: Scaling) -> str:
 
 def savings_csv(scaling: Scaling) -> str:
     """One row for each saving, at full precision."""
-    return _csv(
+    return csv_rows(
         [
             {
                 "group": csv_cell(saving.group),
@@ -183,11 +189,3 @@ def savings_csv(scaling: Scaling) -> str:
         ],
         ["group", "baseline", "law", "kind", "at", "x", "y", "ratio", "low", "high"],
     )
-
-
-def _csv(rows: Sequence[Mapping[str, object]], header: Sequence[str]) -> str:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, fieldnames=list(header), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()

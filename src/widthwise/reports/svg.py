@@ -86,9 +86,12 @@ class Style:
     marker: str
 
 
+BASELINE_STYLE = Style(MUTED, _DASHES[1], "o")
+
+
 def styles(names: list[str], baseline: str | None = None) -> dict[str, Style]:
     """One style per name; the baseline is grey and dashed."""
-    chosen = {name: Style(MUTED, _DASHES[1], "o") for name in names if name == baseline}
+    chosen = {name: BASELINE_STYLE for name in names if name == baseline}
     others = [name for name in names if name != baseline]
     for i, name in enumerate(others):
         dash = _DASHES[(i // len(SERIES)) % len(_DASHES)]

@@ -92,7 +92,9 @@ class Sweep(Record):
 
     @property
     def baseline_variant(self) -> FinishedPoint | None:
-        return next((point for point in self.variants if point.name == self.baseline), None)
+        return next(
+            (point for point in self.variants if point.name == self.baseline and point.val_loss.mean is not None), None
+        )
 
     @property
     def open_points(self) -> list[OpenPoint]:

@@ -3,15 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from widthwise.files import write_atomic
-from widthwise.reports import plots, tables
+from widthwise.reports import main_table, plots, tables
 from widthwise.reports.curves import by_step, mean_over_seeds
 from widthwise.reports.export import csv_text, latex_text
-from widthwise.reports.formats import MISSING, clean, plain, shorten, si
-from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence
+from widthwise.reports.formats import MISSING, clean, counted, percentage, plain, shorten, si
+from widthwise.reports.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.reading import read_run
-from widthwise.reports.records import Run
-from widthwise.reports.svg import Style, styles, swatch
+from widthwise.reports.run_records import Run
+from widthwise.reports.svg import BASELINE_STYLE, Style, styles, swatch
 from widthwise.reports.sweep_figures import group_figures, shape_figure
 from widthwise.reports.sweep_records import FinishedPoint, Range, Sweep, read_sweep
 from widthwise.run_dir import RunDir
@@ -35,9 +34,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> dict[str, Path]
     contents = {"html": ("report.html", _page(sweep, runs))}
     if sweep.variants:
         contents |= {"csv": ("table.csv", csv_text(sweep)), "latex": ("table.tex", latex_text(sweep))}
-    for name, text in contents.values():
-        write_atomic(out / name, text)
-    return {kind: out / name for kind, (name, _) in contents.items()}
+    return write_all(contents, out)
 
 
 def _page(sweep: Sweep, runs: Runs) -> str:
@@ -49,14 +46,14 @@ def _page(sweep: Sweep, runs: Runs) -> str:
         "sweep.html",
         title=f"{sweep.title} · widthwise sweep",
         sweep=sweep,
+        has_intervals=main_table.has_intervals(sweep),
+        mean_over=f"mean over {counted(len(sweep.seeds), 'seed')}",
         question=_question(sweep),
-        confidence=f"{100 * sweep.confidence:.4g}%",
-        columns=tables.main_columns(sweep),
-        rows=[tables.main_row(point, sweep, swatch(_style(point, sweep, chosen))) for point in sweep.variants],
-        notes=tables.notes(sweep),
-        maps=groups.maps,
-        wide_maps=groups.wide_maps,
-        lines=groups.lines,
+        confidence=percentage(sweep.confidence),
+        columns=main_table.main_columns(sweep),
+        rows=[main_table.main_row(point, sweep, swatch(_style(point, sweep, chosen))) for point in sweep.variants],
+        notes=main_table.notes(sweep),
+        groups=groups,
         line_legend=legend({name or "all points": chosen[name] for name in groups.line_groups}),
         shapes=panels({f"Loss over {flops_label}": shape}),
         legend=legend({name or "all points": style for name, style in chosen.items()}),
@@ -74,12 +71,11 @@ def _page(sweep: Sweep, runs: Runs) -> str:
 
 def _style(point: FinishedPoint, sweep: Sweep, chosen: Mapping[str, Style]) -> Style:
     """That of its group; the baseline has its own."""
-    return styles(["baseline"], "baseline")["baseline"] if point.name == sweep.baseline else chosen[point.group or ""]
+    return BASELINE_STYLE if point.name == sweep.baseline else chosen[point.group or ""]
 
 
 def _question(sweep: Sweep) -> str:
-    n_seeds = len(sweep.seeds)
-    seeds = f"{n_seeds} seed{'s' if n_seeds != 1 else ''} ({', '.join(map(str, sweep.seeds))})"
+    seeds = main_table.seed_words(sweep)
     matched = plots.matched_words(sweep.matched)
     keys = list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes))
     varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
@@ -127,7 +123,11 @@ def _axis_table(sweep: Sweep) -> tables.Table | None:
         for group, axes in sweep.axes.items()
         for key, axis in axes.items()
     ]
-    return tables.Table("What was varied", ["Group", "Recipe key", "Values"], rows) if rows else None
+    return (
+        tables.Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
+        if rows
+        else None
+    )
 
 
 def _values(axis: list | Range) -> str:

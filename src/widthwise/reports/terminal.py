@@ -7,10 +7,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from widthwise.reports.comparison_records import Comparison
 from widthwise.reports.formats import clean, fixed, ratio, shorten, signed
+from widthwise.reports.main_table import MAIN_COLUMNS, cells
 from widthwise.reports.reading import parse_comparison
-from widthwise.reports.records import Comparison, Estimate, Variant
-from widthwise.reports.tables import MAIN_COLUMNS, cells
+from widthwise.reports.records import Estimate, Variant
 
 _VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from widthwise.reports.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.html import Panel
-from widthwise.reports.records import LayerWidths, Result, TokenWidths
+from widthwise.reports.run_records import LayerWidths, Result, TokenWidths
 from widthwise.reports.svg import CARD, INK, Style, draw
 from widthwise.reports.tables import Table
 

@@ -8,9 +8,10 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
+from widthwise.reports.comparison_records import Comparison, Trend
 from widthwise.reports.formats import MISSING, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.html import Panel, legend
-from widthwise.reports.records import Comparison, Trend, Variant, finite
+from widthwise.reports.records import Variant, finite
 from widthwise.reports.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.tables import Table
 

@@ -13,7 +13,8 @@ from widthwise.reports.curves import Curve
 from widthwise.reports.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.html import Panel, panels
 from widthwise.reports.plots import Bundle, curve_figure, layer_ticks
-from widthwise.reports.records import Result, SiteSlots, VirtualWidth, finite
+from widthwise.reports.records import finite
+from widthwise.reports.run_records import Result, SiteSlots, VirtualWidth
 from widthwise.reports.svg import MUTED, Style, draw
 from widthwise.reports.tables import Table
 
