@@ -48,9 +48,18 @@ def test_json_is_the_file(points: Path, tmp_path: Path, widthwise, monkeypatch: 
     code, out, _ = widthwise("fit", points, *options, "--json")
     assert code == 0
     found = json.loads(out)
-    assert found == json.loads((tmp_path / "runs" / "fit-points" / "scaling.json").read_text())
+    assert found == json.loads((tmp_path / "runs" / "fit-points-loss-compute" / "scaling.json").read_text())
     assert {group["chosen"] for group in found["groups"]} == {"log_linear"}
     assert found["savings"] == []
+
+
+def test_a_folder_with_another_report_is_left_alone(points: Path, tmp_path: Path, widthwise) -> None:
+    (tmp_path / "sweep.json").write_text("{}")
+    code, _, error = widthwise("fit", points, "--x", "compute", "--y", "loss", "--group-by", "model", "--out", tmp_path)
+    assert (code, error) == (
+        2,
+        f"error: {tmp_path}: holds sweep.json, whose report would be replaced; choose another folder\n",
+    )
 
 
 def test_a_mistake_is_one_line_and_code_2(points: Path, tmp_path: Path, widthwise) -> None:

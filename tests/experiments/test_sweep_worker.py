@@ -191,7 +191,7 @@ def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(sweep_module, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped, and the same sweep command") as stopped:
+        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same sweep command goes on") as stopped:
             run_sweep(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
     queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "tiny", {})

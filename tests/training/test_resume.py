@@ -2,6 +2,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
@@ -9,6 +10,7 @@ from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint
+from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 from widthwise.training.trainer import resume, train
 
@@ -130,6 +132,19 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_pa
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000005"]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_a_signal_behind_the_last_step_lets_the_run_finish_and_stops_what_would_follow(finished, tmp_path, monkeypatch):
+    def pressed(loop: TrainingLoop) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return result_of(loop)
+
+    result_of = TrainingLoop._result
+    monkeypatch.setattr(TrainingLoop, "_result", pressed)
+    with pytest.raises(Interrupted, match=r"run: has finished; stopped after it") as caught:
+        train(tiny_recipe(), tmp_path / "run")
+    assert caught.value.exit_code == 128 + signal.SIGTERM
     assert outcome(tmp_path / "run") == outcome(finished)
 
 

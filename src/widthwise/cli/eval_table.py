@@ -54,7 +54,8 @@ def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]])
         scale, unit = _unit(entry["metric"])
         value, error = (None if entry[key] is None else scale * entry[key] for key in ("value", "stderr"))
         n_decimals = 2 if unit else N_DECIMALS
-        table.add_row(shown, entry["metric"], signed(value, n_decimals) + unit, fixed(error, n_decimals) + unit)
+        shown_error = fixed(error, n_decimals) + (unit if error is not None else "")
+        table.add_row(shown, entry["metric"], signed(value, n_decimals) + unit, shown_error)
     return table
 
 

@@ -30,7 +30,7 @@ def fit(
     law: Annotated[
         str | None, typer.Option(help="power, power_irreducible or log_linear, instead of the best at points left out.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-NAMES where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-NAMES-Y-X where not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print scaling.json.")] = False,
 ) -> None:
     """Fit the loss as a law of compute, parameters or width, with intervals; say what a group saves at equal loss.
@@ -41,12 +41,13 @@ def fit(
     from widthwise.cli.tables import table_console
     from widthwise.experiments.scaling.fitting import fit_groups, gather, write_scaling
     from widthwise.experiments.scaling.points import Axes
-    from widthwise.reports.writing import write_report
+    from widthwise.reports.writing import check_kind, write_report
     from widthwise.training.environment import command_line
 
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
+    folder = out or Path("runs") / f"fit-{title}-{y}-{x}"
+    check_kind(folder, "scaling.json")
     scaling = fit_groups(gather(paths, Axes(x, y, group_by), baseline), title, command_line(), law)
-    folder = out or Path("runs") / f"fit-{title}"
     files = [write_scaling(scaling, folder), *write_report([folder])]
     if as_json:
         print(json.dumps(scaling, indent=2))

@@ -128,10 +128,11 @@ def _run_and_report(
     from widthwise.cli.tables import table_console
     from widthwise.experiments.sweep.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
-    from widthwise.reports.writing import write_report
+    from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunFailed
     from widthwise.training.environment import command_line
 
+    check_kind(folder, "sweep.json")
     with shown_progress(Console(stderr=True)) as observer:
         observer.message(workload_line(plan.workload()))
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)

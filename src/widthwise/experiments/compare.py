@@ -32,7 +32,7 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
             try:
                 results[name].append(train_or_resume(plan.run_recipe(name, seed), run.path, observer))
             except Interrupted as stopped:
-                more = f"{stopped}, and the same compare command with the whole comparison"
+                more = f"{stopped}; the same compare command goes on with the comparison"
                 raise Interrupted(more, stopped.signal_number) from None
             check_same_data(run, first)
     environment = first.environment()

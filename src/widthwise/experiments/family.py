@@ -67,7 +67,7 @@ def run_family(source: Source, branches: Sequence[Branch], folder: Path, observe
         try:
             results.append(resume(branch.run.path, observer))
         except Interrupted as stopped:
-            more = f"{stopped}, and the same family command with the whole family"
+            more = f"{stopped}; the same family command goes on with the family"
             raise Interrupted(more, stopped.signal_number) from None
     family = summarise(source, branches, results)
     write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")

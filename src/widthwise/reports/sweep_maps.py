@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from widthwise.reports.formats import MISSING, clean, shorten, tick
 from widthwise.reports.html import Panel
-from widthwise.reports.records import Estimate, finite
+from widthwise.reports.records import finite
 from widthwise.reports.svg import HEAT, INK, MUTED, draw
 from widthwise.reports.sweep_records import FinishedPoint, OpenPoint, Sweep
 from widthwise.reports.sweep_values import index_of, score, short_keys, shown, shown_score
@@ -95,14 +95,8 @@ def _paint_cell(axes: Axes, cell: _Cell, sweep: Sweep, shade: _Shades, is_best: 
         axes.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, color=shade(mean), linewidth=0))
     if is_best:
         axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, edgecolor=INK, linewidth=1.8))
-    mark = "*" if sweep.baseline_variant and _excludes_zero(point.difference) else ""
+    mark = "*" if sweep.baseline_variant and point.verdict in ("better", "worse") else ""
     number = shown_score(mean, sweep, 3 if sweep.baseline_variant else 4) if np.isfinite(mean) else MISSING
     weight = "bold" if is_best else "normal"
     axes.text(x, y + 0.17, number + mark, ha="center", va="center", fontsize=10, fontweight=weight)
     axes.text(x, y - 0.2, tick(round(point.cost.average_width, 1)), ha="center", va="center", fontsize=8.5)
-
-
-def _excludes_zero(difference: Estimate | None) -> bool:
-    if difference is None or difference.low is None or difference.high is None:
-        return False
-    return difference.high < 0 or difference.low > 0

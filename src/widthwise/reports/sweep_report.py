@@ -80,10 +80,8 @@ def _question(sweep: Sweep) -> str:
     keys = list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes))
     varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
     than = f", and is it lower than that of {clean(sweep.baseline)}" if sweep.baseline else ""
-    return (
-        f"Which of {sweep.study.n_points} points{varied} reaches the lowest held-out loss{matched}{than}? "
-        f"Trained with {seeds}."
-    )
+    n_points = sweep.study.n_points - (sweep.baseline is not None)
+    return f"Which of {n_points} points{varied} reaches the lowest held-out loss{matched}{than}? Trained with {seeds}."
 
 
 def _training_flops(sweep: Sweep, runs: Runs) -> tuple[dict[str, float], str]:

@@ -14,7 +14,7 @@ from widthwise.training.data_identity import has_seen_data, identity_of, recorde
 from widthwise.training.environment import REPRODUCED_WITH, environment
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
-from widthwise.training.stopping import watch_signals
+from widthwise.training.stopping import Interrupted, watch_signals
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
@@ -70,8 +70,7 @@ class _Launch:
         loop = TrainingLoop(recipe, data, self.run, self.observer)
         data.tokenizer.save(self.run.tokenizer_folder)
         self.run.begin(to_yaml(recipe), {**environment(), **identity_of(data).record()})
-        with watch_signals() as watch:
-            return loop.go(watch)
+        return self._train(loop)
 
     def _go_on(self, recipe: Recipe) -> dict[str, Any]:
         if (result := self.run.result()) is not None:
@@ -87,8 +86,15 @@ class _Launch:
             if before.get(key) != now[key]:
                 loop.note(f"{key} was {before.get(key)} and is now {now[key]}: from here on not bitwise the same run")
         self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
+        return self._train(loop)
+
+    def _train(self, loop: TrainingLoop) -> dict[str, Any]:
+        """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals() as watch:
-            return loop.go(watch)
+            result = loop.go(watch)
+        if watch.received is not None:
+            raise Interrupted(f"{self.run.path}: has finished; stopped after it", watch.received)
+        return result
 
     def _open_data(self, recipe: Recipe) -> PreparedData:
         data = open_data(recipe.data, self.observer.preparing)

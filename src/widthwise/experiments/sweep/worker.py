@@ -110,7 +110,7 @@ class _Worker:
             raise
         except Interrupted as stopped:
             self._release(claim)
-            more = f"{stopped}, and the same sweep command with the whole sweep"
+            more = f"{stopped}; the same sweep command goes on with the sweep"
             raise Interrupted(more, stopped.signal_number) from None
         except BaseException:
             self._release(claim)
