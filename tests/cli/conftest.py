@@ -1,7 +1,8 @@
 """A tiny recipe, and the command line called in this process."""
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,9 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.fixture
 def widthwise(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """The command line: arguments -> exit code, standard output, standard error."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["widthwise", *map(str, arguments)])
@@ -40,4 +42,6 @@ def widthwise(
         captured = capsys.readouterr()
         return stopped.value.code or 0, captured.out, captured.err
 
-    return call
+    yield call
+    for number, handler in handlers.items():  # the command line sets its own
+        signal.signal(number, handler)

@@ -1,8 +1,9 @@
 """Workers of one sweep in processes of their own, some of which are killed; run by test_sweep_workers.py.
 
 sweep_workers.py RECIPE FOLDER STORAGE KILL...    workers: each KILL is one, killed with SIGKILL after so many training
-                                                  steps, 0: not killed; those of "6,0" begin at once, the next
-                                                  KILL after their end
+                                                  steps, 0: not killed, and behind its first step it waits for
+                                                  the end of those that are; those of "6,0" begin at once, the
+                                                  next KILL after their end
 
 Prints a line of JSON: the signal that ended each, 0 for none. They are forked so that importing torch is paid once.
 """
@@ -35,12 +36,27 @@ class Killer(Silence):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def worker(plan: SweepPlan, folder: Path, storage: str, n_steps: int) -> int:
+class Survivor(Silence):
+    """Leaves work to those that will be killed, however late they are."""
+
+    def __init__(self, doomed: int):
+        """doomed: the end of a pipe whose other end only they hold."""
+        self._doomed = doomed
+
+    def step_done(self, step: int) -> None:
+        os.read(self._doomed, 1)  # nothing, when they are dead
+
+
+def worker(plan: SweepPlan, folder: Path, storage: str, n_steps: int, pipe: tuple[int, int]) -> int:
     process = os.fork()
     if process:
         return process
+    doomed, held = pipe
+    if n_steps == 0:
+        os.close(held)
+    observer = Killer(n_steps) if n_steps else Survivor(doomed)
     try:
-        run_sweep(plan, folder, "widthwise sweep", storage, heartbeat=Heartbeat(1), observer=Killer(n_steps))
+        run_sweep(plan, folder, "widthwise sweep", storage, heartbeat=Heartbeat(1), observer=observer)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -62,6 +78,8 @@ if __name__ == "__main__":
     Storage("sqlite://", Heartbeat())  # imports for all of them what Optuna imports late
     signals = []
     for together in sys.argv[4:]:
-        workers = [worker(sweep, out, url, int(n_steps)) for n_steps in together.split(",")]
+        ends = os.pipe()
+        workers = [worker(sweep, out, url, int(n_steps), ends) for n_steps in together.split(",")]
+        os.close(ends[1])
         signals += [exit_signal(process) for process in workers]
     print(json.dumps(signals))

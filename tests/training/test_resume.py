@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def test_resuming_again_and_again_is_bitwise_the_uninterrupted_run(tmp_path, ove
     go, path = (lambda it: train(recipe, path, it)), tmp_path / "run"
     for stop in range(1, 10, 2):
         with pytest.raises(Interrupted):
-            go(Listener(lambda step, stop=stop: step == stop and os.kill(os.getpid(), signal.SIGTERM)))
+            go(Listener(lambda step, stop=stop: step == stop and signal.raise_signal(signal.SIGTERM)))
         go = lambda it: resume(path, it)  # noqa: E731
     resume(path)
     assert outcome(path) == outcome(tmp_path / "whole")
@@ -89,7 +88,7 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
 def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path):
     recipe, path = tiny_recipe("train.checkpoint_every=3", "train.keep_last=2"), tmp_path / "run"
     with pytest.raises(Interrupted):
-        train(recipe, path, Listener(lambda step: step == 8 and os.kill(os.getpid(), signal.SIGTERM)))
+        train(recipe, path, Listener(lambda step: step == 8 and signal.raise_signal(signal.SIGTERM)))
     damage(path / "checkpoints" / "step_00000008" / "model.safetensors")
     resume(path)
     names = sorted(folder.name for folder in (path / "checkpoints").iterdir())
@@ -127,7 +126,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_pa
     recipe = tiny_recipe("train.checkpoint_every=null")
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted, match=r"stopped at step 5 of 9.*`widthwise resume .*run` goes on") as caught:
-        train(recipe, tmp_path / "run", Listener(lambda step: step == 5 and os.kill(os.getpid(), number)))
+        train(recipe, tmp_path / "run", Listener(lambda step: step == 5 and signal.raise_signal(number)))
     assert caught.value.exit_code == 128 + number
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000005"]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -137,7 +136,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_pa
 
 def test_a_signal_behind_the_last_step_lets_the_run_finish_and_stops_what_would_follow(finished, tmp_path, monkeypatch):
     def pressed(loop: TrainingLoop) -> dict[str, Any]:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         return result_of(loop)
 
     result_of = TrainingLoop._result
@@ -150,8 +149,8 @@ def test_a_signal_behind_the_last_step_lets_the_run_finish_and_stops_what_would_
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     def press_twice(step: int) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         train(tiny_recipe("train.checkpoint_every=null"), tmp_path / "run", Listener(press_twice))
