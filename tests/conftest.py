@@ -1,4 +1,4 @@
-"""What every test may rely on: a cache folder of the test session's own, and no network."""
+"""What every test may rely on: a cache folder of the test session's own, no network, and fp64 for who asks."""
 
 import os
 from collections.abc import Iterator
@@ -15,3 +15,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WIDTHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Everything is computed in float64, the rotary tables too."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)

@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -14,12 +13,3 @@ def no_fsync() -> Iterator[None]:
         # What is synced matters after a power cut only.
         patch.setattr(os, "fsync", lambda handle: None)
         yield
-
-
-@pytest.fixture
-def float64() -> Iterator[None]:
-    """Everything is computed in float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
