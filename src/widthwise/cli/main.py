@@ -73,7 +73,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)  # as an exception, behind which half-written folders are removed
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a shell's job in the background
+            signal.signal(number, _stop)  # as an exception, behind which half-written folders are removed
     try:
         raise SystemExit(app(standalone_mode=False))
     except UserError as error:
