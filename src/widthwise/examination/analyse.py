@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus
@@ -21,8 +19,8 @@ from widthwise.examination.analysed_models import LoadedModel, ModelSource, mode
 from widthwise.examination.analysed_text import Excerpt, excerpt
 from widthwise.examination.analysis_sentence import sentence
 from widthwise.files import write_atomic
-from widthwise.model.evaluating import SEED
-from widthwise.training.environment import command_line
+from widthwise.model.evaluating import repeatable
+from widthwise.training.environment import command_line, shown_path
 from widthwise.training.held_out import HeldOut, TokenisedText
 from widthwise.training.observer import Observer, Silence
 
@@ -134,7 +132,7 @@ def _analysed(
         observer.message(note)
     profile = Profile(model.subject, options)
     observer.starting(name, 0, _n_batches(held_out))
-    with _evaluating():
+    with repeatable(model.device):
         for step, windows in enumerate(held_out.batches(), start=1):
             with _naming(name):
                 profile.add(windows.to(model.device))
@@ -142,7 +140,7 @@ def _analysed(
         beside = model.beside(held_out)
     return {
         "name": name,
-        "source": _shown(source.path),
+        "source": shown_path(source.path),
         "kind": source.kind,
         "step": model.step,
         **profile.summary(),
@@ -165,15 +163,6 @@ def _n_batches(held_out: HeldOut) -> int:
     return math.ceil(n_windows / held_out.batch_size)
 
 
-@contextmanager
-def _evaluating() -> Iterator[None]:
-    """Without gradients; what models draw at random is the same every time."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(SEED)
-        yield
-
-
 def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
     """By the names of their folders, with as many folders above as tell them apart. UserError where two are one."""
     if not sources:
@@ -189,11 +178,4 @@ def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
 
 
 def _named_text(path: Path) -> Corpus:
-    return Corpus(_shown(path), lambda: read_documents(path))
-
-
-def _shown(path: Path) -> str:
-    """No path outside the working folder is shown."""
-    if not path.is_absolute():
-        return str(path)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
+    return Corpus(shown_path(path), lambda: read_documents(path))

@@ -14,7 +14,7 @@ from widthwise.experiments.trend import trend_summary
 from widthwise.files import write_atomic
 from widthwise.run_dir import RunDir
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted
+from widthwise.training.stopping import interruption_adds
 from widthwise.training.trainer import train_or_resume
 
 
@@ -29,11 +29,8 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
     for seed in plan.seeds:
         for name in plan.recipes:
             run = RunDir(folder / plan.run_path(name, seed))
-            try:
+            with interruption_adds("the same compare command goes on with the comparison"):
                 results[name].append(train_or_resume(plan.run_recipe(name, seed), run.path, observer))
-            except Interrupted as stopped:
-                more = f"{stopped}; the same compare command goes on with the comparison"
-                raise Interrupted(more, stopped.signal_number) from None
             check_same_data(run, first)
     environment = first.environment()
     comparison = plain(summarise(plan, results, environment, command))

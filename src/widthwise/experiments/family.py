@@ -13,7 +13,7 @@ from widthwise.training.compute import Spent, inherited
 from widthwise.training.config import saved_recipe
 from widthwise.training.growing import GrowOptions, Intention, Source, carry_out, growth_intended, wanted_recipe
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted
+from widthwise.training.stopping import interruption_adds
 from widthwise.training.trainer import resume
 
 
@@ -64,11 +64,8 @@ def run_family(source: Source, branches: Sequence[Branch], folder: Path, observe
     for branch in branches:
         if not branch.is_begun:
             carry_out(source, branch.intention, branch.run.path, observer)
-        try:
+        with interruption_adds("the same family command goes on with the family"):
             results.append(resume(branch.run.path, observer))
-        except Interrupted as stopped:
-            more = f"{stopped}; the same family command goes on with the family"
-            raise Interrupted(more, stopped.signal_number) from None
     family = summarise(source, branches, results)
     write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")
     return family

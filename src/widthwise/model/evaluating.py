@@ -12,15 +12,22 @@ SEED = 0
 
 
 @contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Without gradients; what is drawn at random is the same every time, and draws behind the block are as ever."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(SEED)
+        yield
+
+
+@contextmanager
 def evaluating(model: Decoder) -> Iterator[torch.device]:
     """The model in evaluation mode, without gradients; yields its device.
 
     Whatever the model draws at random is the same every time, and training draws on afterwards as if nothing had been.
     """
     device, was_training = model.embedding.weight.device, model.training
-    devices = [device] if device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(SEED)
+    with repeatable(device):
         model.eval()
         try:
             yield device

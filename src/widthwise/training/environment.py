@@ -42,13 +42,15 @@ def environment() -> dict[str, Any]:
 
 
 def _without_private_path(argument: str) -> str:
-    """`/a/b/recipe.yaml` -> what it is called from here if it lies below the working folder, else its name."""
     key, equals, value = argument.rpartition("=")
-    path = Path(value)
+    return f"{key}{equals}{shown_path(Path(value))}" if Path(value).is_absolute() else argument
+
+
+def shown_path(path: Path) -> str:
+    """`/a/b/recipe.yaml` -> what it is called from here if it lies below the working folder, else its name."""
     if not path.is_absolute():
-        return argument
-    below = path.is_relative_to(Path.cwd())
-    return f"{key}{equals}{path.relative_to(Path.cwd()) if below else path.name}"
+        return str(path)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else path.name
 
 
 def _without_password(argument: str) -> str:

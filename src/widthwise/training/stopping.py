@@ -21,6 +21,15 @@ class Interrupted(Exception):
         return 128 + self.signal_number
 
 
+@contextmanager
+def interruption_adds(advice: str) -> Iterator[None]:
+    """An Interrupted of the block also says how to go on with what the block is a part of."""
+    try:
+        yield
+    except Interrupted as stopped:
+        raise Interrupted(f"{stopped}; {advice}", stopped.signal_number) from None
+
+
 @dataclass
 class SignalWatch:
     """`received` is the number of the signal that asked to stop, or None."""

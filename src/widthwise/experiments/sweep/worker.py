@@ -19,7 +19,7 @@ from widthwise.experiments.sweep.trials import Entry
 from widthwise.files import write_atomic, write_first
 from widthwise.run_dir import RunFailed, RunInUse
 from widthwise.training.observer import Observer, Silence
-from widthwise.training.stopping import Interrupted, watch_signals
+from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
 from widthwise.training.trainer import train_or_resume
 
 FILE = "sweep.json"
@@ -77,7 +77,8 @@ class _Worker:
             self._queue.fill(self._keys)
             self._queue.declare_lost()
             if (claim := self._queue.claim()) is not None:
-                self._train(claim)
+                with interruption_adds("the same sweep command goes on with the sweep"):
+                    self._train(claim)
                 self._write(self._entries())
                 continue
             entries = self._entries()
@@ -108,10 +109,6 @@ class _Worker:
             self._observer.message(f"{claim.key}: was taken over by another worker")
         except StorageAway:
             raise
-        except Interrupted as stopped:
-            self._release(claim)
-            more = f"{stopped}; the same sweep command goes on with the sweep"
-            raise Interrupted(more, stopped.signal_number) from None
         except BaseException:
             self._release(claim)
             raise
