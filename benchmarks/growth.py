@@ -23,7 +23,7 @@ from torch import Tensor
 
 from widthwise.config_io import parse
 from widthwise.growth.expansions import widen_stream
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.template import ModelTemplate

@@ -2,7 +2,7 @@
 
 import torch
 
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.decoder import Decoder, build
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from widthwise.config_io import merge, parse, to_data
 from widthwise.growth import expansions
-from widthwise.growth.correspondence import Correspondence
 from widthwise.growth.expansions import Expansion, changed, same_layers
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig

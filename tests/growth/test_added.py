@@ -4,8 +4,8 @@ from applied_plans import weights_of
 from growth_cases import logits_of, shaped, small_model, tokens_for, with_random_weights
 
 from widthwise.growth import expansions
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import plan_growth
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.decoder import build
 
 

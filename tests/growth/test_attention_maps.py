@@ -1,7 +1,7 @@
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.growth.attention_maps import AttentionMaps, frequency_places
+from widthwise.growth.maps.attention import AttentionMaps, frequency_places
 from widthwise.model.attention import AttentionConfig
 
 

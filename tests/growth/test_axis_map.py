@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.growth.axis_map import AxisMap, product
+from widthwise.growth.maps.axis_map import AxisMap, product
 
 
 @st.composite

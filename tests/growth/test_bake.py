@@ -8,7 +8,7 @@ from model_cases import CASES, VARIANTS, config, decoder, random_tokens, variant
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth import expansions
-from widthwise.growth.bake import bake_plan, left_explicit
+from widthwise.growth.bake.baked import bake_plan, left_explicit
 from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig

@@ -5,11 +5,12 @@ import torch
 from applied_plans import weights_of
 from model_cases import config, decoder, random_tokens, variant
 
-from widthwise.growth import certificate, expansions
-from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.bake import bake_plan
-from widthwise.growth.certificate import Certificate, certify
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth import expansions
+from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.certify import certificate
+from widthwise.growth.certify.certificate import Certificate, certify
+from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 
 GROWTHS = {
     "ffn": (config("uniform"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),

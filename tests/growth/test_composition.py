@@ -24,9 +24,9 @@ from growth_cases import (
 )
 
 from widthwise.config_io import UserError
-from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import plan_growth
+from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import plan_growth
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:ffn.score ln_mean")]
 N_BATCHES, BATCH = 25, 20

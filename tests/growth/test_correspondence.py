@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.growth.correspondence import Correspondence, align
+from widthwise.growth.maps.correspondence import Correspondence, align
 
 WIDTHS = st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=5)
 

@@ -20,8 +20,8 @@ from growth_cases import (
 
 from widthwise.config_io import UserError
 from widthwise.growth import expansions
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate

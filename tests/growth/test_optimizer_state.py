@@ -6,9 +6,9 @@ from applied_plans import applied, give_state, state_of, step
 from model_cases import decoder, random_tokens, variant
 
 from widthwise.growth import expansions
-from widthwise.growth.bake import bake_plan
+from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.optimizer_state import grown_factors, grown_state
-from widthwise.growth.plan import plan_growth
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.ffn.moe import MoEConfig
 from widthwise.training.optimizer import AdamWConfig, MuonConfig
 

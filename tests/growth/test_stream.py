@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.growth import expansions
-from widthwise.growth.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
+from widthwise.growth.maps.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
 
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=4).map(
     lambda drawn: frozenset((old, old + more) for old, more in drawn)

@@ -3,9 +3,9 @@ from growth_cases import shaped, small_model
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth import expansions
-from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.plan import plan_growth
-from widthwise.growth.target import grown_config
+from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.target.model import grown_config
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig

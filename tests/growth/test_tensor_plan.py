@@ -5,10 +5,10 @@ from model_cases import config, decoder
 from torch import Tensor
 
 from widthwise.growth import expansions
-from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.fresh import Constant, Mean, Mirrored, Revived, Turned
-from widthwise.growth.plan import plan_growth
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.plan.fresh import Constant, Mean, Mirrored, Revived, Turned
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 
 
 def generator() -> torch.Generator:

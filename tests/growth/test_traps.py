@@ -20,7 +20,7 @@ from torch import nn
 
 from widthwise.config_io import UserError, merge, parse, to_data
 from widthwise.growth import expansions
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.axes import RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig

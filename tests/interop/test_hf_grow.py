@@ -8,7 +8,7 @@ import torch
 from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
 
 from widthwise.config_io import UserError
-from widthwise.growth.bake import bake_plan
+from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.expansions import (
     Expansion,
     add_heads,
@@ -20,8 +20,8 @@ from widthwise.growth.expansions import (
     widen_stream,
     widen_values,
 )
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import plan_growth
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.config import ModelConfig

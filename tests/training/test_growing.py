@@ -204,7 +204,7 @@ def test_a_change_of_constants_is_made_only_where_it_is_allowed(source: Source, 
 def test_a_model_that_would_not_compute_the_same_is_not_written(
     source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from widthwise.growth.tensor_plan import TensorPlan
+    from widthwise.growth.plan.tensor_plan import TensorPlan
 
     zero = TensorPlan._zero
 

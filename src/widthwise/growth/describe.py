@@ -6,10 +6,10 @@ from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
-from widthwise.growth.attention_maps import AttentionMaps
-from widthwise.growth.correspondence import numbers_of_blocks
-from widthwise.growth.plan import Plan
-from widthwise.growth.stream import FOREIGN, FRESH, StreamMap, stream_map
+from widthwise.growth.maps.attention import AttentionMaps
+from widthwise.growth.maps.correspondence import numbers_of_blocks
+from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN

@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from widthwise.growth.plan import Plan
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.decoder import blueprint
 from widthwise.model.mup import parameter_groups
 

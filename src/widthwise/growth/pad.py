@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.expansions import changed, same_layers
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import Plan, plan_growth
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN

@@ -12,7 +12,7 @@ from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
-from widthwise.growth.plan import Plan
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir
 from widthwise.training import checkpoint

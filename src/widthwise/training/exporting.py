@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.growth.bake import bake_plan
+from widthwise.growth.bake.baked import bake_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
 from widthwise.run_dir import RunDir

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from widthwise.config_io import UserError, apply_override, to_data
 from widthwise.files import check_free
-from widthwise.growth.bake import bake_plan, left_explicit
-from widthwise.growth.certificate import Certificate, Size, certify
-from widthwise.growth.correspondence import align
+from widthwise.growth.bake.baked import bake_plan, left_explicit
+from widthwise.growth.certify.certificate import Certificate, Size, certify
 from widthwise.growth.describe import Kept, expansions, kept_constants
-from widthwise.growth.fresh import Fresh
+from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset, State, grown_factors, grown_state
 from widthwise.growth.pad import PADDING, Multiples, pad_plan
-from widthwise.growth.plan import NewLayers, Plan, plan_growth
+from widthwise.growth.plan.fresh import Fresh
+from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating

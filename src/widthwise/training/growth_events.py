@@ -7,9 +7,9 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.correspondence import align
+from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
-from widthwise.growth.plan import NewLayers, Plan, plan_growth
+from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.training.model_section import ModelChange, ModelSection, changed_section, explicit_model

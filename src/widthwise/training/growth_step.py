@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from widthwise.growth.optimizer_state import State, grown_state
-from widthwise.growth.plan import Plan
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder, build
 from widthwise.training.growth_events import Growth
 from widthwise.training.optimizer import Optimizer

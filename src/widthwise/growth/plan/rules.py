@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.attention_maps import AttentionMaps, head_axis
-from widthwise.growth.axis_map import AxisMap, product
-from widthwise.growth.fresh import Derived, Fresh, Mean, Mirrored, Turned
-from widthwise.growth.stream import StreamMap
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.maps.attention import AttentionMaps, head_axis
+from widthwise.growth.maps.axis_map import AxisMap, product
+from widthwise.growth.maps.stream import StreamMap
+from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, Turned
+from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import Attention
 from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, Norm, Vector, Weight
 from widthwise.model.ffn.dynamic import DynamicConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.maps.axis_map import AxisMap
 
 Draw = Callable[[Tensor, torch.Generator], None]
 """Fills a tensor."""

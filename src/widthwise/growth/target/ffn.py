@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from widthwise.config_io import UserError
-from widthwise.growth.agreement import all_must_agree, must_agree
+from widthwise.growth.target.agreement import all_must_agree, must_agree
 from widthwise.model.ffn import FFN
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.hourglass import HourglassConfig

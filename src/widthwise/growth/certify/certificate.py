@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import Config, to_data
-from widthwise.growth.fresh import Constant, Fresh
-from widthwise.growth.measuring import (
+from widthwise.growth.certify.measuring import (
     Liveness,
     decoder_of,
     largest,
@@ -24,7 +23,8 @@ from widthwise.growth.measuring import (
     pulled_back,
     relative_difference,
 )
-from widthwise.growth.plan import Plan
+from widthwise.growth.plan.fresh import Constant, Fresh
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
 from widthwise.model.memory import allocating
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import Config
-from widthwise.growth.fresh import Constant
-from widthwise.growth.plan import Plan
+from widthwise.growth.plan.fresh import Constant
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from widthwise.config_io import UserError
-from widthwise.growth.axis_map import AxisMap
+from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.model.attention import AttentionConfig
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.fresh import AsStarted, Draw, Revived
-from widthwise.growth.tensor_plan import TensorPlan
+from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
+from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.init import fill, matrix_std

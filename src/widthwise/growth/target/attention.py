@@ -3,8 +3,8 @@
 from typing import Any
 
 from widthwise.config_io import UserError, mistakes_at
-from widthwise.growth.agreement import all_must_agree, must_agree
-from widthwise.growth.attention_maps import AttentionMaps, frequency_places
+from widthwise.growth.maps.attention import AttentionMaps, frequency_places
+from widthwise.growth.target.agreement import all_must_agree, must_agree
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.qk_norm import QKNormConfig
 

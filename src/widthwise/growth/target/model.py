@@ -7,11 +7,11 @@ not. They stay what they were, written out; `bake` gives the usual form back whe
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.agreement import all_must_agree, must_agree
-from widthwise.growth.correspondence import Correspondence
-from widthwise.growth.stream import StreamMap, check_added, stream_map
-from widthwise.growth.target_attention import added_attention, grown_attention
-from widthwise.growth.target_ffn import grown_ffn
+from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.maps.stream import StreamMap, check_added, stream_map
+from widthwise.growth.target.agreement import all_must_agree, must_agree
+from widthwise.growth.target.attention import added_attention, grown_attention
+from widthwise.growth.target.ffn import grown_ffn
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.layer import LayerConfig

@@ -9,9 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.expansions import same_layers
-from widthwise.growth.one_eps import (
+from widthwise.growth.bake.one_eps import (
     Factor,
     layers_of,
     norms_of,
@@ -19,8 +17,10 @@ from widthwise.growth.one_eps import (
     stream_factor,
     stream_factors,
 )
-from widthwise.growth.plan import Plan
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.expansions import same_layers
+from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, Attention, AttentionConfig
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.added import SUBLAYERS, added_plan, copied_plan, starter
-from widthwise.growth.correspondence import Correspondence, align, numbers_of_blocks
-from widthwise.growth.fresh import Fresh
-from widthwise.growth.rules import Owner, weight_plan
-from widthwise.growth.slots import coefficient_map, table_plan
-from widthwise.growth.stream import StreamMap, stream_map
-from widthwise.growth.target import grown_config
-from widthwise.growth.tensor_plan import Split, TensorPlan
+from widthwise.growth.maps.correspondence import Correspondence, align, numbers_of_blocks
+from widthwise.growth.maps.stream import StreamMap, stream_map
+from widthwise.growth.plan.added import SUBLAYERS, added_plan, copied_plan, starter
+from widthwise.growth.plan.fresh import Fresh
+from widthwise.growth.plan.rules import Owner, weight_plan
+from widthwise.growth.plan.slots import coefficient_map, table_plan
+from widthwise.growth.plan.tensor_plan import Split, TensorPlan
+from widthwise.growth.target.model import grown_config
 from widthwise.model.axes import Control, Vector, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from widthwise.growth.axis_map import AxisMap
-from widthwise.growth.fresh import Derived, Fresh, root_mean_square
+from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.plan.fresh import Derived, Fresh, root_mean_square
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ static table and its scale must be 0 there, because one projection serves all sl
 import torch
 from torch import Tensor
 
-from widthwise.growth.axis_map import AxisMap, product
-from widthwise.growth.fresh import AsStarted, Draw
-from widthwise.growth.tensor_plan import TensorPlan
+from widthwise.growth.maps.axis_map import AxisMap, product
+from widthwise.growth.plan.fresh import AsStarted, Draw
+from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.residual.hyper_connections import HyperConnection
 
 

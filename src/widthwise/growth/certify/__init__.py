@@ -1,0 +1,1 @@
+"""A grown model compared with the one it came from: same function, same gradients, new entries that learn."""

@@ -1,0 +1,1 @@
+"""Which old layer, coordinate or head each new one comes from."""

@@ -1,0 +1,1 @@
+"""What becomes of every tensor of a model that grows."""
