@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from widthwise.cli.ladder import duration
-from widthwise.reports.formats import MISSING
+from widthwise.reports.page.formats import MISSING
 
 
 @pytest.fixture

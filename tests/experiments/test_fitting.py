@@ -13,7 +13,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.scaling.fitting import Gathered, fit_groups, gather, write_scaling
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.experiments.scaling.points import Axes
-from widthwise.reports.scaling_records import read_scaling
+from widthwise.records.scaling import read_scaling
 from widthwise.run_dir import RunDir
 
 PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers"

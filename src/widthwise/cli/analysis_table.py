@@ -7,8 +7,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from widthwise.reports.analysis_records import parse_analysis
-from widthwise.reports.analysis_tables import summary_table
+from widthwise.records.analysis import parse_analysis
+from widthwise.reports.analysis.tables import summary_table
 
 
 def analysis_table(analysis: Mapping[str, Any]) -> Table:

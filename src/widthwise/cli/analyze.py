@@ -39,7 +39,7 @@ def analyze(
     from widthwise.cli.tables import table_console
     from widthwise.examination.analyse import analyse, write_analysis
     from widthwise.examination.analysis_rows import check_parquet, write_parquet
-    from widthwise.reports.analysis_report import write_analysis_report
+    from widthwise.reports.analysis.report import write_analysis_report
     from widthwise.reports.writing import check_kind
     from widthwise.run_dir import RunDir
 

@@ -50,7 +50,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
     from widthwise.cli.progress import shown_progress
     from widthwise.cli.tables import table_console
     from widthwise.experiments.compare import run_plan
-    from widthwise.reports.terminal import comparison_table
+    from widthwise.reports.comparison.terminal import comparison_table
     from widthwise.reports.writing import write_report
     from widthwise.training.environment import command_line
 

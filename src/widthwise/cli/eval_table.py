@@ -6,7 +6,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from widthwise.reports.formats import clean, fixed, signed
+from widthwise.reports.page.formats import clean, fixed, signed
 
 N_DECIMALS = 4
 LARGE = 1e6

@@ -49,7 +49,7 @@ def family(
 def _table(found: dict[str, Any]) -> "Table":
     from rich.table import Table
 
-    from widthwise.reports.formats import fixed, si
+    from widthwise.reports.page.formats import fixed, si
 
     table = Table(title=f"branched from {found['source']}")
     table.add_column("")
@@ -63,7 +63,7 @@ def _table(found: dict[str, Any]) -> "Table":
 
 
 def _sentence(found: dict[str, Any]) -> str:
-    from widthwise.reports.formats import si
+    from widthwise.reports.page.formats import si
 
     together, shared, alone = (found[key] for key in ("family_flops", "shared_flops", "flops_alone"))
     return (

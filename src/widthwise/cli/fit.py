@@ -66,7 +66,7 @@ def _fit_table(scaling: dict[str, Any]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    from widthwise.reports.formats import fixed
+    from widthwise.reports.page.formats import fixed
 
     table = Table(
         title=f"{scaling['title']}: {scaling['y']} over {scaling['x']}",
@@ -105,7 +105,7 @@ def _doubts(scaling: dict[str, Any]) -> list[str]:
 
 
 def _number(value: float | None, n_digits: int) -> str:
-    from widthwise.reports.formats import MISSING, minus
+    from widthwise.reports.page.formats import MISSING, minus
 
     return MISSING if value is None else minus(f"{value:.{n_digits}g}")
 
@@ -114,7 +114,7 @@ def _saving_table(scaling: dict[str, Any]) -> "Table":
     from rich import box
     from rich.table import Table
 
-    from widthwise.reports.formats import MISSING
+    from widthwise.reports.page.formats import MISSING
 
     def share(value: float | None) -> str:
         return MISSING if value is None else f"{value:.1%}"

@@ -11,7 +11,7 @@ from rich.table import Table
 from widthwise.cli.tables import table_console
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
-from widthwise.reports.formats import MISSING, si
+from widthwise.reports.page.formats import MISSING, si
 
 DEFAULT_MFU = 0.4
 DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))

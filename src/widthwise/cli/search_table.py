@@ -5,7 +5,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from widthwise.reports.formats import TIMES, fixed, hidden_widths, si, signed
+from widthwise.reports.page.formats import TIMES, fixed, hidden_widths, si, signed
 
 SIZES = {
     "n_\nlayers": lambda row: str(row["n_layers"]),

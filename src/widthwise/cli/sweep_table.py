@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from widthwise.reports.formats import clean, fixed, ratio, si, signed
+from widthwise.reports.page.formats import clean, fixed, ratio, si, signed
 
 
 def workload_line(workload: dict[str, Any]) -> str:

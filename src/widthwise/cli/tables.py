@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from widthwise.model.config import PARTS
-from widthwise.reports.formats import hidden_widths, si
+from widthwise.reports.page.formats import hidden_widths, si
 
 LAYER_HEADERS = (
     "layer",

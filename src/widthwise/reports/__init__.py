@@ -1,1 +1,1 @@
-"""Reports of comparisons and runs. They read run directories, never models."""
+"""Pages, CSV and LaTeX, a folder for each kind of page. They read records and run directories, never models."""

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.reports.analysis_report import write_analysis_report
-from widthwise.reports.comparison_report import write_comparison_report
-from widthwise.reports.run_report import write_run_report, write_runs_report
-from widthwise.reports.scaling_report import write_scaling_report
-from widthwise.reports.svg import FileKind, as_files
-from widthwise.reports.sweep_report import write_sweep_report
+from widthwise.reports.analysis.report import write_analysis_report
+from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.page.svg import FileKind, as_files
+from widthwise.reports.run.report import write_run_report, write_runs_report
+from widthwise.reports.scaling.report import write_scaling_report
+from widthwise.reports.sweep.report import write_sweep_report
 from widthwise.run_dir import RunDir
 
 PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {

@@ -1,0 +1,1 @@
+"""What producers write and reports read, declared once: typed, frozen objects."""

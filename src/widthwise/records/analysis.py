@@ -1,0 +1,171 @@
+"""What `analysis.json` holds, as far as its report shows it, and how it is read."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import pydantic
+
+from widthwise.config_io import parse
+from widthwise.files import read_json
+from widthwise.records.record import Record
+from widthwise.records.run import TokenWidths, VirtualWidth
+
+
+class Activations(Record):
+    """The hidden units of one gated map of a layer's feed-forward, over all tokens."""
+
+    layer: int = pydantic.Field(ge=1)
+    block: int = pydantic.Field(ge=1)
+    d_ff: int = pydantic.Field(ge=1)
+    density: list[float | None]
+    """Share of the activations beyond each of `Analysis.thresholds`."""
+    utilisation: list[float | None]
+    """Of each unit: share of the tokens for which its activation lies beyond the threshold of utilisation."""
+    dead_share: float | None
+    """Share of the units that no token activates so."""
+    participation: float | None
+    """How many units carry the energy: (sum of energies)^2 / sum of squared energies."""
+    participation_share: float | None
+
+    @pydantic.model_validator(mode="after")
+    def _one_entry_per_unit(self) -> Self:
+        if len(self.utilisation) != self.d_ff:
+            raise ValueError(f"utilisation: got {len(self.utilisation)} entries for d_ff = {self.d_ff}")
+        return self
+
+
+class StreamState(Record):
+    """The residual stream at one depth: 0 before the first layer, l after layer l."""
+
+    depth: int = pydantic.Field(ge=0)
+    width: int
+    """Coordinates written so far."""
+    rank: int
+    entropy: float | None
+    """Matrix entropy of the tokens' states over log(rank)."""
+    participation: float | None = None
+
+
+class LensPoint(Record):
+    """What head and final norm make of the stream at one depth; nats."""
+
+    depth: int = pydantic.Field(ge=0)
+    target_log_prob: float | None
+    entropy: float | None
+    kl_to_next: float | None
+    """Symmetrised; None at the last depth."""
+
+
+class Sink(Record):
+    """Attention of one layer to the first token, and the size of that token's state after the layer."""
+
+    layer: int = pydantic.Field(ge=1)
+    first_token_share: float | None
+    """Mean over heads and queries."""
+    heads: list[float | None]
+    norm_ratio: float | None
+    """Norm of the first token's state over the mean of the others'."""
+
+    @property
+    def strongest_head(self) -> float | None:
+        return max((share for share in self.heads if share is not None), default=None)
+
+
+class Valley(Record):
+    """Where the matrix entropy is lowest between two higher places."""
+
+    depth: int
+    entropy: float
+    drop: float
+    """From the highest before."""
+    rise: float
+    """To the highest behind."""
+
+
+class AnalysedModel(Record):
+    """One model of an analysis."""
+
+    name: str = pydantic.Field(min_length=1)
+    source: str
+    kind: str
+    step: int | None
+    d_model: int
+    widths: list[int] = pydantic.Field(min_length=1)
+    """Of each layer."""
+    n_tokens: int
+    activations: list[Activations]
+    stream: list[StreamState]
+    logit_lens: list[LensPoint]
+    sinks: list[Sink]
+    valley: Valley | None = None
+    token_widths: TokenWidths | None = None
+    """None for a model without dynamic-width layers."""
+    virtual_width: VirtualWidth | None = None
+    """None for a model without hyper-connections."""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.widths)
+
+    @pydantic.model_validator(mode="after")
+    def _layers_exist(self) -> Self:
+        numbers = {
+            "activations": [each.layer for each in self.activations],
+            "stream": [each.depth for each in self.stream],
+            "logit_lens": [each.depth for each in self.logit_lens],
+            "sinks": [each.layer for each in self.sinks],
+        }
+        for key, layers in numbers.items():
+            beyond = [layer for layer in layers if layer > self.n_layers]
+            if beyond:
+                raise ValueError(f"{key}: got layer {beyond[0]} of a model of {self.n_layers} layers")
+        return self
+
+
+class AnalysedText(Record):
+    """What the models read."""
+
+    source: str
+    seq_len: int = pydantic.Field(ge=1)
+    n_tokens: int
+    """Of the first model."""
+
+
+class Analysis(Record):
+    """The content of `analysis.json`."""
+
+    title: str
+    command: str
+    created: str
+    sentence: str
+    """The answer in words, a line for each thing said."""
+    text: AnalysedText
+    thresholds: list[float] = pydantic.Field(min_length=1)
+    utilisation_threshold: float
+    models: list[AnalysedModel] = pydantic.Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _models_agree(self) -> Self:
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise ValueError("models: two have the same name")
+        for model in self.models:
+            for each in model.activations:
+                if len(each.density) != len(self.thresholds):
+                    n_entries = f"got {len(each.density)} entries for {len(self.thresholds)} thresholds"
+                    raise ValueError(f"models: {model.name}: density of layer {each.layer}: {n_entries}")
+        return self
+
+
+def parse_analysis(data: Mapping[str, Any], where: str = "analysis") -> Analysis:
+    """Plain data -> Analysis. Raises UserError for the first key that is missing or wrong."""
+    as_read = json.loads(json.dumps(data))  # an analysis just made may hold tuples where its file holds lists
+    return parse(Analysis, as_read, where)
+
+
+def read_analysis(folder: Path) -> Analysis:
+    """Reads `folder/analysis.json`. Raises UserError where it is missing or broken."""
+    path = Path(folder) / "analysis.json"
+    return parse_analysis(read_json(path), str(path))

@@ -1,0 +1,227 @@
+"""The figures of an analysis: all models laid over each other."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.records.record import finite
+from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart, layers_of
+from widthwise.reports.page.curves import Curve, thin
+from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
+from widthwise.reports.page.html import Panel, panels, sequence
+from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.svg import CARD, Style, draw, line_legend
+
+Values = Callable[[AnalysedModel], dict[int, float]]
+"""Layer or depth -> value."""
+_INCHES = (5.4, 3.3)
+N_POINTS = 100
+"""Of a curve over hidden units, in a small picture."""
+
+
+def activation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """Density over thresholds and by layer, participation absolute and over d_ff, and dead units."""
+    threshold = f"{analysis.utilisation_threshold:g}"
+    units = {
+        f"Activations beyond {threshold}, by layer": _of_units(lambda units: units.density),
+        "Effective number of units": _of_units(lambda units: units.participation),
+        "Effective number of units over d_ff": _of_units(lambda units: units.participation_share),
+        "Units that are never active": _of_units(lambda units: units.dead_share),
+    }
+    labels = ("share of the activations", "participation ratio", "participation ratio / d_ff", "share of the units")
+    figures = {"Activations beyond a threshold": _density_figure(analysis, styles)}
+    for i, ((title, values), label) in enumerate(zip(units.items(), labels)):
+        figures[title] = _depth_figure(f"units-{i}", analysis.models, styles, values, label)
+    return panels(figures)
+
+
+def stream_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """What the tokens' states fill of the residual stream, by depth."""
+    return panels(
+        {
+            "Matrix entropy": _depth_figure(
+                "entropy",
+                analysis.models,
+                styles,
+                lambda model: {each.depth: finite(each.entropy) for each in model.stream},
+                "matrix entropy / log(rank)",
+            ),
+            "Participation ratio of the stream": _depth_figure(
+                "stream-participation",
+                analysis.models,
+                styles,
+                lambda model: {each.depth: finite(each.participation) for each in model.stream},
+                "participation ratio",
+            ),
+        }
+    )
+
+
+def lens_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """The logit lens by depth."""
+    quantities = {
+        "Log-probability of the target": ("target_log_prob", "log-probability, nats"),
+        "Change to the next layer": ("kl_to_next", "symmetrised KL, nats"),
+        "Entropy of the prediction": ("entropy", "entropy, nats"),
+    }
+    return panels(
+        {
+            title: _depth_figure(f"lens-{key}", analysis.models, styles, _of_lens(key), label)
+            for title, (key, label) in quantities.items()
+        }
+    )
+
+
+def sink_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """What goes to the first token, by layer."""
+    return panels(
+        {
+            "Attention to the first token": _depth_figure(
+                "sinks",
+                analysis.models,
+                styles,
+                lambda model: {each.layer: finite(each.first_token_share) for each in model.sinks},
+                "share of the attention",
+            ),
+            "Size of the first token's state": _depth_figure(
+                "norm-ratio",
+                analysis.models,
+                styles,
+                lambda model: {each.layer: finite(each.norm_ratio) for each in model.sinks},
+                "norm / mean norm of the others",
+            ),
+        }
+    )
+
+
+def utilisation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
+    """One small picture a layer of the deepest model; of others the layer that stands there."""
+    units = {model.name: layers_of(model) for model in analysis.models}
+    n_layers = max(model.n_layers for model in analysis.models)
+    found = []
+    for layer in range(1, n_layers + 1):
+        shown = {
+            model.name: units[model.name][own]
+            for model in analysis.models
+            if (own := counterpart(layer, n_layers, model)) in units[model.name]
+        }
+        if shown:
+            title = _panel_title(layer, analysis.models, shown)
+            found.append(Panel(title, _utilisation_figure(f"utilisation-{layer}", title, shown, styles)))
+    return found
+
+
+def _of_units(value: Callable[[LayerUnits], float]) -> Values:
+    return lambda model: {layer: value(units) for layer, units in layers_of(model).items()}
+
+
+def _of_lens(key: str) -> Values:
+    return lambda model: {each.depth: finite(getattr(each, key)) for each in model.logit_lens}
+
+
+def _depth_figure(
+    key: str, models: Sequence[AnalysedModel], styles: Mapping[str, Style], values: Values, y_label: str
+) -> Markup | None:
+    """A line a model, or None where nothing is known of any."""
+    axis = DepthAxis.of(models)
+    curves = {model.name: axis.curve(model, values(model)) for model in models}
+    curves = {name: curve for name, curve in curves.items() if not curve.is_empty}
+    if not curves:
+        return None
+
+    def paint(axes: Axes) -> None:
+        _paint_lines(axes, curves, styles)
+        label_axes(axes, axis.name, y_label)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=not axis.is_fraction))
+
+    parts = [f"{shorten(name, 40)} {_extremes(curve)}" for name, curve in curves.items()]
+    label = f"{y_label} by {axis.name}. {'; '.join(parts)}."
+    return draw(key, label, _INCHES, paint, line_legend({name: styles[name] for name in curves}))
+
+
+def _paint_lines(axes: Axes, curves: Mapping[str, Curve], styles: Mapping[str, Style]) -> None:
+    for name, curve in curves.items():
+        style = styles[name]
+        axes.plot(
+            curve.x,
+            curve.y,
+            color=style.colour,
+            linestyle=style.dash,
+            linewidth=1.9,
+            marker=style.marker,
+            markersize=4.5,
+            markeredgecolor=CARD,
+            markeredgewidth=0.6,
+        )
+
+
+def _extremes(curve: Curve) -> str:
+    low, high = int(np.nanargmin(curve.y)), int(np.nanargmax(curve.y))
+    return f"from {si(curve.y[low])} at {tick(curve.x[low])} to {si(curve.y[high])} at {tick(curve.x[high])}"
+
+
+def _density_figure(analysis: Analysis, styles: Mapping[str, Style]) -> Markup | None:
+    """Over all units of all layers."""
+    thresholds = np.array(analysis.thresholds)
+    curves = {model.name: _density_curve(model, thresholds) for model in analysis.models if model.activations}
+    if not curves:
+        return None
+
+    def paint(axes: Axes) -> None:
+        _paint_lines(axes, curves, styles)
+        label_axes(axes, "threshold of the magnitude", "share of the activations beyond")
+        axes.set_ylim(0, None)
+        if thresholds.min() > 0:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+            axes.tick_params(length=0, which="minor")
+
+    middle = len(thresholds) // 2
+    values = "; ".join(f"{shorten(name, 40)} {fixed(float(curve.y[middle]), 3)}" for name, curve in curves.items())
+    label = f"Share of the activations beyond a threshold, from {thresholds[0]:g} to {thresholds[-1]:g}."
+    legend = line_legend({name: styles[name] for name in curves})
+    return draw("density", f"{label} At {thresholds[middle]:g}: {values}.", _INCHES, paint, legend)
+
+
+def _density_curve(model: AnalysedModel, thresholds: np.ndarray) -> Curve:
+    layers = layers_of(model).values()
+    sizes = np.array([units.d_ff for units in layers])
+    shares = np.array([[units.density_at(i) for i in range(len(thresholds))] for units in layers])
+    return Curve(thresholds, sizes @ shares / sizes.sum())
+
+
+def _panel_title(layer: int, models: Sequence[AnalysedModel], shown: Mapping[str, LayerUnits]) -> str:
+    narrowest = [model.name for model in models if model.name in shown and _is_bottleneck(model, shown[model.name])]
+    title = f"Layer {layer}"
+    if DepthAxis.of(models).is_fraction:
+        title += f" of {max(model.n_layers for model in models)}"
+    return title + (f": narrowest of {sequence([shorten(name, 30) for name in narrowest])}" if narrowest else "")
+
+
+def _is_bottleneck(model: AnalysedModel, units: LayerUnits) -> bool:
+    """Whether the layer is the first of the narrowest, in a model whose layers differ."""
+    return len(set(model.widths)) > 1 and model.widths.index(min(model.widths)) == units.layer - 1
+
+
+def _utilisation_figure(key: str, title: str, shown: Mapping[str, LayerUnits], styles: Mapping[str, Style]) -> Markup:
+    def paint(axes: Axes) -> None:
+        for name, units in shown.items():
+            style, shares = styles[name], units.utilisation
+            ranks = (np.arange(len(shares)) + 0.5) / len(shares)
+            curve = thin(Curve(ranks, shares), N_POINTS)
+            axes.plot(curve.x, curve.y, color=style.colour, linestyle=style.dash, linewidth=1.9)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+        label_axes(axes, "units, the most used first", "share of the tokens")
+
+    parts = [
+        f"{shorten(name, 40)}, layer {units.layer}: median unit {np.median(units.utilisation):.3f}, "
+        f"{units.dead_share:.1%} never active"
+        for name, units in shown.items()
+    ]
+    label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
+    return draw(key, label, (3.5, 2.5), paint, line_legend({name: styles[name] for name in shown}))

@@ -1,0 +1,68 @@
+"""The report of an analysis: one page, all models laid over each other."""
+
+from pathlib import Path
+
+from widthwise.files import write_atomic
+from widthwise.records.analysis import AnalysedModel, Analysis, read_analysis
+from widthwise.records.run import Result
+from widthwise.reports.analysis import figures
+from widthwise.reports.analysis.tables import layer_table, summary_table
+from widthwise.reports.page.formats import clean, fixed, si
+from widthwise.reports.page.html import legend, render, sequence
+from widthwise.reports.page.svg import styles
+from widthwise.reports.run.token_widths import token_width_section
+from widthwise.reports.run.virtual_width import virtual_width_section
+
+
+def write_analysis_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/analysis.json` and writes `report.html` into `out` (default: `folder`).
+
+    Returns {"html": ...}. Raises UserError where something is missing or broken, before it writes anything.
+    """
+    folder, out = Path(folder), Path(out or folder)
+    page = out / "report.html"
+    write_atomic(page, _page(read_analysis(folder)))
+    return {"html": page}
+
+
+def _page(analysis: Analysis) -> str:
+    models, seq_len = analysis.models, analysis.text.seq_len
+    names = [model.name for model in models]
+    chosen = styles(names, names[0] if len(names) > 1 else None)
+    results = {
+        model.name: Result(token_widths=model.token_widths, virtual_width=model.virtual_width) for model in models
+    }
+    return render(
+        "analysis/analysis.html",
+        title=f"{analysis.title} · widthwise analysis",
+        analysis=analysis,
+        question=_question(analysis),
+        even_attention=fixed(sum(1 / n for n in range(1, seq_len + 1)) / seq_len, 4),
+        threshold=f"{analysis.utilisation_threshold:g}",
+        summary=summary_table(analysis),
+        legend=legend(chosen),
+        activations=figures.activation_figures(analysis, chosen),
+        utilisation=figures.utilisation_figures(analysis, chosen),
+        stream=figures.stream_figures(analysis, chosen),
+        lens=figures.lens_figures(analysis, chosen),
+        sinks=figures.sink_figures(analysis, chosen),
+        token_widths=token_width_section(results, chosen),
+        virtual_width=virtual_width_section(results, chosen),
+        layer_tables=[layer_table(model, analysis.utilisation_threshold) for model in models],
+        models=[(clean(model.name), _described(model)) for model in models],
+    )
+
+
+def _question(analysis: Analysis) -> str:
+    names = [clean(model.name) for model in analysis.models]
+    text = analysis.text
+    does = "do" if len(names) > 1 else "does"
+    return (
+        f"What {does} {sequence(names)} do inside, on {si(text.n_tokens)} tokens of {clean(text.source)} "
+        f"in windows of {text.seq_len}?"
+    )
+
+
+def _described(model: AnalysedModel) -> str:
+    step = "" if model.step is None else f", step {model.step}"
+    return f"{clean(model.source)} ({clean(model.kind)}{step})"

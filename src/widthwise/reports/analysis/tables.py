@@ -1,0 +1,107 @@
+"""The tables of an analysis as text cells, for the page and the terminal."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from widthwise.records.analysis import AnalysedModel, Analysis
+from widthwise.records.record import finite
+from widthwise.reports.analysis.layers import LayerUnits, layers_of
+from widthwise.reports.page.formats import MISSING, clean, fixed, si
+from widthwise.reports.page.tables import Table
+
+Number = Callable[[AnalysedModel], str]
+
+
+def summary_table(analysis: Analysis) -> Table:
+    """Means over layers: one row a quantity, one column a model."""
+    rows = [[title, *map(show, analysis.models)] for title, show in _summary_rows(analysis).items()]
+    return Table("Means over layers", ["Quantity", *(clean(model.name) for model in analysis.models)], rows)
+
+
+def _summary_rows(analysis: Analysis) -> dict[str, Number]:
+    threshold = f"{analysis.utilisation_threshold:g}"
+    return {
+        "layers": lambda model: str(model.n_layers),
+        "average width": lambda model: fixed(float(np.mean(model.widths)), 1),
+        "target tokens": lambda model: si(model.n_tokens),
+        f"activations beyond {threshold}": _units(lambda units: units.density, 4),
+        "units never active": _units(lambda units: units.dead_share, 4),
+        "participation / d_ff": _units(lambda units: units.participation_share, 4),
+        "matrix entropy / log(rank)": lambda model: _mean([each.entropy for each in model.stream if each.depth], 4),
+        "lowest matrix entropy (after layer)": lambda model: _lowest(
+            [(each.entropy, each.depth) for each in model.stream]
+        ),
+        "valley: drop, rise (after layer)": _valley,
+        "target log-prob, half-way (after layer)": _half_way,
+        "target log-prob, last layer": _last,
+        "KL to the next layer": lambda model: _mean([each.kl_to_next for each in model.logit_lens], 4),
+        "attention to the first token": lambda model: _mean([each.first_token_share for each in model.sinks], 4),
+        "norm of the first token / others": lambda model: _mean([each.norm_ratio for each in model.sinks], 3),
+    }
+
+
+def _units(value: Callable[[LayerUnits], float], n_decimals: int) -> Number:
+    return lambda model: _mean(map(value, layers_of(model).values()), n_decimals)
+
+
+def _mean(values: Iterable[float | None], n_decimals: int) -> str:
+    known = _known(values)
+    return fixed(float(np.mean(known)), n_decimals) if known else MISSING
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in map(finite, values) if not np.isnan(value)]
+
+
+def _lowest(points: Sequence[tuple[float | None, int]]) -> str:
+    known = [(value, depth) for value, depth in points if value is not None]
+    if not known:
+        return MISSING
+    value, depth = min(known)
+    return f"{fixed(value, 4)} ({depth})"
+
+
+def _valley(model: AnalysedModel) -> str:
+    if model.valley is None:
+        return "none" if model.stream else MISSING
+    return f"{fixed(model.valley.drop, 3)}, {fixed(model.valley.rise, 3)} ({model.valley.depth})"
+
+
+def _half_way(model: AnalysedModel) -> str:
+    middle = model.n_layers / 2
+    near = min(model.logit_lens, key=lambda each: abs(each.depth - middle), default=None)
+    return MISSING if near is None else f"{fixed(near.target_log_prob, 3)} ({near.depth})"
+
+
+def _last(model: AnalysedModel) -> str:
+    last = max(model.logit_lens, key=lambda each: each.depth, default=None)
+    return MISSING if last is None else fixed(last.target_log_prob, 3)
+
+
+def layer_table(model: AnalysedModel, threshold: float) -> Table:
+    """Every number of a model by layer; row 0 is the stream before the first layer."""
+    header = [
+        *("Layer", "width", "d_ff", f"beyond {threshold:g}", "never active", "participation", "/ d_ff", "coordinates"),
+        *("rank", "entropy / log(rank)", "stream participation", "target log-prob", "KL to next", "entropy"),
+        *("first token", "strongest head", "norm ratio"),
+    ]
+    units, streams = layers_of(model), {each.depth: each for each in model.stream}
+    lens, sinks = {each.depth: each for each in model.logit_lens}, {each.layer: each for each in model.sinks}
+    rows = [
+        [
+            str(layer) if layer else "0: embedding",
+            str(model.widths[layer - 1]) if layer else MISSING,
+            *_cells(units.get(layer), d_ff=0, density=4, dead_share=4, participation=1, participation_share=4),
+            *_cells(streams.get(layer), width=0, rank=0, entropy=4, participation=2),
+            *_cells(lens.get(layer), target_log_prob=4, kl_to_next=4, entropy=4),
+            *_cells(sinks.get(layer), first_token_share=4, strongest_head=4, norm_ratio=3),
+        ]
+        for layer in range(model.n_layers + 1)
+    ]
+    return Table(f"Layers of {clean(model.name)}", header, rows)
+
+
+def _cells(record: object | None, **n_decimals: int) -> list[str]:
+    """A cell for each attribute of the record, with so many decimals."""
+    return [MISSING if record is None else fixed(getattr(record, key), n) for key, n in n_decimals.items()]

@@ -1,0 +1,1 @@
+"""Pages, CSV, LaTeX and terminal tables of comparisons."""

@@ -1,0 +1,134 @@
+"""The report of a comparison: `report.html`, `table.csv` and `table.tex`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from widthwise.records.comparison import Comparison
+from widthwise.records.record import Variant
+from widthwise.records.run import Result, Run
+from widthwise.reports.comparison import main_table
+from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.trend import trend_section
+from widthwise.reports.page import plots, tables
+from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds
+from widthwise.reports.page.formats import clean, counted, percentage
+from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
+from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
+from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
+from widthwise.reports.run.reading import read_comparison, read_run
+from widthwise.reports.run.token_widths import token_width_section
+from widthwise.reports.run.virtual_width import virtual_width_section
+
+
+def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/comparison.json` and its runs, writes the report into `out` (default: `folder`).
+
+    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where something is missing or broken, before it
+    writes anything.
+    """
+    folder, out = Path(folder), Path(out or folder)
+    comparison = read_comparison(folder)
+    runs = {variant.name: [read_run(folder / path, path) for path in variant.runs] for variant in comparison.variants}
+    contents = {
+        "html": ("report.html", _page(comparison, runs)),
+        "csv": ("table.csv", csv_text(comparison)),
+        "latex": ("table.tex", latex_text(comparison)),
+    }
+    return write_all(contents, out)
+
+
+def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
+    chosen = styles([variant.name for variant in comparison.variants], comparison.baseline)
+    compared = {name: style for name, style in chosen.items() if name != comparison.baseline}
+    variants, baseline = comparison.variants, comparison.baseline
+    results = _first_results(runs)
+    return render(
+        "comparison/comparison.html",
+        title=f"{comparison.title} · widthwise comparison",
+        comparison=comparison,
+        has_intervals=main_table.has_intervals(comparison),
+        mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}",
+        question=_question(comparison),
+        confidence=percentage(comparison.confidence),
+        columns=main_table.MAIN_COLUMNS,
+        rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
+        notes=main_table.notes(comparison),
+        widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
+        token_widths=token_width_section(results, chosen),
+        virtual_width=virtual_width_section(results, chosen),
+        curves=panels(_curves(comparison, runs, chosen)),
+        curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),
+        differences=panels(
+            {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
+        ),
+        trend=trend_section(comparison, chosen),
+        growth=growth_section(runs, chosen),
+        parameters=plots.parts_figure("parts", variants),
+        ratios=plots.ratio_figure("ratios", variants, chosen, baseline),
+        legend=legend(chosen),
+        compared_legend=legend(compared),
+        part_legend=[(block_swatch(i), clean(name)) for i, name in enumerate(plots.part_names(variants))],
+        seed_table=tables.seed_table(comparison),
+        cost_table=tables.cost_table([(variant.name, variant.cost) for variant in variants]),
+        layer_tables=[tables.layer_table(variant.name, variant.cost) for variant in variants],
+        environment_table=tables.environment_table(comparison.environment),
+        recipes=[FoldedRecipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items()],
+    )
+
+
+def _question(comparison: Comparison) -> str:
+    others = [clean(variant.name) for variant in comparison.variants if variant.name != comparison.baseline]
+    seeds = main_table.seed_words(comparison)
+    baseline = clean(comparison.baseline)
+    if not others:
+        return f"The held-out loss of {baseline}, trained with {seeds}."
+    verb, matched = "Does" if len(others) == 1 else "Do", plots.matched_words(comparison.matched)
+    return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
+
+
+def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, Result]:
+    """Of the first seed of each variant, where it has finished."""
+    return {name: own[0].result for name, own in runs.items() if own[0].result}
+
+
+def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:
+    return {name: mean_over_seeds([by_step(run, "validation", "loss") for run in own]) for name, own in runs.items()}
+
+
+def _curves(
+    comparison: Comparison, runs: Mapping[str, Sequence[Run]], chosen: Mapping[str, Style]
+) -> dict[str, Markup | None]:
+    figures: dict[str, Markup | None] = {}
+    every = [run for own in runs.values() for run in own]
+    for event, title in (("validation", "Held-out loss"), ("train", "Training loss")):
+        by_steps = [_bundle(variant, runs[variant.name], chosen, event, False) for variant in comparison.variants]
+        by_flops = [_bundle(variant, runs[variant.name], chosen, event, True) for variant in comparison.variants]
+        figures[f"{title} by step"] = plots.curve_figure(
+            f"{event}-step", by_steps, "step", title.lower(), True, growth_steps(every)
+        )
+        figures[f"{title} by training FLOPs"] = plots.curve_figure(
+            f"{event}-flops", by_flops, "training FLOPs", title.lower(), True, growth_flops(every)
+        )
+    return figures
+
+
+def _bundle(
+    variant: Variant, runs: Sequence[Run], chosen: Mapping[str, Style], event: str, over_flops: bool
+) -> plots.Bundle:
+    seeds = [by_step(run, event, "loss") for run in runs]
+    mean = mean_over_seeds(seeds)
+    if over_flops:
+        flops = _training_flops(variant, runs[0])
+        mean = against_flops(mean, runs[0], flops)
+        seeds = [against_flops(curve, run, flops) for curve, run in zip(seeds, runs)]
+    return plots.Bundle(variant.name, chosen[variant.name], seeds, mean)
+
+
+def _training_flops(variant: Variant, run: Run) -> float:
+    """Per token of a model that stays the same, all passes over it counted where the run says its compute."""
+    result = run.result
+    if result is None or result.pflops_days is None or not result.tokens:
+        return variant.cost.flops_per_token.training
+    return result.pflops_days * 1e15 * 86400 / result.tokens

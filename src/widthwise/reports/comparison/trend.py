@@ -1,0 +1,120 @@
+"""The trend of a comparison: losses over the logarithm of a quantity, the fitted line, and what it leaves over."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from widthwise.records.comparison import Comparison, Trend
+from widthwise.records.record import Variant, finite
+from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shorten, signed, tick
+from widthwise.reports.page.html import Panel, legend
+from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
+from widthwise.reports.page.tables import Table
+
+
+@dataclass(frozen=True)
+class TrendSection:
+    """What the page shows of a trend."""
+
+    over: str
+    figures: list[Panel]
+    legend: list[tuple[Markup, str]]
+    line: Table
+    points: Table
+
+
+def trend_section(comparison: Comparison, styles: Mapping[str, Style]) -> TrendSection | None:
+    """None where the comparison has no trend."""
+    trend = comparison.trend
+    if trend is None:
+        return None
+    variants = {variant.name: variant for variant in comparison.variants}
+    return TrendSection(
+        trend.over,
+        [Panel(f"Held-out loss over {trend.over}", _figure(trend, variants, styles))],
+        legend({point.variant: styles[point.variant] for point in trend.points}),
+        _line_table(trend),
+        _point_table(trend, variants),
+    )
+
+
+def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, Style]) -> Markup:
+    """Seeds are shifted to a common mean, because runs are compared within a seed; so the band is that of the slope."""
+    points = sorted(trend.points, key=lambda point: point.value)
+    values = np.array([point.value for point in points])
+    line = np.array([finite(point.line) for point in points])
+    losses = np.array([list(map(finite, variants[point.variant].val_loss.per_seed)) for point in points])
+    shifted = losses - losses.mean(axis=0) + losses.mean()
+    turn = np.log2(values) - np.log2(values).mean()
+    low, high = (line + (finite(end) - finite(trend.slope.mean)) * turn for end in (trend.slope.low, trend.slope.high))
+
+    def paint(axes: Axes) -> None:
+        axes.set_xscale("log", base=2)
+        axes.fill_between(values, low, high, color=MUTED, alpha=0.16, linewidth=0)
+        axes.plot(values, line, color=INK, linewidth=1.4)
+        for point, seeds in zip(points, shifted):
+            style = styles[point.variant]
+            at = np.full(len(seeds), point.value)
+            axes.plot(at, seeds, "_", color=style.colour, markersize=11, markeredgewidth=1.4)
+            axes.plot(point.value, seeds.mean(), style.marker, color=style.colour, markersize=7.5, markeredgecolor=CARD)
+        axes.set_xlabel(f"{clean(trend.over)}, on a logarithmic axis")
+        axes.set_ylabel("held-out loss")
+        shown = _apart(values)
+        axes.set_xticks(shown, [tick(value) for value in shown])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        axes.margins(x=0.08)
+        axes.grid(axis="y")
+        axes.tick_params(length=0)
+
+    parts = [
+        f"{shorten(point.variant, 40)} at {tick(point.value)}: {fixed(variants[point.variant].val_loss.mean, 4)}, "
+        f"line {fixed(point.line, 4)}"
+        for point in points
+    ]
+    slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
+    label = f"Held-out loss over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
+    legend = line_legend({point.variant: styles[point.variant] for point in points})
+    return draw("trend", label, (5.4, 3.4), paint, legend)
+
+
+def _apart(values: Sequence[float] | np.ndarray) -> list[float]:
+    """Those of ascending values whose labels stand clear of each other on a logarithmic axis."""
+    positions = np.log2(values)
+    chosen = [0]
+    for i in range(1, len(values)):
+        if positions[i] - positions[chosen[-1]] >= 0.08 * (positions[-1] - positions[0]):
+            chosen.append(i)
+    return [float(values[i]) for i in chosen]
+
+
+def _line_table(trend: Trend) -> Table:
+    rows = [
+        ["slope, nats with each doubling", signed(trend.slope.mean, 4), interval(trend.slope, 4, True) or MISSING],
+        ["intercept, nats", fixed(trend.intercept.mean, 4), interval(trend.intercept, 4) or MISSING],
+        ["R² of the mean losses", fixed(trend.r_squared, 4), MISSING],
+    ]
+    n_seeds = len(trend.slope.per_seed)
+    return Table(
+        f"The line over log2 of {clean(trend.over)}, {n_seeds} seed{'s' if n_seeds != 1 else ''}",
+        ["", "Value", "Interval"],
+        rows,
+    )
+
+
+def _point_table(trend: Trend, variants: Mapping[str, Variant]) -> Table:
+    rows = [
+        [
+            clean(point.variant),
+            tick(point.value),
+            fixed(variants[point.variant].val_loss.mean, 4),
+            fixed(point.line, 4),
+            signed(point.residual, 4),
+        ]
+        for point in trend.points
+    ]
+    return Table("Held-out loss and line", ["Variant", clean(trend.over), "loss", "line", "residual"], rows)

@@ -1,0 +1,124 @@
+"""Numbers and names as people read them, the same on the page, in LaTeX and on the terminal."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from widthwise.records.record import Estimate
+
+MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+_HUGE = 1e7
+_PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def clean(text: str) -> str:
+    """One line without control characters, which neither a terminal nor an SVG should receive."""
+    visible = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
+    return " ".join(visible.split())
+
+
+def shorten(text: str, n_letters: int) -> str:
+    """The cleaned text, cut with an ellipsis where it is longer than `n_letters`."""
+    text = clean(text)
+    return text if len(text) <= n_letters else text[: n_letters - 1].rstrip() + "…"
+
+
+def capital(text: str) -> str:
+    """With a capital letter at the start, and names in it as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def percentage(confidence: float) -> str:
+    """0.95 -> 95%."""
+    return f"{100 * confidence:.4g}%"
+
+
+def counted(n: int, thing: str) -> str:
+    """`1 seed`, `2 seeds`."""
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
+
+
+def tick(value: float) -> str:
+    """A round number on an axis, with a decimal prefix and no trailing zeros."""
+    size, prefix = next(((size, prefix) for size, prefix in _PREFIXES if abs(value) >= size), (1, ""))
+    return minus(f"{value / size:.4g}{prefix}")
+
+
+def si(value: float | None) -> str:
+    """Three significant digits with a decimal prefix: 1234567 -> 1.23M."""
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    for size, prefix in _PREFIXES:
+        if abs(value) >= 0.9995 * size:
+            return _three_digits(value / size) + prefix
+    return str(int(value)) if float(value).is_integer() else _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return minus(f"{value:.{n_decimals}f}")
+
+
+def fixed(value: float | None, n_decimals: int) -> str:
+    """A number with so many decimals, or with a power of ten where it is too long to be read."""
+    return _shown(value, f".{n_decimals}f", ".3e")
+
+
+def signed(value: float | None, n_decimals: int) -> str:
+    """A difference: always with its sign."""
+    return _shown(value, f"+.{n_decimals}f", "+.3e")
+
+
+def _shown(value: float | None, usual: str, huge: str) -> str:
+    if value is None:
+        return MISSING
+    if not math.isfinite(value):
+        return _not_finite(value)
+    return minus(format(value, usual if abs(value) < _HUGE else huge))
+
+
+def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
+    """`low to high`, or nothing where there is no interval."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    show = signed if with_sign else fixed
+    return f"{show(estimate.low, n_decimals)} to {show(estimate.high, n_decimals)}"
+
+
+def ratio(value: float | None, sign: str = TIMES) -> str:
+    """A ratio to the baseline, or nothing where it is unknown."""
+    return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
+
+
+def hidden_widths(widths: Sequence[int]) -> str:
+    """Hidden widths of the gated maps of one feed-forward: 1536, 4×418, or 64+32 where they differ."""
+    if len(widths) > 1 and len(set(widths)) == 1:
+        return f"{len(widths)}{TIMES}{widths[0]}"
+    return "+".join(map(str, widths))
+
+
+def plain(value: Any) -> str:
+    """Any JSON value on one line."""
+    match value:
+        case None:
+            return MISSING
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return TIMES.join(plain(item) for item in value)
+        case dict():
+            return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
+        case _:
+            return clean(str(value))
+
+
+def minus(text: str) -> str:
+    """With a true minus sign."""
+    return text.replace("-", MINUS)
+
+
+def _not_finite(value: float) -> str:
+    return "not a number" if math.isnan(value) else f"{MINUS if value < 0 else ''}infinite"

@@ -1,0 +1,268 @@
+"""The few figures of the reports, as inline SVG. Each carries a sentence that says what it shows."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from widthwise.records.record import Cost, Variant, finite
+from widthwise.reports.page.curves import Curve, thin
+from widthwise.reports.page.formats import clean, interval, minus, ratio, shorten, si, signed, tick
+from widthwise.reports.page.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
+
+RATIO_NAMES = {
+    "params": "parameters",
+    "active_params": "active parameters",
+    "flops": "forward FLOPs",
+    "training_flops": "training FLOPs",
+    "average_width": "average width",
+    "kv_bytes": "KV bytes",
+    "activation_bytes": "activation bytes",
+    "tokens_per_second": "tokens/s",
+}
+_CURVE_INCHES = (5.4, 3.3)
+
+
+def matched_words(quantity: str | None) -> str:
+    """ " at equal parameters", or nothing where nothing is equal."""
+    return "" if quantity in (None, "none") else f" at equal {RATIO_NAMES.get(quantity, clean(quantity))}"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The curves of one variant: a thin line per seed and their mean."""
+
+    name: str
+    style: Style
+    seeds: Sequence[Curve]
+    mean: Curve
+
+
+def curve_figure(
+    key: str,
+    bundles: Sequence[Bundle],
+    x_label: str,
+    y_label: str,
+    crop: bool = False,
+    growths: Sequence[float] = (),
+) -> Markup | None:
+    """Curves of all bundles, or None where no curve has a value. `crop` lets the first steep tenth run off the top.
+
+    growths: where on the x axis models grew, which dashed lines mark.
+    """
+    drawn = [bundle for bundle in bundles if not all(curve.is_empty for curve in bundle.seeds)]
+    if not drawn:
+        return None
+    last = "; ".join(f"{shorten(bundle.name, 40)} {si(bundle.mean.last)}" for bundle in drawn)
+
+    def paint(axes: Axes) -> None:
+        for x in growths:
+            axes.axvline(x, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for bundle in drawn:
+            _paint_bundle(axes, bundle)
+        if crop:
+            _crop_to_the_late_part(axes, [curve for bundle in drawn for curve in bundle.seeds])
+        label_axes(axes, x_label, y_label)
+
+    label = f"{y_label} over {x_label}. Last mean value of each line: {last}."
+    if growths:
+        label += f" A model grew at {', '.join(map(si, growths))}."
+    legend = line_legend({bundle.name: bundle.style for bundle in drawn})
+    return draw(key, label, _CURVE_INCHES, paint, legend)
+
+
+def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
+    style = bundle.style
+    if len(bundle.seeds) > 1:
+        for curve in map(thin, bundle.seeds):
+            axes.plot(curve.x, curve.y, color=style.colour, linewidth=0.7, alpha=0.35)
+    mean = thin(bundle.mean)
+    n_marks = max(1, math.ceil(len(mean.x) / 8))
+    axes.plot(
+        mean.x,
+        mean.y,
+        color=style.colour,
+        linestyle=style.dash,
+        linewidth=1.9,
+        marker=style.marker,
+        markevery=n_marks,
+        markersize=4.5,
+        markeredgecolor=CARD,
+        markeredgewidth=0.6,
+    )
+
+
+def _crop_to_the_late_part(axes: Axes, curves: Sequence[Curve]) -> None:
+    end = max((curve.x[-1] for curve in curves if len(curve.x)), default=0.0)
+    late = np.concatenate([curve.y[curve.x >= 0.1 * end] for curve in curves])
+    late = late[np.isfinite(late)]
+    if len(late) and late.max() > late.min():
+        margin = 0.06 * (late.max() - late.min())
+        axes.set_ylim(late.min() - margin, late.max() + margin)
+
+
+def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
+    """Titles, about five round numbers on either axis, and lines across."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    axes.grid(axis="y")
+    axes.tick_params(length=0)
+
+
+def width_figures(costs: Mapping[str, Cost], styles: Mapping[str, Style]) -> dict[str, Markup]:
+    """Name -> width profile, all on one scale."""
+    widest = max(max(cost.d_model, *cost.widths) for cost in costs.values())
+    n_layers = max(len(cost.widths) for cost in costs.values())
+    return {
+        name: _width_figure(f"width-{i}", name, cost, styles[name], widest, n_layers)
+        for i, (name, cost) in enumerate(costs.items())
+    }
+
+
+def _width_figure(key: str, name: str, cost: Cost, style: Style, widest: int, n_layers: int) -> Markup:
+    """One centred bar per layer, layer 1 at the bottom; `widest` and `n_layers` give all panels one scale."""
+    widths = np.array(cost.widths, dtype=float)
+    layers = np.arange(1, len(widths) + 1)
+
+    def paint(axes: Axes) -> None:
+        axes.barh(layers, widths, left=-widths / 2, height=0.74, color=style.colour)
+        for side in (-0.5, 0.5):
+            axes.axvline(side * cost.d_model, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for layer in _layers_to_label(cost.widths):
+            axes.text(0.53 * widest, layer, str(cost.widths[layer - 1]), va="center", color=MUTED, fontsize=8.5)
+        axes.set_xlim(-0.54 * widest, 0.68 * widest)
+        axes.set_ylim(0.3, n_layers + 0.7)
+        axes.set_yticks(layer_ticks(len(widths)))
+        axes.set_ylabel("layer (1 reads the tokens)")
+        axes.set_xticks([-cost.d_model / 2, 0, cost.d_model / 2], ["", f"d_model {cost.d_model}", ""])
+        axes.spines[["left", "bottom"]].set_visible(False)
+        axes.tick_params(length=0)
+
+    label = (
+        f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
+        f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}."
+    )
+    return draw(key, label, (3.5, 3.0), paint)
+
+
+def _layers_to_label(widths: Sequence[int]) -> list[int]:
+    """Layers whose width is written beside the bar: where it changes, or only the extremes of a deep model."""
+    changes = [1] + [layer for layer in range(2, len(widths) + 1) if widths[layer - 1] != widths[layer - 2]]
+    if len(widths) <= 20:
+        return changes
+    return sorted({1, widths.index(min(widths)) + 1, len(widths)})
+
+
+def layer_ticks(n_layers: int) -> list[int]:
+    """Numbers of the layers that an axis names."""
+    stride = max(1, math.ceil(n_layers / 8))
+    return sorted({1, n_layers, *(layer for layer in range(stride, n_layers - stride // 2, stride) if layer > 1)})
+
+
+def difference_figure(
+    key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str
+) -> Markup | None:
+    """Forest plot: per variant the difference per seed, its mean and its interval. None where nothing is compared."""
+    compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
+    if not compared:
+        return None
+
+    def paint(axes: Axes) -> None:
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, (variant, difference) in enumerate(compared):
+            style = styles[variant.name]
+            seeds = [value for value in difference.per_seed if value is not None]
+            axes.plot(seeds, np.full(len(seeds), row + 0.2), "|", color=style.colour, markersize=9, markeredgewidth=1.4)
+            if difference.low is not None and difference.high is not None:
+                axes.plot([difference.low, difference.high], [row, row], color=style.colour, linewidth=2.4)
+            if difference.mean is not None:
+                axes.plot(difference.mean, row, style.marker, color=style.colour, markersize=8, markeredgecolor=CARD)
+        axes.set_yticks(range(len(compared)), [shorten(variant.name, 22) for variant, _ in compared])
+        axes.set_ylim(len(compared) - 0.5, -0.5)
+        axes.set_xlabel(f"held-out loss minus that of {shorten(baseline, 22)}: left of 0 is better")
+        axes.margins(x=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{value:+.4g}") if value else "0"))
+        axes.grid(axis="x")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(length=0)
+        axes.tick_params(axis="y", labelcolor=INK)
+
+    parts = [
+        f"{shorten(v.name, 40)} {signed(d.mean, 4)} ({interval(d, 4, True) or 'no interval'})" for v, d in compared
+    ]
+    label = f"Difference in held-out loss to {shorten(baseline, 40)} with its interval: {'; '.join(parts)}."
+    return draw(key, label, (5.4, 1.1 + 0.5 * len(compared)), paint)
+
+
+def part_names(variants: Sequence[Variant]) -> list[str]:
+    """The parts that any of the models has, in the order of their cost tables."""
+    names = dict.fromkeys(name for variant in variants for name in variant.cost.params)
+    return [name for name in names if name not in ("total", "active")]
+
+
+def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
+    """Parameters by part of the model, one stacked bar per variant."""
+
+    def paint(axes: Axes) -> None:
+        left = np.zeros(len(variants))
+        for part, colour in zip(part_names(variants), itertools.cycle(PARTS)):
+            sizes = np.array([variant.cost.params.get(part, 0.0) for variant in variants])
+            axes.barh(range(len(variants)), sizes, left=left, color=colour, edgecolor=CARD, linewidth=0.8, height=0.62)
+            left += sizes
+        _paint_rows(axes, [shorten(variant.name, 22) for variant in variants], "parameters")
+        axes.set_xlim(0, None)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+
+    totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
+    label = f"Parameters by part of the model. Totals: {totals}."
+    parts = [Patch(color=colour, label=part) for part, colour in zip(part_names(variants), itertools.cycle(PARTS))]
+    return draw(key, label, (5.4, 1.1 + 0.46 * len(variants)), paint, parts)
+
+
+def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
+    """What each variant costs relative to the baseline, one row per quantity. None where there is only the baseline."""
+    compared = [variant for variant in variants if variant.name != baseline]
+    names = [name for name in RATIO_NAMES if any(variant.ratio.get(name) is not None for variant in compared)]
+    if not names:
+        return None
+    offsets = np.linspace(-0.28, 0.28, len(compared)) if len(compared) > 1 else [0.0]
+
+    def paint(axes: Axes) -> None:
+        axes.axvline(1, color=INK, linewidth=1)
+        for variant, offset in zip(compared, offsets):
+            style, rows = styles[variant.name], np.arange(len(names)) + offset
+            values = [finite(variant.ratio.get(name)) for name in names]
+            axes.plot(values, rows, style.marker, color=style.colour, markersize=6.5, markeredgecolor=CARD)
+        for row in range(1, len(names)):
+            axes.axhline(row - 0.5, color=GRID, linewidth=0.7)
+        _paint_rows(axes, [RATIO_NAMES[name] for name in names], f"times the value of {shorten(baseline, 22)}")
+        axes.margins(x=0.1)
+
+    parts = [
+        f"{shorten(v.name, 40)}: " + ", ".join(f"{RATIO_NAMES[n]} {ratio(v.ratio.get(n)) or '?'}" for n in names)
+        for v in compared
+    ]
+    label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
+    legend = line_legend({variant.name: styles[variant.name] for variant in compared})
+    return draw(key, label, (5.4, 1.1 + 0.42 * len(names)), paint, legend)
+
+
+def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.grid(axis="x")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.tick_params(axis="y", labelcolor=INK)

@@ -1,0 +1,1 @@
+"""Pages of runs, and the parts of a run that other pages show too."""

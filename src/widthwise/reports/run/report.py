@@ -1,0 +1,128 @@
+"""The report of single runs: one page for one run or for several laid over each other."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from widthwise.config_io import UserError
+from widthwise.files import write_atomic
+from widthwise.records.run import Run
+from widthwise.reports.page import plots, tables
+from widthwise.reports.page.curves import by_step, further_heads
+from widthwise.reports.page.formats import clean
+from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
+from widthwise.reports.page.svg import Style, styles
+from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
+from widthwise.reports.run.reading import read_run
+from widthwise.reports.run.token_widths import token_width_section
+from widthwise.reports.run.virtual_width import virtual_width_section
+
+_CURVES = (
+    ("validation", "loss", "Held-out loss", True),
+    ("train", "loss", "Training loss", True),
+    ("validation", "width_fraction", "Mean width fraction of tokens", False),
+    ("train", "width_price", "Price of width", False),
+    ("train", "lr", "Learning rate", False),
+    ("train", "grad_norm", "Gradient norm", False),
+    ("train", "tokens_per_second", "Tokens per second", False),
+    ("train", "mfu", "Model FLOPs utilisation", False),
+    ("train", "memory_bytes", "Memory in bytes", False),
+)
+
+
+def write_run_report(run: Path, out: Path | None = None) -> Path:
+    """Writes `report.html` of a run, finished or not, into `out` (default: the run). UserError if broken."""
+    return write_runs_report([run], out or run)
+
+
+def write_runs_report(runs: Sequence[Path], out: Path) -> Path:
+    """Writes `out/report.html` with the curves of all runs laid over each other. Raises UserError if one is broken."""
+    if not runs:
+        raise UserError("report: expected at least one run directory")
+    page = Path(out) / "report.html"
+    write_atomic(page, _page([read_run(Path(run)) for run in runs]))
+    return page
+
+
+def _page(runs: Sequence[Run]) -> str:
+    named = _distinct_names(runs)
+    chosen = styles(list(named))
+    costs = {name: run.cost for name, run in named.items() if run.cost is not None}
+    results = {name: run.result for name, run in named.items() if run.result}
+    n_unfinished = sum(run.result is None for run in runs)
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    return render(
+        "run/runs.html",
+        title=title,
+        lead=_lead(runs, n_unfinished),
+        question=growth_question(named),
+        answers=growth_answers(named),
+        commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
+        run_table=tables.run_table(named),
+        mtp_table=tables.mtp_table(results),
+        curves=panels(_curves(named, chosen)),
+        legend=legend(chosen),
+        token_widths=token_width_section(results, chosen),
+        virtual_width=virtual_width_section(results, chosen),
+        growth=growth_section({name: [run] for name, run in named.items()}, chosen),
+        widths=panels(plots.width_figures(costs, chosen)) if costs else [],
+        cost_table=tables.cost_table(list(costs.items())),
+        layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
+        environment_tables=_environments(named),
+        recipes=[FoldedRecipe(name, run.path, run.config_yaml) for name, run in named.items()],
+    )
+
+
+def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
+    """Name -> run; runs that share a name are told apart by their path."""
+    names = [run.name for run in runs]
+    named = {name if names.count(name) == 1 else f"{name} ({run.path})": run for name, run in zip(names, runs)}
+    if len(named) < len(runs):
+        raise UserError("report: the same run was named twice")
+    return named
+
+
+def _lead(runs: Sequence[Run], n_unfinished: int) -> str:
+    where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs laid over each other"
+    if not n_unfinished:
+        return f"{where}."
+    which = "It has" if len(runs) == 1 else f"{n_unfinished} of them {'has' if n_unfinished == 1 else 'have'}"
+    return f"{where}. {which} not finished: results and costs appear when training ends."
+
+
+def _command(run: Run) -> str | None:
+    """With which it was begun, where the run says."""
+    command = run.environment.get("command")
+    return command if isinstance(command, str) else None
+
+
+def _curves(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
+    figures: dict[str, Markup | None] = {}
+    grown = growth_steps(named.values())
+    for event, key, title, crop in _CURVES:
+        curves = {name: by_step(run, event, key) for name, run in named.items()}
+        bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in curves.items()]
+        figures[title] = plots.curve_figure(f"{event}-{key}", bundles, "step", title.lower(), crop, grown)
+    return figures | _further_heads(named, chosen)
+
+
+def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
+    """A figure for each depth of multi-token prediction, of the runs that have such a head."""
+    curves = {name: further_heads(run) for name, run in named.items()}
+    figures: dict[str, Markup | None] = {}
+    for depth in range(1, 1 + max(map(len, curves.values()))):
+        own = {name: found[depth - 1] for name, found in curves.items() if len(found) >= depth}
+        bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in own.items()]
+        title = f"Held-out loss, {depth} after the next"
+        y_label = f"held-out loss, {depth} after the next"
+        grown = growth_steps(named[name] for name in own)
+        figures[title] = plots.curve_figure(f"further-head-{depth}", bundles, "step", y_label, True, grown)
+    return figures
+
+
+def _environments(named: Mapping[str, Run]) -> list[tables.Table]:
+    """One table where all runs share an environment, else one per run."""
+    if all(run.environment == next(iter(named.values())).environment for run in named.values()):
+        return [tables.environment_table(next(iter(named.values())).environment)]
+    return [tables.environment_table(run.environment, name) for name, run in named.items()]

@@ -1,0 +1,102 @@
+"""The heat map of a sweep over two recipe keys."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from widthwise.records.record import finite
+from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep
+from widthwise.reports.page.formats import MISSING, clean, shorten, tick
+from widthwise.reports.page.html import Panel
+from widthwise.reports.page.svg import HEAT, INK, MUTED, draw
+from widthwise.reports.sweep.values import index_of, score, short_keys, shown, shown_score
+
+MOST_NARROW_COLUMNS = 4
+_MOST_MEDIANS = 4.0
+"""Times the median distance, from where on no colour is deeper: one point that diverged leaves the others theirs."""
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One place of a grid."""
+
+    row: int
+    column: int
+    point: FinishedPoint | OpenPoint
+
+
+def heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]]) -> Panel:
+    """The longer axis runs upwards, so that a narrow screen has room."""
+    (down, rows), (across, columns) = sorted(grid.items(), key=lambda item: -len(item[1]))
+    cells = [
+        _Cell(index_of(rows, point.values.get(down)), index_of(columns, point.values.get(across)), point)
+        for point in sweep.of_group(group)
+    ]
+    cells = [cell for cell in cells if cell.row >= 0 and cell.column >= 0]
+    finished = [cell.point for cell in cells if isinstance(cell.point, FinishedPoint)]
+    means = {point.name: finite(score(point, sweep).mean) for point in finished}
+    known = {name: mean for name, mean in means.items() if np.isfinite(mean)}
+    best = min(known, key=known.__getitem__, default=None)
+    shade = _Shades(list(known.values()), sweep.baseline_variant is not None)
+    names = short_keys([down, across])
+
+    def paint(axes: Axes) -> None:
+        for cell in cells:
+            _paint_cell(axes, cell, sweep, shade, cell.point.name == best)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(-0.5, len(rows) - 0.5)
+        axes.set_xticks(range(len(columns)), [shown(value) for value in columns])
+        axes.set_yticks(range(len(rows)), [shown(value) for value in rows])
+        axes.set_xlabel(names[across])
+        axes.set_ylabel(names[down])
+        axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+
+    what = "Difference to the baseline" if sweep.baseline_variant else "Held-out loss"
+    label = f"{what} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
+    if best is not None:
+        low, high = (shown_score(end, sweep) for end in (min(known.values()), max(known.values())))
+        label += f" From {low} to {high}; best: {shorten(best, 60)}."
+    cell_width = 0.95 if len(columns) <= MOST_NARROW_COLUMNS else 0.72
+    size = (1.2 + max(cell_width * len(columns), 2.3), 0.9 + 0.62 * len(rows))
+    title = f"{clean(group)}: {names[down]} and {names[across]}" if group else f"{names[down]} and {names[across]}"
+    return Panel(title, draw(key, label, size, paint))
+
+
+class _Shades:
+    """Numbers to colours: blue below 0 and orange above; without a baseline the deeper blue, the lower the loss."""
+
+    def __init__(self, scores: Sequence[float], has_zero: bool):
+        self._has_zero = has_zero
+        start = 0.0 if has_zero else min(scores, default=0.0)
+        distances = [abs(each - start) for each in scores if each != start] or [1.0]
+        self._largest = min(max(distances), _MOST_MEDIANS * float(np.median(distances)))
+        self._middle = start if has_zero else start + self._largest
+
+    def __call__(self, each: float) -> str:
+        n_each = len(HEAT) // 2
+        highest = 1.0 if self._has_zero else 0.0
+        share = min(max((each - self._middle) / self._largest, -1.0), highest)
+        return HEAT[n_each + int(math.copysign(math.ceil(abs(share) * n_each - 1e-9), share))]
+
+
+def _paint_cell(axes: Axes, cell: _Cell, sweep: Sweep, shade: _Shades, is_best: bool) -> None:
+    point, x, y = cell.point, cell.column, cell.row
+    if isinstance(point, OpenPoint):
+        axes.text(x, y, point.state, ha="center", va="center", color=MUTED, fontsize=8.5)
+        return
+    mean = finite(score(point, sweep).mean)
+    if np.isfinite(mean):
+        axes.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, color=shade(mean), linewidth=0))
+    if is_best:
+        axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, edgecolor=INK, linewidth=1.8))
+    mark = "*" if sweep.baseline_variant and point.verdict in ("better", "worse") else ""
+    number = shown_score(mean, sweep, 3 if sweep.baseline_variant else 4) if np.isfinite(mean) else MISSING
+    weight = "bold" if is_best else "normal"
+    axes.text(x, y + 0.17, number + mark, ha="center", va="center", fontsize=10, fontweight=weight)
+    axes.text(x, y - 0.2, tick(round(point.cost.average_width, 1)), ha="center", va="center", fontsize=8.5)

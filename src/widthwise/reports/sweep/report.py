@@ -1,0 +1,147 @@
+"""The report of a sweep: `report.html`, `table.csv` and `table.tex`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from widthwise.records.run import Run
+from widthwise.records.sweep import FinishedPoint, Range, Sweep, read_sweep
+from widthwise.reports.comparison import main_table
+from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.page import plots, tables
+from widthwise.reports.page.curves import by_step, mean_over_seeds
+from widthwise.reports.page.formats import MISSING, clean, counted, percentage, plain, shorten, si
+from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
+from widthwise.reports.page.svg import BASELINE_STYLE, Style, styles, swatch
+from widthwise.reports.run.reading import read_run
+from widthwise.reports.sweep.figures import group_figures, shape_figure
+from widthwise.run_dir import RunDir
+
+Runs = Mapping[str, Sequence[Run]]
+"""Point -> those of its runs that lie here; another machine may have made the others."""
+
+
+def write_sweep_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/sweep.json` and the runs beside it, writes the report into `out` (default: `folder`).
+
+    Returns {"html": ..., "csv": ..., "latex": ...}; without a finished point only the page. Raises UserError where
+    something is broken, before it writes anything.
+    """
+    folder, out = Path(folder), Path(out or folder)
+    sweep = read_sweep(folder)
+    runs = {
+        point.name: [read_run(folder / path, path) for path in point.runs if RunDir(folder / path).exists]
+        for point in sweep.variants
+    }
+    contents = {"html": ("report.html", _page(sweep, runs))}
+    if sweep.variants:
+        contents |= {"csv": ("table.csv", csv_text(sweep)), "latex": ("table.tex", latex_text(sweep))}
+    return write_all(contents, out)
+
+
+def _page(sweep: Sweep, runs: Runs) -> str:
+    chosen = styles(sweep.groups, None)
+    flops, flops_label = _training_flops(sweep, runs)
+    shape = shape_figure(sweep, flops, chosen, flops_label)
+    groups = group_figures(sweep, chosen)
+    return render(
+        "sweep/sweep.html",
+        title=f"{sweep.title} · widthwise sweep",
+        sweep=sweep,
+        has_intervals=main_table.has_intervals(sweep),
+        mean_over=f"mean over {counted(len(sweep.seeds), 'seed')}",
+        question=_question(sweep),
+        confidence=percentage(sweep.confidence),
+        columns=main_table.main_columns(sweep),
+        rows=[main_table.main_row(point, sweep, swatch(_style(point, sweep, chosen))) for point in sweep.variants],
+        notes=main_table.notes(sweep),
+        groups=groups,
+        line_legend=legend({name or "all points": chosen[name] for name in groups.line_groups}),
+        shapes=panels({f"Loss over {flops_label}": shape}),
+        legend=legend({name or "all points": style for name, style in chosen.items()}),
+        open_table=_open_table(sweep),
+        curves=panels({"Held-out loss by step": _curve_figure(sweep, runs, chosen)}),
+        axis_table=_axis_table(sweep),
+        seed_table=tables.seed_table(sweep),
+        cost_table=tables.cost_table([(point.name, point.cost) for point in sweep.variants]),
+        environment_table=tables.environment_table(sweep.environment),
+        study_table=_study_table(sweep),
+        n_elsewhere=sum(len(point.runs) - len(runs[point.name]) for point in sweep.variants),
+        recipes=[FoldedRecipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items() if own],
+    )
+
+
+def _style(point: FinishedPoint, sweep: Sweep, chosen: Mapping[str, Style]) -> Style:
+    """That of its group; the baseline has its own."""
+    return BASELINE_STYLE if point.name == sweep.baseline else chosen[point.group or ""]
+
+
+def _question(sweep: Sweep) -> str:
+    seeds = main_table.seed_words(sweep)
+    matched = plots.matched_words(sweep.matched)
+    keys = list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes))
+    varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
+    than = f", and is it lower than that of {clean(sweep.baseline)}" if sweep.baseline else ""
+    n_points = sweep.study.n_points - (sweep.baseline is not None)
+    return f"Which of {n_points} points{varied} reaches the lowest held-out loss{matched}{than}? Trained with {seeds}."
+
+
+def _training_flops(sweep: Sweep, runs: Runs) -> tuple[dict[str, float], str]:
+    """By point, and what it is: of all the training where every point has a run here that says so, else per token."""
+    firsts = {name: own[0].result for name, own in runs.items() if own}
+    totals = {name: result.training_flops for name, result in firsts.items() if result and result.training_flops}
+    if len(totals) == len(sweep.variants):
+        return totals, "training FLOPs"
+    return {point.name: point.cost.flops_per_token.training for point in sweep.variants}, "training FLOPs per token"
+
+
+def _curve_figure(sweep: Sweep, runs: Runs, chosen: Mapping[str, Style]):
+    """A thin line for each point of a group, a strong one for its best."""
+    bundles = []
+    for group in sweep.groups:
+        own = {point.name for point in sweep.of_group(group)}
+        means = [
+            mean_over_seeds([by_step(run, "validation", "loss") for run in runs[point.name]])
+            for point in sweep.variants
+            if point.name in own and runs[point.name]
+        ]
+        if means:
+            bundles.append(plots.Bundle(group or "all points", chosen[group], means, means[0]))
+    return plots.curve_figure("points-step", bundles, "step", "held-out loss", crop=True)
+
+
+def _open_table(sweep: Sweep) -> tables.Table | None:
+    rows = [
+        [clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING] for point in sweep.open_points
+    ]
+    return tables.Table("Points without a result", ["Point", "State", "Reason"], rows) if rows else None
+
+
+def _axis_table(sweep: Sweep) -> tables.Table | None:
+    rows = [
+        [clean(group) or "all points", clean(key), _values(axis)]
+        for group, axes in sweep.axes.items()
+        for key, axis in axes.items()
+    ]
+    return (
+        tables.Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
+        if rows
+        else None
+    )
+
+
+def _values(axis: list | Range) -> str:
+    if isinstance(axis, Range):
+        return f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
+    return ", ".join(map(plain, axis))
+
+
+def _study_table(sweep: Sweep) -> tables.Table:
+    study = sweep.study
+    rows = [
+        ["sampler", clean(study.sampler)],
+        ["storage", clean(study.storage)],
+        ["points", si(study.n_points)],
+        ["finished", si(study.n_finished)],
+        ["failed", si(study.n_failed)],
+    ]
+    return tables.Table("The study", ["Item", "Value"], rows)

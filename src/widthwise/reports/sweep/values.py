@@ -1,0 +1,90 @@
+"""What stands on the axes of a sweep's figures: losses or differences, and values of recipe keys."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from widthwise.records.record import Estimate
+from widthwise.records.sweep import FinishedPoint, Range, Sweep
+from widthwise.reports.page.formats import clean, fixed, plain, shorten, signed, tick
+
+_WIDE_RANGE = 8.0
+"""Positive numbers that differ by more than this factor stand on a logarithmic axis."""
+
+
+def score(point: FinishedPoint, sweep: Sweep) -> Estimate:
+    """Difference to the baseline where there is one, else the loss; the baseline differs by 0 from itself."""
+    if sweep.baseline_variant is None:
+        return point.val_loss
+    return point.difference or Estimate(mean=0.0 if point.name == sweep.baseline else None)
+
+
+def shown_score(mean: float, sweep: Sweep, n_decimals: int = 4) -> str:
+    """With its sign where it is a difference."""
+    return (signed if sweep.baseline_variant else fixed)(mean, n_decimals)
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Recipe key -> its last part, or all of it where two end alike."""
+    ends = [key.rpartition(".")[2] for key in keys]
+    return {key: clean(end if ends.count(end) == 1 else key) for key, end in zip(keys, ends)}
+
+
+def index_of(values: list[Any], value: Any) -> int:
+    """Of the value; -1 where it is none of them."""
+    return next((i for i, each in enumerate(values) if each == value), -1)
+
+
+def shown(value: Any) -> str:
+    """A value as an axis names it."""
+    return tick(value) if _is_number(value) else shorten(plain(value), 14)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+class Scale:
+    """Where values of one key stand on an axis: numbers at their place, everything else in the given order."""
+
+    def __init__(self, axis: list[Any] | Range):
+        self.values = axis if isinstance(axis, list) else []
+        ends = [axis.low, axis.high] if isinstance(axis, Range) else list(axis)
+        self.is_numeric = bool(ends) and all(map(_is_number, ends))
+        is_wide = self.is_numeric and min(ends) > 0 and max(ends) > _WIDE_RANGE * min(ends)
+        self.is_log = axis.log if isinstance(axis, Range) else is_wide
+        self._ends = (min(ends), max(ends)) if self.is_numeric else (0.0, len(self.values) - 1.0)
+
+    def at(self, value: Any) -> float:
+        """NaN for what is not on the axis."""
+        if self.is_numeric:
+            return float(value) if _is_number(value) else math.nan
+        index = index_of(self.values, value)
+        return float(index) if index >= 0 else math.nan
+
+    def aside(self, place: float, share: float) -> float:
+        """A little beside a place, by so much of the axis: intervals of several groups are told apart."""
+        low, high = self._ends
+        return place * (high / low) ** share if self.is_log else place + share * (high - low)
+
+    def apply(self, axes: Axes) -> None:
+        """To the x axis."""
+        if self.is_log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        if self.values and len(self.values) <= 9:
+            axes.set_xticks([self.at(value) for value in self.values], [shown(value) for value in self.values])
+            axes.xaxis.set_minor_locator(NullLocator())
+
+
+def scale_of(sweep: Sweep, key: str, groups: Sequence[str]) -> Scale:
+    """One for all groups that vary the key."""
+    axes = [sweep.axes[group][key] for group in groups]
+    if isinstance(axes[0], Range):
+        return Scale(axes[0])
+    every = [value for axis in axes if isinstance(axis, list) for value in axis]
+    distinct = [value for i, value in enumerate(every) if value not in every[:i]]
+    return Scale(sorted(distinct) if all(map(_is_number, distinct)) else distinct)

@@ -1,0 +1,64 @@
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from fake_comparison import write_comparison
+from hypothesis import given
+from hypothesis import strategies as st
+
+from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
+from widthwise.reports.page.spreadsheet import csv_cell
+from widthwise.reports.run.reading import read_comparison
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
+COMMANDS = r"x_{\input{/etc/passwd}}"
+
+
+def test_csv_holds_every_number_at_full_precision(comparison: Path) -> None:
+    data = json.loads((comparison / "comparison.json").read_text())
+    rows = list(csv.DictReader(io.StringIO(csv_text(read_comparison(comparison)))))
+    assert [row["variant"] for row in rows] == ["uniform", "x", "hourglass"]
+    for row, variant in zip(rows, data["variants"]):
+        assert float(row["val_loss_mean"]) == variant["val_loss"]["mean"]
+        assert float(row["flops_per_token_forward_causal"]) == variant["cost"]["flops_per_token"]["forward_causal"]
+        assert float(row["kv_bytes_ratio"]) == variant["ratio"]["kv_bytes"]
+        assert float(row["virtual_width"]) == variant["cost"]["virtual_width"]
+    assert rows[0]["difference_mean"] == ""
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_csv_cell_is_a_formula(text: str) -> None:
+    assert csv_cell(text).startswith("'")
+
+
+@pytest.mark.parametrize("text", ["-1.5", "+3", "x-7", "-1e-5", ""])
+def test_numbers_and_names_stay_as_they_are(text: str) -> None:
+    assert csv_cell(text) == text
+
+
+@given(st.text())
+def test_escaped_latex_holds_no_active_character(text: str) -> None:
+    printed = re.sub(
+        r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar)\{\}", "", latex_escape(text)
+    )
+    printed = re.sub(r"\\(textquotedbl|textasciigrave|ldots)\{\}|\$-\$|\$\\times\$|\{[\[\]*]\}", "", printed)
+    printed = re.sub(r"\\[{}%_&#$]", "", printed)
+    assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
+
+
+def test_latex_prints_hostile_names_and_keeps_its_structure(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path, ("a & b % c", COMMANDS, "[2ex] \\\\ $\\frac$"))
+    text = latex_text(read_comparison(folder))
+    assert r"\input" not in text
+    assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 1 + 2 * 3
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {9}
+
+
+def test_latex_braces_balance(comparison: Path) -> None:
+    text = re.sub(r"\\[{}]", "", latex_text(read_comparison(comparison)))
+    assert text.count("{") == text.count("}")
