@@ -1,8 +1,11 @@
 import pytest
 import torch
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, parse
+from widthwise.model import memory
+from widthwise.model.decoder import build
 from widthwise.model.memory import allocating
+from widthwise.shape.template import ModelTemplate
 
 
 @pytest.mark.parametrize("size", [(2**50,), (2**40, 2**40)])
@@ -20,3 +23,15 @@ def test_so_is_a_failure_of_python_or_of_a_gpu(error):
 def test_any_other_failure_passes():
     with pytest.raises(RuntimeError, match="shapes"), allocating("too large"):
         torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_a_model_larger_than_the_machine_is_refused_before_it_is_filled(monkeypatch):
+    config = parse(ModelTemplate, {"vocab_size": 17, "d_model": 64, "n_layers": 1}, "model").resolve(seq_len=5)
+    build(config, seed=0)
+    monkeypatch.setattr(memory, "_meminfo", lambda key, default=None: 1000)
+    with pytest.raises(UserError, match=r"model: [\d,]+ parameters do not fit into memory"):
+        build(config, seed=0)
+
+
+def test_free_memory_is_some_of_the_machine():
+    assert 2**20 < memory.free_memory() < 2**50

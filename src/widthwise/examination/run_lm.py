@@ -15,6 +15,7 @@ from lm_eval.utils import simple_parse_args_string
 from widthwise.config_io import UserError, parse
 from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.examination.scoring import ScoringOptions
+from widthwise.sizes import Count
 from widthwise.training.trained import load_trained
 
 NAME = "widthwise"
@@ -30,7 +31,7 @@ class RunOptions(ScoringOptions):
 
     run: str
     """Run directory."""
-    batch_size: Annotated[pydantic.PositiveInt, pydantic.BeforeValidator(_number)] = 16
+    batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
     device: str | None = None
     """As torch names it; cuda where there is one and none is given."""

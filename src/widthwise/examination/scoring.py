@@ -1,10 +1,10 @@
 """How the model of a run is asked for likelihoods."""
 
-import pydantic
 import torch
 
 from widthwise.config_io import Config
 from widthwise.evaluation.scorer import Scorer
+from widthwise.sizes import Count, NTokens
 from widthwise.training.config import Recipe
 from widthwise.training.precision import Precision
 from widthwise.training.trained import Trained
@@ -13,9 +13,9 @@ from widthwise.training.trained import Trained
 class ScoringOptions(Config):
     """What every way of asking has."""
 
-    batch_size: pydantic.PositiveInt = 16
+    batch_size: Count = 16
     """Windows or answers per forward pass."""
-    max_length: pydantic.PositiveInt | None = None
+    max_length: NTokens | None = None
     """Tokens the model reads at most; the recipe's seq_len where not given."""
     precision: Precision | None = None
     """Of the matrix products; the recipe's where not given."""

@@ -15,6 +15,7 @@ from widthwise.model.kv_cache import CacheShape, LayerCache
 from widthwise.model.norm import NormSite
 from widthwise.model.qk_norm import QKNormConfig
 from widthwise.model.rope import Rope, rotate
+from widthwise.sizes import Count, Width
 
 
 class HeadWidths(NamedTuple):
@@ -52,11 +53,11 @@ def check_head_dim(head_dim: int, is_turned: bool) -> None:
 class AttentionConfig(Config):
     """Attention of one layer; every number explicit, none derived from a width later."""
 
-    n_heads: pydantic.PositiveInt
-    n_kv_heads: pydantic.PositiveInt
-    head_dim: pydantic.PositiveInt
+    n_heads: Count
+    n_kv_heads: Count
+    head_dim: Width
     """Of queries and keys."""
-    v_head_dim: pydantic.PositiveInt | None = None
+    v_head_dim: Width | None = None
     """Of values; null: head_dim."""
     scale: pydantic.PositiveFloat
     """Factor of the scores before the softmax."""
@@ -148,11 +149,11 @@ class AttentionConfig(Config):
 class AttentionTemplate(Config):
     """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it."""
 
-    n_heads: pydantic.PositiveInt | None = None
+    n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
-    head_dim: pydantic.PositiveInt | None = None
+    head_dim: Width | None = None
     """The same head size in every layer, n_heads = width / head_dim: what kernels like. 64 where neither is given."""
-    kv_group_size: pydantic.PositiveInt = 1
+    kv_group_size: Count = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim is muP's."""

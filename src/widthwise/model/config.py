@@ -14,6 +14,7 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.sizes import MOST_LAYERS, VocabSize, Width
 
 PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
 
@@ -21,13 +22,13 @@ PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
 class ModelConfig(Config):
     """A decoder. `d_model` is the width of embedding and head only; no layer's size is read from it."""
 
-    vocab_size: pydantic.PositiveInt
-    d_model: pydantic.PositiveInt
-    layers: tuple[LayerConfig, ...] = pydantic.Field(min_length=1)
+    vocab_size: VocabSize
+    d_model: Width
+    layers: tuple[LayerConfig, ...] = pydantic.Field(min_length=1, max_length=MOST_LAYERS)
     residual: Residual = PlainResidualConfig()
     final_norm: NormConfig
     """Before the head."""
-    final_norm_width: pydantic.PositiveInt
+    final_norm_width: Width
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
     """Further heads that predict later tokens."""

@@ -15,6 +15,7 @@ from widthwise.model.ffn.interface import Choices
 from widthwise.model.init import fill, matrix_std
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
+from widthwise.model.memory import allocating, check_room
 from widthwise.model.mtp import MTPDepth
 from widthwise.model.residual.interface import Stream
 from widthwise.model.rope import rope_table
@@ -279,8 +280,16 @@ def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
 def build(
     config: ModelConfig, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """A decoder with initial weights: built on the meta device, then filled where it will live."""
-    model = blueprint(config).to(dtype).to_empty(device=device)
-    model.tie()
-    model.init_weights(seed)
+    """A decoder with initial weights: built on the meta device, then filled where it will live.
+
+    Raises UserError where the weights do not fit into memory.
+    """
+    too_large = f"model: {config.cost().params:,.0f} parameters do not fit into memory"
+    with allocating(too_large):
+        model = blueprint(config).to(dtype)
+        if torch.device(device).type == "cpu":
+            check_room(sum(p.nbytes for p in model.parameters()), too_large)
+        model.to_empty(device=device)
+        model.tie()
+        model.init_weights(seed)
     return model

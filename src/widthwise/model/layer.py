@@ -13,16 +13,17 @@ from widthwise.model.kv_cache import LayerCache
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
 from widthwise.model.residual.interface import Site, Stream
+from widthwise.sizes import Width
 
 
 class LayerConfig(Config):
     """A layer and its sizes. Width belongs to the layer."""
 
-    d_model: pydantic.PositiveInt
+    d_model: Width
     """Width of the layer: the coordinates of the stream it owns."""
-    d_in: pydantic.PositiveInt
+    d_in: Width
     """Coordinates the attention reads; d_model except in a slim first layer, which reads the width of the embedding."""
-    d_out: pydantic.PositiveInt
+    d_out: Width
     """Coordinates the feed-forward writes; d_model except in a slim last layer, which writes the width of the head."""
     norm_placement: Placement = "pre"
     attention_norm: NormConfig

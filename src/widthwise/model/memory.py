@@ -1,5 +1,6 @@
-"""Memory that is not there."""
+"""How much memory there is, and what is said where it is not enough."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,7 @@ ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
 def allocating(what: str) -> Iterator[None]:
     """Turns an allocation of the block that fails into a UserError. what: says what does not fit, and what to change.
 
-    A system that promises more memory than it has kills the process instead; nothing can be said then.
+    A system that promises more memory than it has kills the process instead; `check_room` sees that coming.
     """
     try:
         yield
@@ -24,3 +25,24 @@ def allocating(what: str) -> Iterator[None]:
         if is_plain and not any(words in str(error) for words in ALLOCATION_FAILURES):
             raise
         raise UserError(what) from None
+
+
+def check_room(n_bytes: int, what: str) -> None:
+    """Raises UserError `what` where the machine does not have so many bytes, used or not, swap included."""
+    if n_bytes > _meminfo("MemTotal") + _meminfo("SwapTotal", default=0):
+        raise UserError(what)
+
+
+def free_memory() -> int:
+    """Bytes that the machine could give a process now."""
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(key: str, default: int | None = None) -> int:
+    """Bytes, as Linux counts them. default: where it does not say; None: all the memory there is."""
+    try:
+        with open("/proc/meminfo") as file:
+            sizes = dict(line.split(":", 1) for line in file)
+        return int(sizes[key].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if default is None else default

@@ -10,6 +10,7 @@ from widthwise.config_io import Config
 from widthwise.kernels.dispatch import compute_dtype
 from widthwise.model.axes import Axes, LayerNorm, Norm, RMSNorm
 from widthwise.model.cost import Cost, vector
+from widthwise.sizes import Width
 
 NormKind = Literal["rms", "layer"]
 
@@ -37,7 +38,7 @@ class NormConfig(Config):
     eps: pydantic.PositiveFloat = 1e-5
     norm_dim: pydantic.PositiveInt
     """Divisor of the sum of squares."""
-    stat_width: pydantic.PositiveInt | None = None
+    stat_width: Width | None = None
     """Coordinates whose squares are summed, the first ones; null: all. Only of `rms`."""
 
     @pydantic.model_validator(mode="after")

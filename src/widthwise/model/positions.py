@@ -4,18 +4,18 @@ Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019. A po
 meaning, so that it is refused.
 """
 
-import pydantic
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
 from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.cost import Cost
+from widthwise.sizes import NTokens
 
 
 class LearnedPositionsConfig(Config):
     """A table as wide as that of the tokens."""
 
-    n_positions: pydantic.PositiveInt
+    n_positions: NTokens
     """Rows: the longest text a model can read."""
 
     def cost(self, width: int) -> Cost:

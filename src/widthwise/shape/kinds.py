@@ -9,6 +9,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.shape.rounding import round_balanced, round_nearest
 from widthwise.shape.schedule import SCHEDULES, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
+from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Match = Literal["params", "active_params", "flops", "kv_bytes"]
@@ -29,7 +30,7 @@ class ExplicitShape(Config):
     """Widths by hand."""
 
     kind: Literal["explicit"] = "explicit"
-    widths: tuple[pydantic.PositiveInt, ...]
+    widths: tuple[Width, ...]
     """One for each layer, first to last."""
     endpoints: Literal["slim", "full"] = "slim"
     match: ClassVar[Match] = "params"
@@ -47,7 +48,7 @@ class SolvedShape(Config):
     """
 
     schedule: ClassVar[Schedule]
-    quantum: pydantic.PositiveInt | None = None
+    quantum: Width | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
     match: Match = "params"

@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
 import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.model.attention import AttentionTemplate
+from widthwise.sizes import Count, NBlocks, NLayers, Width
 
 CostName = Literal["flops", "kv_bytes", "params", "activation_bytes", "n_residual_additions"]
 """Totals of which less is better whatever the loss; see `shape.totals`."""
@@ -52,13 +53,13 @@ class SearchSpace(Config):
     """Largest miss of the budget, as a fraction. null: 0.001 on the paper's grid, 0.01 on the hardware grid."""
     grid: Literal["paper", "hardware"] = "paper"
     """paper: d_model a multiple of 2 * n_heads, d_hidden any. hardware: multiples of 128 and 64, heads of 64 or 128."""
-    n_heads: pydantic.PositiveInt | None = None
+    n_heads: Count | None = None
     """As many heads in every candidate. Where neither this nor head_dim is given, heads follow the base's rule."""
-    head_dim: pydantic.PositiveInt | None = None
+    head_dim: Width | None = None
     """Heads of this size in every candidate."""
-    n_blocks: tuple[Annotated[int, Field(gt=0, le=1000)], ...] = Field(default=(2, 4), min_length=1)
+    n_blocks: tuple[NBlocks, ...] = Field(default=(2, 4), min_length=1)
     """Blocks of a feed-forward; 1 is a SwiGLU. Tables 2 and 3: 2 and 4, but 1 for the model of 1074M."""
-    n_layers: tuple[Annotated[int, Field(gt=0, le=10_000)], ...] | None = Field(default=None, min_length=1)
+    n_layers: tuple[NLayers, ...] | None = Field(default=None, min_length=1)
     """null: every depth at which d_model / n_layers is within `aspect`."""
     ratio: tuple[pydantic.PositiveFloat, ...] = Field(default=(0.4, 0.5, 0.6, 0.75), min_length=1)
     """d_hidden / d_model aimed at; the budget then sets the hidden width. Table 2: about 0.4 to 0.75."""

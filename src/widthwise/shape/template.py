@@ -21,9 +21,7 @@ from widthwise.model.residual import ResidualTemplate
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.solve import WidthCost
-
-WIDEST = 2**24
-"""Channels; a slip of the pen beyond it would be computed with for hours."""
+from widthwise.sizes import WIDEST, NLayers, VocabSize, Width
 
 
 class NormTemplate(Config):
@@ -43,10 +41,10 @@ class NormTemplate(Config):
 class ModelTemplate(Config):
     """A model as a recipe describes it: one rule for all layers, a shape, and changes to single layers."""
 
-    vocab_size: pydantic.PositiveInt
-    d_model: pydantic.PositiveInt
+    vocab_size: VocabSize
+    d_model: Width
     """Width of embedding and head, and of the uniform model whose cost a shape is matched to."""
-    n_layers: int = Field(gt=0, le=10_000)
+    n_layers: NLayers
     shape: Shape = UniformShape()
     attention: AttentionTemplate = AttentionTemplate()
     ffn: FFNTemplate = SwiGLUTemplate()
@@ -158,6 +156,8 @@ class ModelTemplate(Config):
     def _layer_of(self, width: int, d_in: int, d_out: int, where: str) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
+            with mistakes_at("ffn"):
+                ffn = self.ffn.at_width(width)
             return LayerConfig(
                 d_model=width,
                 d_in=d_in,
@@ -166,7 +166,7 @@ class ModelTemplate(Config):
                 attention_norm=self.norm.over(width),
                 attention=self.attention.at_width(width),
                 ffn_norm=self.norm.over(ffn_norm_dim),
-                ffn=self.ffn.at_width(width),
+                ffn=ffn,
             )
 
 

@@ -16,6 +16,7 @@ from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.run_dir import RunDir
 from widthwise.shape.breakdown import inspection
 from widthwise.shape.template import ModelTemplate
+from widthwise.sizes import Count, NTokens
 from widthwise.training.growth_events import GrowthEvent, Phase, Rewarmup, RunLength, phases_of, rewarmup_factor
 from widthwise.training.held_out import HeldOut
 from widthwise.training.model_section import ModelSection, explicit_model
@@ -33,9 +34,9 @@ class TrainConfig(Config):
 
     steps: pydantic.PositiveInt
     """Optimizer steps."""
-    batch_size: int = Field(gt=0, le=65_536)
+    batch_size: Count
     """Sequences per optimizer step, over all processes."""
-    micro_batch_size: pydantic.PositiveInt | None = None
+    micro_batch_size: Count | None = None
     """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
     precision: Precision = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32."""
@@ -90,7 +91,7 @@ class Recipe(Config):
     """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second."""
 
     model: ModelSection
-    seq_len: pydantic.PositiveInt
+    seq_len: NTokens
     """Tokens per training sequence, and the context at which FLOPs are counted."""
     data: DataConfig = DataConfig()
     optimizer: Optimizer

@@ -61,9 +61,7 @@ class TrainingLoop:
 
     def _enter(self, phase: Phase) -> None:
         """Makes the untrained model of a phase the one at work."""
-        config = phase.model
-        with allocating(f"model: {config.cost().params:,.0f} parameters do not fit into the memory of the device"):
-            model = build(config, self.config.seed, self.device)
+        model = build(phase.model, self.config.seed, self.device)
         self._work_on(model, self.recipe.optimizer_of(phase).build(model))
 
     def _work_on(self, model: Decoder, optimizer: torch.optim.Optimizer) -> None:

@@ -5,7 +5,6 @@ gradient of the grown model, pulled back through the plan to the old parameters,
 of a row can hide in logits, but not in gradients. Then the grown model takes two steps, to see which new entries learn.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from widthwise.growth.certify.measuring import (
 from widthwise.growth.plan.fresh import Constant, Fresh
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
-from widthwise.model.memory import allocating
+from widthwise.model.memory import allocating, free_memory
 
 N_SEQUENCES, N_TOKENS = 2, 32
 
@@ -214,16 +213,6 @@ def _fits(plan: Plan, dtype: torch.dtype) -> bool:
     """
     n_old, n_new = plan.old.cost().params, plan.new.cost().params
     return (2 * n_old + 6 * n_new) * dtype.itemsize <= free_memory() / 2
-
-
-def free_memory() -> int:
-    """Bytes that the machine could give a process now."""
-    try:
-        with open("/proc/meminfo") as file:
-            sizes = dict(line.split(":", 1) for line in file)
-        return int(sizes["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tokens(model: ModelConfig, seed: int) -> Tensor:

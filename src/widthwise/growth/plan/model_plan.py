@@ -24,6 +24,7 @@ from widthwise.growth.target.model import grown_config
 from widthwise.model.axes import Control, Vector, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.memory import allocating
 from widthwise.model.residual.hyper_connections import HyperConnection
 
 NewLayers = Literal["drawn", "copied"]
@@ -104,6 +105,11 @@ def plan_growth(
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
+    with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
+        return _planned(old, new, correspondence, new_layers)
+
+
+def _planned(old: ModelConfig, new: ModelConfig, correspondence: Correspondence, new_layers: NewLayers) -> Plan:
     models = blueprint(old), blueprint(new)
     stream = stream_map(old, new, correspondence.pairs())
     blocks = numbers_of_blocks(old, new, correspondence)

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from widthwise.config_io import Config, mistakes_at, options_of
+from widthwise.config_io import Config, options_of
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
@@ -32,6 +32,7 @@ from widthwise.model.ffn.unit_ranks import grown_centres
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
+from widthwise.sizes import Width
 
 
 class WidthChoice(Config):
@@ -62,9 +63,9 @@ class DynamicConfig(WidthChoice, FFNConfig):
     """down(mask * silu(gate(x)) * up(x)) with a mask for each token."""
 
     kind: Literal["dynamic"] = "dynamic"
-    d_ff: pydantic.PositiveInt
+    d_ff: Width
     """Units."""
-    grown_from: tuple[pydantic.PositiveInt, ...] = ()
+    grown_from: tuple[Width, ...] = ()
     """What d_ff was before each growth, oldest first. Every token goes on with the units that it used before."""
 
     @pydantic.model_validator(mode="after")
@@ -113,7 +114,7 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
     hidden_key = "d_ff"
     usual_ratio = 3.0
     kind: Literal["dynamic"] = "dynamic"
-    d_ff: pydantic.PositiveInt | None = None
+    d_ff: Width | None = None
     """Units of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:
@@ -121,8 +122,7 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> DynamicConfig:
         d_ff, options = self.whole_hidden(d_model), options_of(WidthChoice, self)
-        with mistakes_at("ffn"):
-            options["mask"] = self.mask.at_width(d_ff)
+        options["mask"] = self.mask.at_width(d_ff)
         return DynamicConfig(d_ff=d_ff, **options)
 
 

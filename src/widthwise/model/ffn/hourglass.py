@@ -6,7 +6,6 @@ Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:26
 from typing import Literal
 
 import pydantic
-from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
@@ -15,6 +14,7 @@ from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
+from widthwise.sizes import NBlocks, Width
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Of each block before it (the paper) or after it, one norm before the whole stack, or none."""
@@ -36,9 +36,9 @@ class HourglassConfig(Blocks, FFNConfig):
     """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
 
     kind: Literal["hourglass"] = "hourglass"
-    n_blocks: pydantic.PositiveInt
+    n_blocks: NBlocks
     """K, gated maps in a row."""
-    d_hidden: pydantic.PositiveInt | tuple[pydantic.PositiveInt, ...]
+    d_hidden: Width | tuple[Width, ...]
     """d_h, hidden width of every block, or of each."""
 
     @pydantic.model_validator(mode="after")
@@ -97,9 +97,9 @@ class HourglassTemplate(Blocks, HiddenWidthTemplate):
     hidden_key = "d_hidden"
     usual_ratio = 0.4
     kind: Literal["hourglass"] = "hourglass"
-    n_blocks: int = Field(default=4, gt=0, le=1000)
+    n_blocks: NBlocks = 4
     """K, gated maps in a row."""
-    d_hidden: pydantic.PositiveInt | None = None
+    d_hidden: Width | None = None
     """Hidden width of every block of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:

@@ -11,6 +11,7 @@ from widthwise.config_io import Config
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormSite
+from widthwise.sizes import Width
 
 Choices = dict[str, Tensor]
 """What a feed-forward decided for its tokens, beside the update; empty where there is nothing to decide.
@@ -83,7 +84,7 @@ class HiddenWidthTemplate(FFNTemplate):
     usual_ratio: ClassVar[float]
     ratio: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Hidden width over d_model, rounded to the nearest multiple of `multiple_of`. null: the kind's usual one."""
-    multiple_of: pydantic.PositiveInt = 1
+    multiple_of: Width = 1
 
     @pydantic.model_validator(mode="after")
     def _check_hidden(self) -> "HiddenWidthTemplate":

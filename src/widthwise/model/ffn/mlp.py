@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-import pydantic
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
@@ -18,6 +17,7 @@ from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
+from widthwise.sizes import Width
 
 
 def relu2(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class MLPConfig(MLPOptions, FFNConfig):
     """down(activation(up(x)))."""
 
     kind: Literal["mlp"] = "mlp"
-    d_ff: pydantic.PositiveInt
+    d_ff: Width
     """Hidden width, in channels."""
 
     @property
@@ -81,7 +81,7 @@ class MLPTemplate(MLPOptions, HiddenWidthTemplate):
     hidden_key = "d_ff"
     usual_ratio = 4.0
     kind: Literal["mlp"] = "mlp"
-    d_ff: pydantic.PositiveInt | None = None
+    d_ff: Width | None = None
     """Hidden width of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:

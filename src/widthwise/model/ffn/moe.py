@@ -7,6 +7,7 @@ from typing import Literal
 
 import pydantic
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from widthwise.config_io import Config, options_of
@@ -17,14 +18,15 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
+from widthwise.sizes import WIDEST, Count, Width
 
 
 class Routing(Config):
     """How tokens find experts: what does not depend on the width of a layer."""
 
-    n_experts: pydantic.PositiveInt
+    n_experts: Count
     """Experts to choose from."""
-    top_k: pydantic.PositiveInt
+    top_k: Count
     """Experts a token is sent to. With 1 its weight is 1, and the router learns from the auxiliary losses alone."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
     """Of n_experts * sum over experts of (mean probability * share of the choices), which is 1 when both are even.
@@ -62,9 +64,9 @@ class MoEConfig(Routing, FFNConfig):
     """
 
     kind: Literal["moe"] = "moe"
-    d_expert: pydantic.PositiveInt
+    d_expert: Width
     """Hidden width of each expert, in channels."""
-    d_shared: pydantic.NonNegativeInt = 0
+    d_shared: int = Field(default=0, ge=0, le=WIDEST)
     """Hidden width of the expert that every token passes beside its chosen ones; 0 is none."""
 
     @property
@@ -85,9 +87,9 @@ class MoETemplate(Routing, HiddenWidthTemplate):
     hidden_key = "d_expert"
     usual_ratio = 0.32
     kind: Literal["moe"] = "moe"
-    d_expert: pydantic.PositiveInt | None = None
+    d_expert: Width | None = None
     """Hidden width of every expert of every layer."""
-    n_shared_experts: pydantic.NonNegativeInt = 0
+    n_shared_experts: int = Field(default=0, ge=0, le=1000)
     """Experts that every token passes, as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
     arXiv:2401.06066."""
 

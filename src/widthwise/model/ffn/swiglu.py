@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-import pydantic
 from torch import Tensor
 
 from widthwise.kernels import swiglu
@@ -11,6 +10,7 @@ from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.norm import NormSite
+from widthwise.sizes import Width
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
@@ -22,7 +22,7 @@ class SwiGLUConfig(FFNConfig):
     """down(silu(gate(x)) * up(x))."""
 
     kind: Literal["swiglu"] = "swiglu"
-    d_ff: pydantic.PositiveInt
+    d_ff: Width
     """Hidden width, in channels."""
 
     @property
@@ -42,7 +42,7 @@ class SwiGLUTemplate(HiddenWidthTemplate):
     hidden_key = "d_ff"
     usual_ratio = 4.0
     kind: Literal["swiglu"] = "swiglu"
-    d_ff: pydantic.PositiveInt | None = None
+    d_ff: Width | None = None
     """Hidden width of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:

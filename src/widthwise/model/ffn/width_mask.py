@@ -20,6 +20,7 @@ from widthwise.config_io import Config
 from widthwise.kernels.sliced_swiglu import Mask
 from widthwise.model.axes import Vector
 from widthwise.model.cost import Cost, vector
+from widthwise.sizes import Count
 
 
 class Edge(NamedTuple):
@@ -222,7 +223,7 @@ class NestedMaskConfig(WidthMaskConfig):
     """
 
     kind: Literal["nested"] = "nested"
-    n_buckets: int = Field(default=4, ge=2)
+    n_buckets: Count = Field(default=4, ge=2)
     """Widths to draw from, in equal steps from the narrowest to d_ff."""
     per: Literal["token", "batch"] = "token"
     """Whether each token draws, or all tokens of a forward pass share one draw; layers draw apart."""

@@ -7,7 +7,6 @@ import warnings
 from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
-import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from widthwise.config_io import Config
 from widthwise.model.axes import Control, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
+from widthwise.sizes import VocabSize, Width
 
 EPS = 1e-5
 """Of the norms inside scores."""
@@ -98,7 +98,7 @@ class TokenScoreConfig(GainedScoreConfig):
     """A learned number for each token of the vocabulary: what can be decided without looking at the context."""
 
     kind: Literal["token"] = "token"
-    vocab_size: pydantic.PositiveInt
+    vocab_size: VocabSize
     """Must be the model's."""
 
     def cost(self, d_model: float) -> Cost:
@@ -251,7 +251,7 @@ class MLPScoreConfig(FeatureScoreConfig):
     """v . silu(W x). v starts at 0: all tokens start at the same width."""
 
     kind: Literal["mlp"] = "mlp"
-    d_hidden: pydantic.PositiveInt = 16
+    d_hidden: Width = 16
     """Hidden width, in channels."""
 
     def cost(self, d_model: float) -> Cost:

@@ -9,10 +9,9 @@ arXiv:2503.14125).
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pydantic
-from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
@@ -25,6 +24,7 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
 from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
 from widthwise.model.residual.pattern import Pattern
+from widthwise.sizes import NSlots, Width
 
 
 class HyperConnectionOptions(Config):
@@ -75,9 +75,9 @@ def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynami
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """A stream of n_slots slots."""
 
-    slot_width: pydantic.PositiveInt
-    n_slots: pydantic.PositiveInt
-    n_owned_slots: pydantic.PositiveInt
+    slot_width: Width
+    n_slots: NSlots
+    n_owned_slots: NSlots
     """Slots that the widest layer reads and writes; those beyond belong to no layer."""
     slot_norm_dim: pydantic.PositiveInt | None = None
     """Divisor of the sum of squares of a slot in the norm behind which dynamic coefficients look at it; what they see
@@ -162,11 +162,11 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     The virtual width is n / m times d_model.
     """
 
-    n_fractions: pydantic.PositiveInt | None = None
+    n_fractions: NSlots | None = None
     """Blocks of d_model. 1, the default, makes Hyper-Connections."""
-    slot_width: pydantic.PositiveInt | None = None
+    slot_width: Width | None = None
     """In place of n_fractions: numbers in a block."""
-    n_slots: Annotated[int, Field(gt=0, le=4096)] | None = None
+    n_slots: NSlots | None = None
     """Slots of the stream. null: as many as the widest layer has blocks, which makes Frac-Connections."""
     group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
     """Norm over every d_model coordinates of the stream before it is reduced; `layer` is the paper's statistic, `rms`

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
+from widthwise.sizes import Count
 from widthwise.training.token_widths.layers import dynamic_layers, forced_fractions
 
 
@@ -20,7 +21,7 @@ class NestedConfig(Config):
     would take the logits of two passes, and the loss never holds those of one.
     """
 
-    n_widths: int = Field(default=4, ge=2)
+    n_widths: Count = Field(default=4, ge=2)
     """Widths, in equal steps from the narrowest a token can have to the full one."""
     sandwich: bool = False
     """Whether every step also sees the narrowest width; the drawn one then lies between it and the full one."""

@@ -1,0 +1,25 @@
+"""Whole numbers with bounds, so that a slip of the pen is refused before anything of that size is allocated.
+
+The bounds lie far above what has been built. They also keep every tensor below 2^60 entries, which torch can describe
+on the meta device: `inspect` works for all that they allow.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+WIDEST = 2**20
+
+Width = Annotated[int, Field(gt=0, le=WIDEST)]
+"""Channels: of the stream, of a hidden layer, of a head."""
+Count = Annotated[int, Field(gt=0, le=2**16)]
+"""Heads, experts, sequences of a batch."""
+MOST_LAYERS = 10_000
+NLayers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
+NBlocks = Annotated[int, Field(gt=0, le=1000)]
+"""Blocks of an hourglass."""
+NSlots = Annotated[int, Field(gt=0, le=4096)]
+"""Slots of hyper-connections."""
+VocabSize = Annotated[int, Field(gt=0, le=2**24)]
+NTokens = Annotated[int, Field(gt=0, le=2**27)]
+"""Tokens of one sequence, and positions."""

@@ -1,0 +1,75 @@
+"""No size of a recipe is without an upper bound, and what is within bounds can be inspected."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from widthwise.config_io import UserError, parse
+from widthwise.training.config import Recipe, inspect_recipe, parse_recipe
+
+NO_SIZES = {
+    *("norm_dim", "q_norm_dim", "k_norm_dim", "slot_norm_dim", "group_norm_dim"),  # divisors
+    *("steps", "log_every", "validate_every", "checkpoint_every", "keep_last", "loss_window_steps", "state_every"),
+    *("warmup_steps", "decay_steps", "rewarmup_steps", "at_step", "at_tokens", "after_step", "validation_tokens", "c"),
+    *("layers", "seed"),  # numbers of layers that there are; checked against 2^63
+}
+"""Fields of whole numbers of which nothing is allocated."""
+
+
+def integers(name: str, schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All integer types in a JSON schema, with the field each belongs to."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from integers(name, each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "integer":
+            yield name, schema
+        for key, value in schema.items():
+            for field, each in value.items() if key in ("properties", "$defs") else ((name, value),):
+                yield from integers(field, each)
+
+
+def test_every_size_has_an_upper_bound() -> None:
+    found = list(integers("", Recipe.model_json_schema()))
+    assert {"d_model", "d_ff", "d_hidden", "n_experts", "n_slots", "vocab_size", "seq_len"} <= {
+        name for name, _ in found
+    }
+    unbounded = {name for name, schema in found if "maximum" not in schema and "exclusiveMaximum" not in schema}
+    assert unbounded <= NO_SIZES
+
+
+def recipe(**model: Any) -> dict[str, Any]:
+    return {
+        "model": {"vocab_size": 257, "d_model": 48, "n_layers": 2, "attention": {"n_heads": 3}, **model},
+        "seq_len": 24,
+        "optimizer": {"kind": "adamw", "lr": 0.01},
+        "schedule": {"kind": "cosine"},
+        "train": {"steps": 3, "batch_size": 4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({"ffn": {"kind": "swiglu", "d_ff": 999_999_999_999}}, "model.ffn.d_ff: got 999999999999"),
+        ({"layers": {1: {"ffn": {"d_ff": 10**9}}}}, "model.layers.1: ffn.d_ff: got 1000000000"),
+        ({"ffn": {"kind": "swiglu", "ratio": 1000.0}, "d_model": 2**20 - 16}, "model.layers.0.ffn.d_ff: got "),
+    ],
+)
+def test_what_lies_beyond_is_refused_with_its_path(model: dict[str, Any], path: str) -> None:
+    with pytest.raises(UserError) as found:
+        inspect_recipe(parse_recipe(recipe(**model), "recipe"))
+    assert path in str(found.value)
+    assert "1048576" in str(found.value)
+
+
+def test_a_model_at_the_bounds_is_counted_though_no_machine_holds_it() -> None:
+    model = {
+        "vocab_size": 2**24,
+        "d_model": 2**20,
+        "attention": {"n_heads": 2**16},
+        "ffn": {"kind": "swiglu", "d_ff": 2**20},
+    }
+    found = inspect_recipe(parse(Recipe, recipe(**model), "recipe"))
+    assert found["params"]["total"] > 2**45
