@@ -1,14 +1,17 @@
 import errno
 import hashlib
+import math
 import os
 import subprocess
 import sys
 import threading
 
+import pydantic
 import pytest
 
+from widthwise import files
 from widthwise.config_io import UserError
-from widthwise.files import FileRecord, new_folder, read_json, write_atomic, write_first
+from widthwise.files import FileRecord, PathInside, new_folder, parse_json, read_json, write_atomic, write_first
 
 
 def fail_with(code):
@@ -115,6 +118,35 @@ def test_read_json_names_the_file(tmp_path):
     for name in ("bad.json", "none.json"):
         with pytest.raises(UserError, match=name):
             read_json(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"a": ' * 10**5, "", "{", "[1,]"])
+def test_json_that_cannot_be_read_is_named(text):
+    with pytest.raises(UserError, match=r"^here: is not valid JSON"):
+        parse_json(text, "here")
+
+
+def test_whole_numbers_beyond_64_bits_read_as_floats():
+    whole = [0, -1, 2**63 - 1, 1 - 2**63]
+    assert all(type(read) is int and read == value for value in whole for read in [parse_json(str(value), "here")])
+    assert parse_json(str(2**63), "here") == 2.0**63
+    assert parse_json("-" + "9" * 5000, "here") == -math.inf
+
+
+def test_json_is_read_from_plain_files_up_to_a_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 10)
+    (tmp_path / "long").write_text("[0, 1, 2, 3]")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="long: has 12 bytes; JSON is read up to 10"):
+        read_json(tmp_path / "long")
+    with pytest.raises(UserError, match="pipe: is not a plain file"):
+        read_json(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("name", ["", ".", "/etc/passwd", "../a", "a/../../b", "a\0b"])
+def test_a_path_that_leads_outside_its_folder_is_no_name(name):
+    with pytest.raises(pydantic.ValidationError, match="inside the folder"):
+        pydantic.TypeAdapter(PathInside).validate_python(name)
 
 
 def test_the_record_of_a_file_is_its_size_and_sha256(tmp_path):

@@ -93,15 +93,20 @@ class TestMetrics:
         assert RunDir(tmp_path).metrics() == []
 
     def test_a_broken_line_in_the_middle_is_a_user_error(self, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is not JSON"):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "event": "train"}\n{"st\n')
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: is not valid JSON"):
             RunDir(tmp_path).metrics()
 
     @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "1"}', '{"step": true}'])
     def test_a_line_that_is_no_record_is_a_user_error(self, line, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + line + "\n")
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 has no whole-number 'step'"):
+        (tmp_path / "metrics.jsonl").write_text(line + "\n")
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 1: has no whole-number 'step'"):
             RunDir(tmp_path).rewind_metrics(1)
+
+    def test_a_record_names_its_event(self, tmp_path):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+        with pytest.raises(UserError, match=r"metrics\.jsonl: line 1: has no 'event'"):
+            RunDir(tmp_path).metrics()
 
     def test_a_full_disk_is_a_user_error(self, tmp_path):
         (tmp_path / "metrics.jsonl").symlink_to("/dev/full")

@@ -7,19 +7,31 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+
+import pydantic
 
 from widthwise.config_io import Config, UserError, read_text
+
+MAX_JSON_BYTES = 2**28
+"""The longest JSON file that is read; the largest tokenizers have a tenth of it."""
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into a UserError that names the file being read."""
+    """Turns an OSError of the block into a UserError that names the file being read; checks that it is a plain file."""
     try:
+        check_plain_file(path)
         yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def check_plain_file(path: Path) -> None:
+    """Raises UserError for a folder, and for a pipe or device, from which reading may never end."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is not a plain file")
 
 
 @contextmanager
@@ -31,12 +43,48 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
-def read_json(path: Path) -> Any:
-    """JSON from a file. Raises UserError where it is missing or broken."""
+def parse_json(text: str, where: str) -> Any:
+    """JSON that a stranger may have written. Raises UserError, which begins with `where`, for anything else.
+
+    A whole number beyond 64 bits reads as a float, so that no later conversion overflows.
+    """
     try:
-        return json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: is not valid JSON ({error})") from None
+        return json.loads(text, parse_int=_number)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: is not valid JSON ({error})") from None
+
+
+def _number(digits: str) -> int | float:
+    value = int(digits) if len(digits) <= 20 else None  # of more digits, Python refuses to convert 4300
+    return float(digits) if value is None or abs(value) >= 2**63 else value
+
+
+def read_json(path: Path) -> Any:
+    """JSON from a file. Raises UserError where it is missing, broken or longer than MAX_JSON_BYTES."""
+    with reading(path):
+        n_bytes = path.stat().st_size
+        if n_bytes > MAX_JSON_BYTES:
+            raise UserError(f"{path}: has {n_bytes:,} bytes; JSON is read up to {MAX_JSON_BYTES:,}")
+        return parse_json(read_text(path), str(path))
+
+
+def read_json_mapping(path: Path) -> dict[str, Any]:
+    """JSON from a file that holds a mapping. Raises UserError as `read_json`, and for anything but a mapping."""
+    data = read_json(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: holds {type(data).__name__}, not a mapping")
+    return data
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"got {name!r}; allowed: a path inside the folder of the file that names it")
+    return name
+
+
+PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
+"""How a manifest names another file: by a path that stays inside the manifest's own folder."""
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

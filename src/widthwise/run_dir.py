@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, parse_yaml, read_text
-from widthwise.files import fsync_file, read_json, write_atomic, writing
+from widthwise.files import fsync_file, parse_json, read_json_mapping, write_atomic, writing
 
 
 class RunDir:
@@ -66,7 +66,7 @@ class RunDir:
 
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
-        return _read_mapping(self.path / "environment.json")
+        return read_json_mapping(self.path / "environment.json")
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Writes down what was not known when the run was begun."""
@@ -75,7 +75,7 @@ class RunDir:
     def result(self) -> dict[str, Any] | None:
         """The result, or None while the run has not finished."""
         path = self.path / "result.json"
-        return _read_mapping(path) if path.is_file() else None
+        return read_json_mapping(path) if path.is_file() else None
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         write_atomic(self.path / "result.json", json.dumps(result, indent=2) + "\n")
@@ -121,21 +121,13 @@ class RunDir:
             yield
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: holds {type(data).__name__}, not a mapping")
-    return data
-
-
 def _record(line: str, where: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where} is not JSON ({error})") from None
-    step = record.get("step") if isinstance(record, dict) else None
+    record = parse_json(line, where)
+    step, event = (record.get("step"), record.get("event")) if isinstance(record, dict) else (None, None)
     if not isinstance(step, int) or isinstance(step, bool):
-        raise UserError(f"{where} has no whole-number 'step'")
+        raise UserError(f"{where}: has no whole-number 'step'")
+    if not isinstance(event, str):
+        raise UserError(f"{where}: has no 'event'")
     return record
 
 

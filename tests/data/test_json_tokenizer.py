@@ -93,3 +93,11 @@ def test_unusable_files_are_refused(tmp_path):
             open_tokenizer(str(tmp_path / name), training_texts)
     with pytest.raises(UserError, match=r"missing\.json: cannot be read"):
         open_tokenizer(str(tmp_path / "missing.json"), training_texts)
+
+
+def test_a_far_id_is_refused_before_memory_is_asked_for():
+    definition = json.loads(BPE.definition())
+    definition["added_tokens"].append({**definition["added_tokens"][0], "id": 2 * 10**9, "content": "<far>"})
+    definition["model"]["vocab"]["<far>"] = 2 * 10**9
+    with pytest.raises(UserError, match=r"x\.json: has a token of id 2000000000; allowed: below 16777216"):
+        JsonTokenizer("x.json", json.dumps(definition), "x.json")

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ from widthwise.config_io import UserError
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
+from widthwise.files import FileRecord
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +67,11 @@ def test_a_changed_byte_is_found_by_verify(folder):
 
 
 def test_a_token_outside_the_vocabulary_is_found_by_verify(folder):
-    edit_manifest(folder, lambda manifest: manifest["files"].pop("train.bin"))
     content = bytearray((folder / "train.bin").read_bytes())
     content[1001] = 0xFF
     (folder / "train.bin").write_bytes(content)
+    record = FileRecord.of(folder / "train.bin").model_dump()
+    edit_manifest(folder, lambda manifest: manifest["files"].update({"train.bin": record}))
     with pytest.raises(UserError, match=r"train\.bin: token 500 is \d+, outside its vocabulary: 0 to 256"):
         PreparedData.open(folder).verify()
 
@@ -94,4 +97,21 @@ def test_another_format_version_and_a_broken_manifest_are_refused(folder):
         PreparedData.open(folder)
     (folder / "manifest.json").write_text("[")
     with pytest.raises(UserError, match=r"manifest\.json: is not valid JSON"):
+        PreparedData.open(folder)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "held_out.idx", "tokenizer_spec.json"])
+def test_a_manifest_vouches_for_every_file_that_is_read(folder, name):
+    edit_manifest(folder, lambda manifest: manifest["files"].pop(name))
+    with pytest.raises(UserError, match=rf"manifest\.json: files: says nothing of {re.escape(name)}"):
+        PreparedData.open(folder)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname"])
+def test_a_manifest_names_nothing_outside_its_folder(folder, name):
+    def lead_out(manifest):
+        manifest["files"][name] = manifest["files"]["train.bin"]
+
+    edit_manifest(folder, lead_out)
+    with pytest.raises(UserError, match=rf"got '{name}'; allowed: a path inside the folder"):
         PreparedData.open(folder)

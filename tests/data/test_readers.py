@@ -1,5 +1,7 @@
 import gzip
+import itertools
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
+from widthwise.data import readers
 from widthwise.data.documents import Document
 from widthwise.data.readers import _cut, open_source, read_documents
 
@@ -30,13 +33,11 @@ def test_a_text_file_is_one_document_byte_for_byte(tmp_path, ending):
 
 
 def test_json_lines_plain_and_compressed_hold_the_same(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
     content = jsonl(TEXTS)
-    compress = zstandard.ZstdCompressor().compress
     packed = {
         "a.jsonl": content,
-        "a.jsonl.gz": gzip.compress(content),
-        "a.jsonl.zst": compress(content[:20]) + compress(content[20:]),
+        "a.jsonl.gz": compressed("gz", content),
+        "a.jsonl.zst": compressed("zst", content[:20]) + compressed("zst", content[20:]),
     }
     for name, data in packed.items():
         (tmp_path / name).write_bytes(data)
@@ -87,6 +88,7 @@ BROKEN = {
     "not_text.jsonl": (b'{"text": null}\n', "line 1: field 'text' holds NoneType"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: field 'text' holds half a surrogate pair"),
     "deep.jsonl": (b"[" * 100_000 + b"\n", "line 1: is not valid JSON"),
+    "long.jsonl": (b'{"text": 1' + b"0" * 5000 + b"}", "line 1: field 'text' holds float"),
     "empty.jsonl": (b"\n\n", "holds no documents"),
     "cut.jsonl.gz": (gzip.compress(jsonl(TEXTS))[:-12], "cannot be read"),
     "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
@@ -96,11 +98,16 @@ BROKEN = {
 }
 
 
+def compressed(ending, content):
+    if ending == "gz":
+        return gzip.compress(content)
+    return pytest.importorskip("pyarrow").compress(content, codec="zstd", asbytes=True)
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_bad_input_is_refused_naming_file_and_place(tmp_path, name):
-    for ending, module in (".zst", "zstandard"), (".parquet", "pyarrow"):
-        if name.endswith(ending):
-            pytest.importorskip(module)
+    if name.endswith((".zst", ".parquet")):
+        pytest.importorskip("pyarrow")
     content, message = BROKEN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as refused:
@@ -117,12 +124,35 @@ def test_missing_source_and_empty_folder_are_refused(tmp_path):
         texts_of(tmp_path)
 
 
-def test_a_truncated_zstandard_file_is_refused(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
-    path = tmp_path / "a.jsonl.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress(jsonl(TEXTS * 50))[:-30])
-    with pytest.raises(UserError, match=r"a\.jsonl\.zst"):
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_compressed_file_is_refused_wherever_it_is_cut_off(tmp_path, ending):
+    """But between two frames, where what is left is a whole file."""
+    frames = [compressed(ending, jsonl([f"{index} {text}" for text in TEXTS])) for index in range(3)]
+    ends = list(itertools.accumulate(map(len, frames)))
+    path = tmp_path / f"a.jsonl.{ending}"
+    for n_bytes in range(1, ends[-1] + 1):
+        path.write_bytes(b"".join(frames)[:n_bytes])
+        if n_bytes in ends:
+            assert len(texts_of(path)) == len(TEXTS) * (ends.index(n_bytes) + 1)
+        else:
+            with pytest.raises(UserError, match=rf"a\.jsonl\.{ending}: cannot be read"):
+                texts_of(path)
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_few_bytes_that_stand_for_a_long_line_are_refused(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(readers, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / f"a.jsonl.{ending}"
+    path.write_bytes(compressed(ending, jsonl(["a" * 900]) + jsonl(["a" * 10**7])))
+    with pytest.raises(UserError, match=r"line 2: is longer than 1,000 bytes"):
         texts_of(path)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.txt")
+    for source in (tmp_path, tmp_path / "a.txt"):
+        with pytest.raises(UserError, match=r"a\.txt: is not a plain file"):
+            texts_of(source)
 
 
 def test_a_corpus_name_opens_that_corpus_and_a_path_is_read_anew_each_time(tmp_path):

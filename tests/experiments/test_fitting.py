@@ -145,6 +145,7 @@ def test_rows_that_agree_in_name_and_x_are_seeds(tmp_path: Path) -> None:
         ("size,y\n# note\n0,2\n", r"line 3: size is 0; a law needs finite numbers above 0"),
         ("size,y\n1,inf\n", r"line 2: y is inf"),
         ("size,y\n1,nan\n", r"line 2: y is nan"),
+        (f"size,y\n1,{'2' * 131_073}\n", r"line 2: cannot be read \(field larger than field limit"),
         ("size,y,y\n1,3,4\n", r"two columns have the same name \(size, y, y\)"),
         ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
     ],

@@ -46,7 +46,7 @@ def _is_visible(name: str) -> bool:
 def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iterator[Document]:
     """The Python files below a folder that are UTF-8 and not empty; others teach nothing."""
     for path in files_below(folder, leave_out):
-        if path.suffix != ".py":
+        if path.suffix != ".py" or not path.is_file():
             continue
         with reading(path):
             content = path.read_bytes()

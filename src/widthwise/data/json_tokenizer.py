@@ -1,6 +1,5 @@
 """Tokenizers of the `tokenizers` library: a tokenizer.json whose tokens stand for known bytes, and BPE."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,9 +10,12 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
+MAX_VOCAB_SIZE = 2**24
+"""Room enough: every id up to the largest takes memory, whether it stands for a token or not."""
 MAX_TRAINING_BYTES = 64 * 2**20
 """A BPE tokenizer is trained on about this much text at most: more changes little and takes minutes."""
 
@@ -39,6 +41,8 @@ class JsonTokenizer(Tokenizer):
         self.spec = spec
         self._vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
         self.eos_id = self._find_eos(eos, where)
         self._byte_lengths = self._count_bytes(where)
 
@@ -51,7 +55,7 @@ class JsonTokenizer(Tokenizer):
         return self._vocab[found]
 
     def _count_bytes(self, where: str) -> np.ndarray:
-        count = _piece_counter(json.loads(self._definition).get("decoder"), where)
+        count = _piece_counter(parse_json(self._definition, where).get("decoder"), where)
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
             lengths[index] = count(piece)

@@ -8,15 +8,17 @@ manifest.json                       written last: a folder without it is not fin
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+import pydantic
 
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.shards import TokenFile, bin_path
+from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.files import FileRecord, file_sha256, read_json, reading
+from widthwise.files import FileRecord, PathInside, file_sha256, read_json_mapping, reading
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -30,7 +32,7 @@ class TokenizerRecord(Config):
     id: str
     vocab_size: int
     eos_id: int
-    file: str
+    file: PathInside
     """Its file in the folder."""
 
 
@@ -73,7 +75,17 @@ class Manifest(Config):
     held_out_fraction: float | None
     """None where two corpora were adopted: no fraction made the split."""
     splits: Splits
-    files: dict[str, FileRecord]
+    files: dict[PathInside, FileRecord]
+    """Every file of the folder but the manifest."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_files(self) -> Self:
+        """A file that the manifest does not name would be read without being checked."""
+        read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
+        missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
+        if missing:
+            raise ValueError(f"files: says nothing of {missing[0]}")
+        return self
 
 
 class PreparedData:
@@ -97,8 +109,8 @@ class PreparedData:
             raise UserError(
                 f"{path}: has no {MANIFEST}; it is not a prepared corpus, or its preparation never finished"
             )
-        data = read_json(path / MANIFEST)
-        version = data.get("format_version") if isinstance(data, dict) else None
+        data = read_json_mapping(path / MANIFEST)
+        version = data.get("format_version")
         if version != FORMAT_VERSION:
             raise UserError(f"{path / MANIFEST}: has format version {version!r}; this program reads {FORMAT_VERSION}")
         return cls(path, parse(Manifest, data, str(path / MANIFEST)))

@@ -2,9 +2,8 @@
 
 import gzip
 import io
-import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,13 @@ from widthwise.config_io import UserError
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.extras import require
+from widthwise.files import check_plain_file, parse_json
 
 Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
+
+MAX_LINE_BYTES = 2**26
+"""The longest line of JSON that is read: a few compressed kilobytes can stand for any length."""
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
@@ -57,6 +60,7 @@ def _whole_documents(source: str, field: str) -> Iterator[Document]:
     elif (reader := _reader_of(path)) is None:
         raise UserError(f"{source}: cannot tell its format; expected a name ending in {' '.join(READERS)}")
     else:
+        check_plain_file(path)
         yield from reader(path, path.name, field)
 
 
@@ -65,6 +69,7 @@ def _read_folder(folder: Path, field: str) -> Iterator[Document]:
     if not readable:
         raise UserError(f"{folder}: holds no file that can be read; expected names ending in {' '.join(READERS)}")
     for path, reader in readable:
+        check_plain_file(path)
         yield from reader(path, path.relative_to(folder).as_posix(), field)
 
 
@@ -113,29 +118,25 @@ def _read_jsonl_gz(path: Path, name: str, field: str) -> Iterator[Document]:
 
 
 def _read_jsonl_zst(path: Path, name: str, field: str) -> Iterator[Document]:
-    zstandard = require("zstandard", "prep")
-    decompressor = zstandard.ZstdDecompressor()
-    with (
-        _refusing(path, zstandard.ZstdError),
-        open(path, "rb") as compressed,
-        # Parallel compressors write several frames into one file.
-        decompressor.stream_reader(compressed, read_across_frames=True) as stream,
-    ):
+    # Arrow's reader goes on to the next frame, as parallel compressors write several, and refuses one that is cut off.
+    pyarrow = require("pyarrow", "prep")
+    with _refusing(path), pyarrow.input_stream(str(path), compression="zstd") as stream:
         yield from _json_lines(io.BufferedReader(stream), path, name, field)
 
 
-def _json_lines(lines: Iterable[bytes], path: Path, name: str, field: str) -> Iterator[Document]:
-    for number, line in enumerate(lines, start=1):
+def _json_lines(file: io.BufferedIOBase, path: Path, name: str, field: str) -> Iterator[Document]:
+    for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        if len(line) > MAX_LINE_BYTES:
+            raise UserError(
+                f"{path}: line {number}: is longer than {MAX_LINE_BYTES:,} bytes; cut its document into several"
+            )
         if not line.isspace():
             yield Document(f"{name}:{number}", _text_of_line(line, field, path, number))
 
 
 def _text_of_line(line: bytes, field: str, path: Path, number: int) -> str:
     where = f"{path}: line {number}"
-    try:
-        row = json.loads(_decode(line, path, number))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: is not valid JSON ({error})") from None
+    row = parse_json(_decode(line, path, number), where)
     if not isinstance(row, dict):
         raise UserError(f"{where}: holds {type(row).__name__}, not an object with a field {field!r}")
     return _text_of_row(row, field, where)

@@ -14,7 +14,6 @@ files are those of llm-foundry's `local_data`.
 """
 
 import hashlib
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -29,6 +28,7 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError, parse, read_text
 from widthwise.evaluation.estimate import Estimate, mean
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
+from widthwise.files import parse_json
 
 Text = Annotated[str, Field(min_length=1)]
 
@@ -233,10 +233,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _item(line: str, where: str) -> Item:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{where}: is not valid JSON ({error})") from None
+    row = parse_json(line, where)
     keys = row.keys() if isinstance(row, dict) else set()
     form = next((form for form in FORMS if form.model_fields.keys() <= keys), None)
     if form is None:

@@ -4,6 +4,10 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from widthwise.config_io import UserError
+from widthwise.sizes import MOST_LAYERS
+
+MOST = 2**31 - 1
+"""The largest of all sizes."""
 
 
 class Fields:
@@ -18,11 +22,11 @@ class Fields:
         value = self._data.get(key)
         return default if value is None else value
 
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def size(self, key: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
         """A whole number. Raises UserError for another value, and for none where there is no default."""
         value = self._given(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.refuse(key, f"a whole number from {least} on")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            self.refuse(key, f"a whole number from {least} to {most}")
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:
@@ -53,6 +57,10 @@ class Fields:
         """
         if self.get(key, allowed if default is None else default) != allowed:
             self.refuse(key, repr(allowed))
+
+    def n_layers(self, key: str) -> int:
+        """How many layers, each of which takes memory before its tensors are found to be missing. Raises as `size`."""
+        return self.size(key, most=MOST_LAYERS)
 
     def refuse(self, key: str, allowed: str) -> NoReturn:
         raise UserError(f"{self.where}: {key}: got {self._data.get(key)!r}; allowed: {allowed}")

@@ -56,7 +56,7 @@ class GPT2(Architecture):
         return ModelConfig(
             vocab_size=fields.size("vocab_size"),
             d_model=d_model,
-            layers=tuple(self._layer(fields, norm, i) for i in range(fields.size("n_layer"))),
+            layers=tuple(self._layer(fields, norm, i) for i in range(fields.n_layers("n_layer"))),
             final_norm=norm,
             final_norm_width=d_model,
             positions=LearnedPositionsConfig(n_positions=self.n_positions(fields)),

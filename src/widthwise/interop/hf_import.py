@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from widthwise.config_io import UserError, mistakes_at, read_text
-from widthwise.files import read_json
+from widthwise.files import read_json_mapping
 from widthwise.interop.architecture import Architecture, HFTensor
 from widthwise.interop.architectures import architecture_named
 from widthwise.interop.fields import Fields
@@ -48,7 +48,7 @@ def import_hf(folder: Path | str) -> Imported:
     """Reads a folder as `save_pretrained` writes it. Raises UserError for what our models cannot do exactly."""
     folder = Path(folder)
     where = f"{folder / CONFIG}"
-    data = _mapping(folder / CONFIG)
+    data = read_json_mapping(folder / CONFIG)
     fields = Fields(data, where)
     architecture = architecture_named(data.get("model_type"), where)
     for key in ("quantization_config", "per_layer_config"):
@@ -124,7 +124,7 @@ def _check_tied(folder: TensorFolder, head: Tensor, embedding: Tensor) -> None:
 def _token_ids(folder: Path, data: Mapping[str, Any]) -> dict[str, int | list[int]]:
     """From generation_config.json where there is one, which says what generation ends with, else from config.json."""
     path = folder / GENERATION_CONFIG
-    generation = _mapping(path) if path.is_file() else {}
+    generation = read_json_mapping(path) if path.is_file() else {}
     found = {key: generation.get(key, data.get(key)) for key in TOKEN_IDS}
     for key, value in found.items():
         ids = value if isinstance(value, list) else [value]
@@ -142,10 +142,3 @@ def token_named(definition: str, index: int | list[int] | None, where: str) -> s
         return Tokenizer.from_str(definition).id_to_token(first)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{where}: is not a tokenizer of the tokenizers library ({error})") from None
-
-
-def _mapping(path: Path) -> dict[str, Any]:
-    data = read_json(path)
-    if not isinstance(data, dict):
-        raise UserError(f"{path}: holds {type(data).__name__}, not a mapping")
-    return data

@@ -11,7 +11,7 @@ from widthwise.model.qk_norm import QKNormConfig
 class _Qwen(RotaryDecoder):
     def check_options(self, fields: Fields) -> None:
         super().check_options(fields)
-        n_layers = fields.size("num_hidden_layers")
+        n_layers = fields.n_layers("num_hidden_layers")
         if fields.get("layer_types") is not None:
             fields.only("layer_types", ["full_attention"] * n_layers)
         elif fields.flag("use_sliding_window", False) and fields.size("max_window_layers", 28, least=0) < n_layers:

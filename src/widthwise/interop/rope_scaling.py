@@ -66,7 +66,7 @@ class Llama3(Scaling):
     factor: pydantic.PositiveFloat
     low_freq_factor: pydantic.PositiveFloat = 1.0
     high_freq_factor: pydantic.PositiveFloat = 4.0
-    original_max_position_embeddings: pydantic.PositiveInt = 8192
+    original_max_position_embeddings: pydantic.PositiveInt
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> Self:
@@ -90,7 +90,7 @@ class Llama3(Scaling):
         """With the constants of Llama 3.1 to 3.3, which differ only in the factor: that of the lowest frequency."""
         plain = plain_frequencies(base, 2 * len(wanted))
         ratio = plain[-1] / wanted[-1]
-        rule = cls(factor=round(ratio, 9))
+        rule = cls(factor=round(ratio, 9), original_max_position_embeddings=8192)
         return (base, rule) if agree(rule.scaled(plain), wanted) else None
 
 
@@ -138,24 +138,37 @@ SCALINGS = (Unscaled, Linear, Llama3, LongRope)
 AnyScaling = Annotated[Unscaled | Linear | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
 
 
+DEFAULT_BASE = 10000.0
+
+
 class _Rule(Config):
     rope_parameters: AnyScaling
 
 
 def read_rope(fields: Fields, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
-    """The base, and the frequencies where they are not base^(-2i / head_dim). Raises UserError for other rules."""
+    """The base, and the frequencies where they are not base^(-2i / head_dim). Raises UserError for other rules.
+
+    `rope_scaling` is the older word for `rope_parameters`, which transformers prefers where a file has both. They must
+    say the same, so that no reader takes one model for another.
+    """
     fields.only("partial_rotary_factor", 1.0)
-    rule = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-    base = Fields({"rope_theta": fields.get("rope_theta", 10000.0), **rule}, fields.where).positive("rope_theta")
-    Fields(rule, fields.where).only("partial_rotary_factor", 1.0)
-    legacy_name = rule.pop("type", "default")
-    rule = {"rope_type": legacy_name, **rule}
-    for key in ("rope_theta", "partial_rotary_factor"):
-        rule.pop(key, None)
-    scaling = parse(_Rule, {"rope_parameters": rule}, fields.where).rope_parameters
-    if isinstance(scaling, Unscaled):
-        return base, None
-    return base, scaling.scaled(plain_frequencies(base, head_dim))
+    found = {key: _read_rule(fields, key, head_dim) for key in ("rope_parameters", "rope_scaling") if fields.get(key)}
+    if len(found) == 2 and found["rope_parameters"] != found["rope_scaling"]:
+        fields.refuse("rope_scaling", f"null, or what rope_parameters say: {fields.get('rope_parameters')!r}")
+    return next(iter(found.values()), (fields.positive("rope_theta", DEFAULT_BASE), None))
+
+
+def _read_rule(fields: Fields, key: str, head_dim: int) -> tuple[float, tuple[float, ...] | None]:
+    rule = fields.get(key)
+    if not isinstance(rule, dict):
+        fields.refuse(key, "a mapping, or null")
+    within = Fields({"rope_theta": fields.get("rope_theta"), **rule}, f"{fields.where}: {key}")
+    base = within.positive("rope_theta", DEFAULT_BASE)
+    within.only("partial_rotary_factor", 1.0)
+    said = {name: value for name, value in rule.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    said = {"rope_type": said.pop("type", "default"), **said}
+    scaling = parse(_Rule, {"rope_parameters": said}, fields.where).rope_parameters
+    return base, None if isinstance(scaling, Unscaled) else scaling.scaled(plain_frequencies(base, head_dim))
 
 
 def write_rope(rope: Rope, n_positions: int) -> dict[str, Any]:

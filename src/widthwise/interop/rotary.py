@@ -58,7 +58,7 @@ class RotaryDecoder(Architecture):
         return ModelConfig(
             vocab_size=fields.size("vocab_size"),
             d_model=d_model,
-            layers=(layer,) * fields.size("num_hidden_layers"),
+            layers=(layer,) * fields.n_layers("num_hidden_layers"),
             final_norm=norm,
             final_norm_width=d_model,
             tie_embeddings=fields.flag("tie_word_embeddings", False),

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.files import read_json
+from widthwise.files import read_json_mapping
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -54,8 +54,7 @@ class TensorFolder:
 
     def _index(self) -> dict[str, Path]:
         path = self.folder / INDEX
-        data = read_json(path)
-        names = data.get("weight_map") if isinstance(data, dict) else None
+        names = read_json_mapping(path).get("weight_map")
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise UserError(f"{path}: weight_map: must map the names of tensors to names of files")
         return {name: self._shard(path, file_name) for name, file_name in names.items()}

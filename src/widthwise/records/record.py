@@ -6,6 +6,8 @@ from typing import Any, Literal, Protocol, Self
 
 import pydantic
 
+from widthwise.files import PathInside
+
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell"]
 
 
@@ -68,7 +70,7 @@ class Variant(Record):
     """One recipe of a comparison, over all its seeds."""
 
     name: str
-    runs: list[str] = pydantic.Field(min_length=1)
+    runs: list[PathInside] = pydantic.Field(min_length=1)
     """Run directories, one per seed, relative to the comparison's folder."""
     val_loss: Estimate
     train_loss: Estimate | None = None

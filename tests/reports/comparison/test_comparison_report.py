@@ -160,6 +160,7 @@ def test_a_baseline_alone_makes_a_report(tmp_path: Path) -> None:
         (lambda data: data.pop("sentence"), r"comparison\.json: sentence: is required but missing"),
         (lambda data: data.update(baseline="nobody"), "baseline: got 'nobody'"),
         (lambda data: data["variants"][1].update(runs=["runs/absent"]), "runs/absent: is not a run directory"),
+        (lambda data: data["variants"][1].update(runs=["../x"]), r"'\.\./x'; allowed: a path inside the folder"),
         (lambda data: data["variants"][1]["cost"].update(n_heads=[1]), "n_heads: got 1 entries for 7 layers"),
         (lambda data: data["variants"][1].update(verdict="great"), "verdict"),
         (lambda data: data["variants"][1]["val_loss"].update(mean="low"), r"val_loss\.mean: got 'low'"),
@@ -179,5 +180,5 @@ def test_a_broken_comparison_is_refused_in_one_line_and_nothing_is_written(
 def test_a_metrics_record_without_a_step_is_refused(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path)
     (folder / "runs/variant0-seed1/metrics.jsonl").write_text('{"event": "train"}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 has no whole-number 'step'"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1: has no whole-number 'step'"):
         write_comparison_report(folder)

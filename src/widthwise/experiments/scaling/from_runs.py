@@ -10,7 +10,7 @@ import pydantic
 from widthwise.config_io import UserError, nearest_hint, parse, parse_yaml
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
 from widthwise.experiments.trend import QUANTITIES
-from widthwise.files import read_json
+from widthwise.files import PathInside, read_json
 from widthwise.run_dir import RunDir
 
 MODEL_QUANTITIES: Mapping[str, Callable[[dict[str, Any]], float]] = {
@@ -38,7 +38,7 @@ class _Losses(_Record):
 
 class _Variant(_Record):
     name: str
-    runs: list[str] = []
+    runs: list[PathInside] = []
     cost: dict[str, Any] = {}
     val_loss: _Losses | None = None
     train_loss: _Losses | None = None

@@ -17,7 +17,7 @@ def read_table(path: Path, axes: Axes) -> list[Found]:
     group by, one curve goes through all. Raises UserError with the line of a mistake.
     """
     lines = [
-        (number, next(csv.reader([line])))
+        (number, _cells(line, f"{path}: line {number}"))
         for number, line in enumerate(read_text(path).removeprefix(BYTE_ORDER_MARK).splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     ]
@@ -42,6 +42,13 @@ def read_table(path: Path, axes: Axes) -> list[Found]:
     if not seeds:
         raise UserError(f"{path}: has column names but no rows")
     return [Found(group, checked_point(name, x, ys, str(path), axes)) for (group, name, x), ys in seeds.items()]
+
+
+def _cells(line: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:  # a cell is longer than any number or name
+        raise UserError(f"{where}: cannot be read ({error})") from None
 
 
 def _cell(row: dict[str, str], column: str, where: str) -> float:
