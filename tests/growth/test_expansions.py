@@ -263,7 +263,7 @@ def test_the_order_of_two_expansions_does_not_matter(first, second):
         (lambda m: expansions.add_block(m, 0, 0), "layers.0.ffn: must be an hourglass"),
         (lambda m: expansions.add_slots(m, 4), "residual: is plain, which has no slots; see to_slots"),
         (lambda m: expansions.add_heads(m, [0], 5, 3), "n_kv_heads: got 3; must divide n_heads = 5"),
-        (lambda m: expansions.widen_keys(m, [0], 5), "head_dim: got 5; rotary positions turn pairs"),
+        (lambda m: expansions.widen_keys(m, [0], 5), "head_dim: got 5; rotary positions rotate pairs"),
         (lambda m: expansions.split_experts(m, [0], 3), "layers.0.ffn: is a swiglu"),
         (lambda m: expansions.duplicate_experts(m, [0], 3), "layers.0.ffn: is a swiglu"),
         (lambda m: expansions.widen_shared_expert(m, [1], 3), "layers.1.ffn: is a swiglu"),

@@ -89,7 +89,7 @@ def test_so_many_devices_share_heads_evenly(heads, multiple, expected):
         ("qk_norm", Multiples(head_dim=16), "head_dim: cannot be padded behind a norm of queries and keys"),
         ("qk_norm_all_heads", Multiples(n_heads=16), "n_heads: cannot be padded behind a norm over all heads"),
         ("gpt2", Multiples(d_model=16), "d_model: cannot be padded under layer norms"),
-        ("plain", Multiples(head_dim=11), "is odd, which cannot be turned"),
+        ("plain", Multiples(head_dim=11), "is odd, which rotary heads cannot be"),
     ],
 )
 def test_what_cannot_be_padded_is_refused(name, multiples, message):

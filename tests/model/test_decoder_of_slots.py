@@ -176,7 +176,7 @@ class TestTokens:
         ),
         (
             {"residual": {"slot_width": 4, "n_fractions": 5}},
-            r"model.residual.hyper_connections.n_fractions: stands beside slot_width|give only one of them",
+            r"model.residual.hyper_connections.n_fractions: conflicts with slot_width|give only one of them",
         ),
         ({"residual": {"slot_width": 0}}, r"model: residual.slot_width: got 0; input should be greater than 0"),
         (

@@ -616,7 +616,7 @@ class TestConfig:
             ({"score": {"kind": "token"}}, r"model: ffn\.score\.vocab_size: is required but missing"),
             ({"score": {"kind": "const", "learn_gain": True}}, r"model: ffn\.score\.learn_gain: unknown key"),
             ({"mask": {"kind": "hard", "temperature": 1.0}}, r"model: ffn\.mask\.temperature: unknown key"),
-            ({"d_ff": 40, "ratio": 2.0}, r"d_ff: stands beside ratio"),
+            ({"d_ff": 40, "ratio": 2.0}, r"d_ff: conflicts with ratio"),
         ],
     )
     def test_mistakes_are_named(self, ffn, message):

@@ -163,7 +163,7 @@ def test_widths_follow_the_layer_or_are_given():
     [
         ({"n_experts": 4, "top_k": 5}, "top_k: got 5; there are only n_experts = 4"),
         ({"n_experts": 4, "top_k": 0}, "top_k"),
-        ({"n_experts": 4, "top_k": 2, "d_expert": 3, "ratio": 0.5}, "d_expert: stands beside ratio"),
+        ({"n_experts": 4, "top_k": 2, "d_expert": 3, "ratio": 0.5}, "d_expert: conflicts with ratio"),
         ({"n_experts": 4, "top_k": 2, "z_coefficient": -1}, "z_coefficient"),
     ],
 )

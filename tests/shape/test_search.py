@@ -200,7 +200,7 @@ def test_limits_leave_out_what_exceeds_them() -> None:
         ({"n_layers": [12], "max_kv_bytes": 9}, "have kv_bytes above 9"),
         ({"budget": 10.0}, "at no depth up to 256"),
         ({"head_dim": 63}, "head_dim: got 63; .* must be even"),
-        ({"n_heads": 8, "head_dim": 64}, "n_heads: stands beside head_dim"),
+        ({"n_heads": 8, "head_dim": 64}, "n_heads: conflicts with head_dim"),
         ({"grid": "hardware", "head_dim": 96}, "head_dim: got 96; the hardware grid has heads of 64 or 128"),
         ({"grid": "hardware", "n_heads": 12}, "n_heads: got 12; the hardware grid has heads of 64 or 128"),
         ({"n_layers": [*range(1, 10_000)], "n_blocks": [*range(1, 99)]}, "too many to examine"),

@@ -265,7 +265,7 @@ class TestBudgets:
             assert config.residual.kind == "hyper_connections"
 
     def test_a_search_needs_streams_that_grow_with_d_model(self):
-        with pytest.raises(UserError, match=r"^model.residual.slot_width: stands beside n_slots; a search changes"):
+        with pytest.raises(UserError, match=r"^model.residual.slot_width: conflicts with n_slots; a search changes"):
             search(small({"slot_width": 16, "n_slots": 64}), 33, SearchSpace())
 
 

@@ -84,7 +84,7 @@ def _layer(layer: LayerConfig, multiples: Multiples, where: str) -> LayerConfig:
 def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> AttentionConfig:
     head_dim, value_dim = (_up(size, multiples.head_dim) for size in (old.head_dim, old.value_dim))
     if old.rope is not None and head_dim % 2:
-        raise UserError(f"{where}.head_dim: {head_dim} is odd, which cannot be turned; pad to an even multiple")
+        raise UserError(f"{where}.head_dim: {head_dim} is odd, which rotary heads cannot be; pad to an even multiple")
     group = old.n_heads // old.n_kv_heads
     n_kv_heads = _shared_evenly(old.n_kv_heads, group, multiples.n_heads)
     n_heads = n_kv_heads * group

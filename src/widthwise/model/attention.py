@@ -25,13 +25,14 @@ class HeadWidths(NamedTuple):
     keys: float
     values: float
     attended: float
-    """As many heads as of queries, of the size of values."""
+    """The output of attention: n_heads times the value size."""
 
 
 def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: float, bias: bool, out_bias: bool) -> Cost:
     """Four projections with their biases, the scores and the weighted sum.
 
-    Kept for the backward pass: turned queries and keys, values, the output, and the log-sum-exp of each head.
+    Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
+    head.
     """
     projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
     biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
@@ -44,10 +45,10 @@ def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: flo
     return projections + scores + linear(widths.attended, d_model) + biases
 
 
-def check_head_dim(head_dim: int, is_turned: bool) -> None:
-    """Raises ValueError where a head cannot be turned but is."""
-    if is_turned and head_dim % 2:
-        raise ValueError(f"head_dim: got {head_dim}; rotary positions turn pairs, so it must be even")
+def check_head_dim(head_dim: int, is_rotary: bool) -> None:
+    """Raises ValueError for rotary heads of an odd size."""
+    if is_rotary and head_dim % 2:
+        raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
 
 
 class AttentionConfig(Config):
@@ -56,13 +57,13 @@ class AttentionConfig(Config):
     n_heads: Count
     n_kv_heads: Count
     head_dim: Width
-    """Of queries and keys."""
+    """Size of a query or key head."""
     v_head_dim: Width | None = None
-    """Of values; null: head_dim."""
+    """Size of a value head; null: head_dim."""
     scale: pydantic.PositiveFloat
     """Factor of the scores before the softmax."""
     rope_base: pydantic.PositiveFloat | None = 10000.0
-    """null: heads are not turned."""
+    """Base of the rotary frequencies; null: no rotary positions."""
     rope_frequencies: tuple[pydantic.PositiveFloat, ...] | None = None
     """Radians per position of each of the head_dim / 2 pairs, in place of what follows from rope_base; null: that is
     rope_base^(-2i / head_dim) of pair i. A head that has grown keeps those of its old pairs."""
@@ -80,7 +81,9 @@ class AttentionConfig(Config):
         if self.rope_frequencies is not None:
             n_found, n_pairs = len(self.rope_frequencies), self.head_dim // 2
             if self.rope_base is None:
-                raise ValueError("rope_frequencies: stands beside rope_base: null, which turns no head; give only one")
+                raise ValueError(
+                    "rope_frequencies: conflicts with rope_base: null, which means no rotary positions; give only one"
+                )
             if n_found != n_pairs:
                 raise ValueError(f"rope_frequencies: got {n_found} numbers; must be head_dim / 2 = {n_pairs}")
         return self
@@ -92,7 +95,7 @@ class AttentionConfig(Config):
 
     @property
     def rope(self) -> Rope | None:
-        """How heads turn; None where they do not."""
+        """The rotary positions of its heads; None where it has none."""
         return None if self.rope_base is None else Rope(self.head_dim, self.rope_base, self.rope_frequencies)
 
     @property
@@ -138,8 +141,10 @@ class AttentionConfig(Config):
         cost = norm.cost(d_in, d_model)
         if self.qk_norm is None:
             return cost
-        is_read_as_is = self.rope_base is None and self.value_dim <= self.head_dim
-        return cost + self.qk_norm.cost(self.queries, is_read_as_is) + self.qk_norm.cost(self.keys, is_read_as_is)
+        is_kept_by_attention = self.rope_base is None and self.value_dim <= self.head_dim
+        return cost + sum(
+            (self.qk_norm.cost(heads, is_kept_by_attention) for heads in (self.queries, self.keys)), Cost()
+        )
 
     def build(self, d_model: int, d_in: int, norm: NormSite) -> "Attention":
         """The arguments are those of `norm_cost`."""
@@ -158,7 +163,7 @@ class AttentionTemplate(Config):
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim is muP's."""
     rope_base: pydantic.PositiveFloat | None = 10000.0
-    """null: heads are not turned, and need not be of an even size."""
+    """Base of the rotary frequencies; null: no rotary positions, and heads may have an odd size."""
     bias: bool = False
     """Whether w_q, w_k and w_v have biases."""
     out_bias: bool = False
@@ -168,7 +173,7 @@ class AttentionTemplate(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
         if self.n_heads is not None and self.head_dim is not None:
-            raise ValueError("n_heads: stands beside head_dim; the width decides one of them, so give only the other")
+            raise ValueError("n_heads: conflicts with head_dim; the width decides one of them, so give only the other")
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
@@ -176,7 +181,7 @@ class AttentionTemplate(Config):
 
     @property
     def quantum(self) -> int:
-        """Every width must be a multiple of this: whole groups of heads, of an even size where they are turned."""
+        """Every width must be a multiple of this: whole groups of heads, of an even size if they are rotary."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size
         return self.n_heads if self.rope_base is None else 2 * self.n_heads

@@ -28,7 +28,7 @@ def size(axes: Axes) -> int:
 
 
 class Weight(nn.Module):
-    """One parameter, `weight`."""
+    """A module with one parameter, `weight`, whose axes have names."""
 
     def __init__(self, in_axes: Axes, out_axes: Axes, shape: tuple[int, ...], start: Start):
         super().__init__()
@@ -42,7 +42,7 @@ class Weight(nn.Module):
 class Linear(Weight):
     """y = x W^T, plus a bias if asked for; W has shape (size(out_axes), size(in_axes)).
 
-    With start = 0 the map starts unheard. A bias starts at 0 and is a `Vector` of its own, `bias.weight`.
+    With start = 0 its output starts at 0. A bias starts at 0 and is a `Vector` of its own, `bias.weight`.
     """
 
     def __init__(self, in_axes: Axes, out_axes: Axes, start: Start = None, has_bias: bool = False):
@@ -55,14 +55,14 @@ class Linear(Weight):
 
 
 class Control(Linear):
-    """A Linear that steers what becomes of a state, and leads to none.
+    """A Linear whose output is no hidden state but controls what happens to one.
 
-    Its outputs are scores of experts, widths or coefficients of a mixture, or its entries are such coefficients.
+    Its outputs, or its entries themselves, are scores of experts, widths, or coefficients of a mixture.
     """
 
 
 class Experts(Linear):
-    """The matrices of several experts, one below the other."""
+    """The matrices of several experts, stacked along the rows."""
 
 
 class Embedding(Weight):
@@ -77,16 +77,16 @@ class Embedding(Weight):
 
 
 class Vector(Weight):
-    """A parameter that multiplies no matrix: a bias, a gain, or with axes {} one number.
+    """A parameter that is no matrix: a bias, a gain, or, with axes {}, one number.
 
-    It does not decay, and learns at the rate of the gains.
+    It has no weight decay and learns at the rate of the gains.
     """
 
     def __init__(self, axes: Axes, start: Start):
         super().__init__(axes, axes, (size(axes),), start)
 
     def forward(self) -> Tensor:
-        """(size(axes),), the entries."""
+        """The entries, (size(axes),)."""
         return self.weight
 
     def extra_repr(self) -> str:
@@ -94,7 +94,7 @@ class Vector(Weight):
 
 
 class Scale(Vector):
-    """A factor of something else that is learned, so that both together have one size too many. Decays if asked to."""
+    """A learned factor of another learned parameter, so that only their product matters. It can be set to decay."""
 
 
 class Norm(Weight):
@@ -137,7 +137,7 @@ class LayerNorm(Norm):
         self.bias = Vector(axes, start=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As in `RMSNorm`."""
+        """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)

@@ -27,13 +27,13 @@ class ModelConfig(Config):
     layers: tuple[LayerConfig, ...] = pydantic.Field(min_length=1, max_length=MOST_LAYERS)
     residual: Residual = PlainResidualConfig()
     final_norm: NormConfig
-    """Before the head."""
+    """The norm before the head."""
     final_norm_width: Width
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
     """Further heads that predict later tokens."""
     positions: LearnedPositionsConfig | None = None
-    """Learned positions, added to the embedding; null: none, only those that attention turns by."""
+    """Learned positions, added to the embedding; null: none, rotary positions alone."""
     tie_embeddings: bool = False
     embedding_multiplier: pydantic.PositiveFloat = 1.0
     logit_multiplier: pydantic.PositiveFloat = 1.0

@@ -12,7 +12,7 @@ class PassContext:
     """Computed once before the first layer."""
 
     tokens: Tensor
-    """integers (B, T)"""
+    """Token ids, integers (B, T)."""
     rope: dict[Rope, tuple[Tensor, Tensor]]
     """How heads turn -> cosines and sines of this pass's positions."""
     mask: Tensor | None

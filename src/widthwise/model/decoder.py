@@ -30,18 +30,18 @@ class Loss(NamedTuple):
     losses: Tensor
     """(B, T), nats per token, without any auxiliary term."""
     log_normalisers: Tensor
-    """(B, T)"""
+    """(B, T), the log of the softmax denominator at each position."""
     choices: tuple[Choices, ...]
     """One a layer; see `model.ffn.interface`."""
     mtp_losses: tuple[Tensor, ...] = ()
-    """Of depth k of multi-token prediction (B, T - k), nats per token: position i is about target i + k."""
+    """One a depth of multi-token prediction, (B, T - k) nats per token: at depth k position i predicts target i + k."""
 
 
 class Decoder(nn.Module):
     """A language model. Build with `build`; made directly, its weights are uninitialised."""
 
     progress: Tensor
-    """How far training is, from 0 to 1, for what changes on the way; set by who trains."""
+    """How far training has come, from 0 to 1, for schedules inside the model; set by the training loop."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -61,7 +61,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def tie(self) -> None:
-        """Makes one parameter of what the config says is one; needed again after `to_empty`."""
+        """Shares the parameters that the config says are shared; `to_empty` separates them, so call it again then."""
         if self.config.tie_embeddings:
             self.head.weight = self.embedding.weight
         if self.config.mtp is not None and self.config.mtp.share_reduce:
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def set_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copies a tensor into every parameter, of tied ones by the first name."""
+        """Copies a tensor into every parameter; tied parameters go by the first of their names."""
         missing = dict(self.named_parameters())
         for name, tensor in weights:
             missing.pop(name).copy_(tensor)
@@ -102,7 +102,7 @@ class Decoder(nn.Module):
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
 
-        positions: integers (B or 1, T), where the tokens stand, None: from 0 on; matters where positions are learned.
+        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only.
         """
         rows = self.embedding(tokens) * self.config.embedding_multiplier
         if self.positions is not None:
@@ -170,12 +170,12 @@ class Decoder(nn.Module):
     def _mtp_losses(
         self, entered: Stream, stream: Stream, targets: Tensor, context: PassContext
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Of multi-token prediction: the mean of the depths' objectives, and their losses.
+        """Multi-token prediction: the mean of the depths' objectives, and their losses.
 
-        entered, stream: before the first layer and after the last. Depth k knows the token k places on, and is asked
-        for the one after: for the last k positions of a row the batch holds no answer, so they are left out. A depth's
-        objective is its mean loss over what is left and the auxiliary losses of its layer; depths with nothing left
-        have none.
+        entered, stream: before the first layer and after the last. Depth k is given the token k places ahead and
+        predicts the next one. The batch holds no such target for the last k positions of a row, so they are left out. A
+        depth's objective is its mean loss over the rest plus the auxiliary losses of its layer; a depth without targets
+        is skipped.
         """
         slots, later = self.slots(stream), self.slots(entered)
         n_tokens = targets.shape[1]
@@ -188,14 +188,14 @@ class Decoder(nn.Module):
         return total / max(1, len(losses)), tuple(losses)
 
     def slots(self, stream: Stream) -> Tensor:
-        """The stream as further heads take it, (B, T, n_slots, slot_width)."""
+        """The stream in the form that further heads read, (B, T, n_slots, slot_width)."""
         return self.config.residual.to_slots(stream, self.config.d_model)
 
     def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
-        """The slots of depth k behind what the cache of the depths holds, whose length stays.
+        """The slots of depth k for tokens that continue the cache of the depths, which is not advanced.
 
-        slots: (B, T, n_slots, slot_width), of depth k - 1, 0 being the model; tokens: integers (B, T), those k places
-        after the positions.
+        slots: (B, T, n_slots, slot_width) of depth k - 1, where depth 0 is the model; tokens: integers (B, T), k places
+        after those positions.
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
@@ -210,7 +210,7 @@ class Decoder(nn.Module):
         return self._cache_of(self.config.layers, batch_size, capacity)
 
     def new_mtp_cache(self, batch_size: int, capacity: int) -> KVCache:
-        """The same for the further heads, one layer each."""
+        """An empty cache for the further heads, one layer each."""
         mtp = self.config.mtp
         return self._cache_of(() if mtp is None else (mtp.layer,) * mtp.n_depths, batch_size, capacity)
 
@@ -273,7 +273,7 @@ def blueprint(config: ModelConfig) -> Decoder:
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Of tied parameters the first name stands for all."""
+    """The shape of every parameter by name; tied parameters appear under the first of their names."""
     return {name: parameter.shape for name, parameter in blueprint(config).named_parameters()}
 
 

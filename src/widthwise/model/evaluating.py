@@ -1,4 +1,4 @@
-"""The state in which a model is tried rather than trained."""
+"""Evaluation mode: no gradients, and the same random draws every time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ import torch
 from widthwise.model.decoder import Decoder
 
 SEED = 0
-"""Of what a model draws at random while it is evaluated."""
+"""Seeds the random draws of a model under evaluation."""
 
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Without gradients; what is drawn at random is the same every time, and draws behind the block are as ever."""
+    """No gradients, and the same random draws every time; the generators continue afterwards as if nothing had run."""
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
         torch.manual_seed(SEED)
@@ -24,7 +24,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
 def evaluating(model: Decoder) -> Iterator[torch.device]:
     """The model in evaluation mode, without gradients; yields its device.
 
-    Whatever the model draws at random is the same every time, and training draws on afterwards as if nothing had been.
+    Random draws are the same every time, and the generators of training continue as if nothing had run.
     """
     device, was_training = model.embedding.weight.device, model.training
     with repeatable(device):

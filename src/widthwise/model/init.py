@@ -21,7 +21,7 @@ class InitConfig(Config):
     """Standard deviations of the initial weights."""
 
     std: pydantic.PositiveFloat = 0.02
-    """Of embedding and head; the other matrices start from it."""
+    """Standard deviation of embedding and head; that of the other matrices derives from it."""
     width_multiplier: pydantic.PositiveFloat = 1.0
     """m_width: hidden matrices have std / sqrt(m_width), and their learning rate is divided by it."""
     depth_scaled: bool = True

@@ -12,9 +12,9 @@ class CacheShape(NamedTuple):
 
     n_kv_heads: int
     head_dim: int
-    """Of keys."""
+    """Size of a key head."""
     v_head_dim: int
-    """Of values."""
+    """Size of a value head."""
 
 
 class LayerCache:

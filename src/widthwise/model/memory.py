@@ -9,12 +9,12 @@ import torch
 from widthwise.config_io import UserError
 
 ALLOCATION_FAILURES = ("can't allocate memory", "overflow")
-"""How torch words it on a CPU, in a plain RuntimeError: refused by the system, or more than can be addressed."""
+"""Words of the plain RuntimeError that torch raises on a CPU: the system refused, or the size overflows an address."""
 
 
 @contextmanager
 def allocating(what: str) -> Iterator[None]:
-    """Turns an allocation of the block that fails into a UserError. what: says what does not fit, and what to change.
+    """Turns a failed allocation inside the block into a UserError. what: what does not fit, and what to change.
 
     A system that promises more memory than it has kills the process instead; `check_room` sees that coming.
     """

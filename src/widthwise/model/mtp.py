@@ -46,7 +46,7 @@ class MTPConfig(MTPOptions):
     slot_norm: NormConfig
     """Of the two halves of a slot, each alone, before they are joined."""
     final_norm: NormConfig
-    """Before the head."""
+    """The norm before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Of all depths, in training, as if each were asked at every position: depth k is left without the last k.

@@ -23,7 +23,7 @@ class ParameterGroup:
     name: str
     """What they are; two groups of one name differ in what follows."""
     names: tuple[str, ...]
-    """Of the parameters, as in `named_parameters`."""
+    """The names of the parameters, as in `named_parameters`."""
     parameters: tuple[nn.Parameter, ...]
     lr_factor: float
     """Times the recipe's learning rate."""

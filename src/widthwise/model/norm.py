@@ -52,7 +52,7 @@ class NormConfig(Config):
         return NORMS[self.kind] if self.stat_width is None else RMS_OF_A_PART
 
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
-        """Of n_vectors of each token, with each reciprocal root mean square that is kept for the backward pass.
+        """Normalising n_vectors of each token, with the reciprocal root mean squares kept for the backward pass.
 
         is_read: whether a matrix product comes next, which keeps the output in any case; the head's keeps gradients.
         """
@@ -75,7 +75,7 @@ class Before:
 
     @staticmethod
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """With what the sublayer keeps of its input for the backward pass: the norm's output."""
+        """The norm, and its output, which the sublayer keeps for the backward pass."""
         return config.cost(d_read)
 
     def before(self, x: Tensor) -> Tensor:
@@ -92,20 +92,20 @@ class After:
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
-        """As in `Before`."""
+        """The width of the update, which is what this norm sees."""
         return d_write
 
     @staticmethod
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """With what the sublayer keeps of its input: the stream itself, in the type of the matrix products."""
+        """The norm, and the stream in the type of the matrix products, which the sublayer keeps as its input."""
         return config.cost(d_write, is_read=False) + Cost(activation_elements=d_read)
 
     def before(self, x: Tensor) -> Tensor:
-        """As in `Before`. Cast once, or autocast would make and keep a copy for every matrix that reads x."""
+        """The stream in the compute type. Cast once: autocast would keep a copy for every matrix that reads x."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
-        """As in `Before`."""
+        """Normalises the update (B, T, d_write) before it joins the stream."""
         return self(update)  # pyright: ignore[reportCallIssue]
 
 
@@ -122,27 +122,27 @@ class ReorderedLayerNorm(After, LayerNorm): ...
 
 
 class NoNorm(nn.Module):
-    """f(x)."""
+    """A sublayer without a norm: f(x)."""
 
     def __init__(self, *unused: object):
         super().__init__()
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
-        """As in `Before`."""
+        """0: nothing is normalised."""
         return 0
 
     @staticmethod
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
-        """As in `After`."""
+        """The stream in the type of the matrix products, which the sublayer keeps as its input."""
         return Cost(activation_elements=d_read)
 
     def before(self, x: Tensor) -> Tensor:
-        """As in `After`."""
+        """The stream in the compute type, cast once as in `After`."""
         return x.to(compute_dtype(x))
 
     def after(self, update: Tensor) -> Tensor:
-        """As in `Before`."""
+        """The update as it is."""
         return update
 
 
@@ -161,19 +161,19 @@ PLACED: dict[tuple[str, str], type[SublayerNorm]] = {
 
 @dataclass(frozen=True)
 class NormSite:
-    """The norm of one sublayer before its widths are known: a sublayer builds its own."""
+    """Where the norm of a sublayer stands and what it computes; the sublayer, which knows its widths, builds it."""
 
     placement: str
     config: NormConfig
 
     def cost(self, d_read: int, d_write: int) -> Cost:
-        """Of the norm around a sublayer that reads d_read coordinates and writes d_write."""
+        """The cost of the norm of a sublayer that reads d_read coordinates and writes d_write."""
         return PLACEMENTS[self.placement].cost(self.config, d_read, d_write)
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
-        """Where a part of that sublayer which writes d_part coordinates has its norm at `placement`.
+        """The site of a part of that sublayer that writes d_part coordinates and has its norm at `placement`.
 
-        The divisor moves with the width that is normalised.
+        The divisor changes by as much as the normalised width does.
         """
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
         moved_width = PLACEMENTS[placement].normalised_width(d_read, d_part) or width  # 0 where there is no norm

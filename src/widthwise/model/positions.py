@@ -1,7 +1,7 @@
 """Learned absolute positions: a row for each position, added to the embedding of the token that stands there.
 
-Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019. A position beyond the last row has no
-meaning, so that it is refused.
+Sources: Gehring et al. 2017, arXiv:1705.03122; GPT-2, Radford et al. 2019. A position beyond the last row is
+refused.
 """
 
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from widthwise.sizes import NTokens
 
 
 class LearnedPositionsConfig(Config):
-    """A table as wide as that of the tokens."""
+    """A table as wide as the token embedding."""
 
     n_positions: NTokens
-    """Rows: the longest text a model can read."""
+    """Rows, which is the longest context the model can read."""
 
     def cost(self, width: int) -> Cost:
         """width: columns of the table. The sum keeps nothing for the backward pass."""

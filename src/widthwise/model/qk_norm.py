@@ -16,21 +16,21 @@ class QKNormConfig(Config):
     over: Literal["head", "all_heads"] = "head"
     """Whether each head is normalised alone (Qwen 3) or all heads together (OLMo 2)."""
     q_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of a sum of squares of queries; null: as many as there are. A grown head divides by its old size."""
+    """Divisor of the sum of squares of a query; null: its size. A grown head keeps the divisor of its old size."""
     k_norm_dim: pydantic.PositiveInt | None = None
-    """The same of keys."""
+    """The same for keys."""
 
     def axes(self, heads: Axes) -> Axes:
-        """Those a norm covers. heads: of queries or keys, the count first."""
+        """The axes one norm covers. heads: the axes of queries or keys, n_heads first."""
         return {"head_dim": heads["head_dim"]} if self.over == "head" else heads
 
-    def cost(self, heads: Axes, is_read_as_is: bool) -> Cost:
+    def cost(self, heads: Axes, is_kept_by_attention: bool) -> Cost:
         """The gain, the output, and one reciprocal root mean square per norm.
 
-        is_read_as_is: whether the output is what attention keeps anyway, neither turned nor padded.
+        is_kept_by_attention: whether attention keeps the output anyway, because it neither rotates nor pads it.
         """
         covered = size(self.axes(heads))
-        n_kept = 0 if is_read_as_is else size(heads)
+        n_kept = 0 if is_kept_by_attention else size(heads)
         return vector(covered) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // covered)
 
     def build(self, heads: Axes, norm_dim: int | None) -> RMSNorm:

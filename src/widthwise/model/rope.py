@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 TOLERANCE = 1e-12
-"""Relative difference of two frequencies that are one."""
+"""Relative difference up to which two frequencies count as equal."""
 
 
 class Rope(NamedTuple):
-    """How a head of queries or keys turns."""
+    """The rotary frequencies of a query or key head."""
 
     head_dim: int
     base: float
@@ -33,14 +33,14 @@ class Rope(NamedTuple):
 
 
 def agree(frequencies: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether two sets of frequencies are one but for rounding."""
+    """Whether two lists of frequencies are equal up to rounding."""
     return all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in zip(frequencies, others, strict=True))
 
 
 def base_of(frequencies: Sequence[float], guess: float) -> float | None:
-    """The base that gives a head these frequencies, None where none does: the guess, else a whole number where one can.
+    """The base that yields these frequencies, or None; the guess is tried first, then a whole number, then any other.
 
-    A head that grew from d to d' at the ratio of its frequencies has the base base^(d' / d).
+    A head grown from d to d' coordinates that continues its geometric series has the base base^(d' / d).
     """
     n_pairs = len(frequencies)
     found = guess if n_pairs == 1 else (frequencies[0] / frequencies[-1]) ** (n_pairs / (n_pairs - 1))
@@ -61,7 +61,7 @@ def rope_table(positions: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pair (x_i, x_{i + head_dim/2}) by the angle of its position and i.
+    """Rotates each pair (x_i, x_{i + head_dim/2}) by the angle of its position and frequency.
 
     x: (B, T, n_heads, head_dim); cos, sin: (B or 1, T, 1, head_dim) from `rope_table` -> x's shape and type.
     """

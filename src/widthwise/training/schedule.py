@@ -74,7 +74,7 @@ class WSDSchedule(_Schedule):
     @pydantic.model_validator(mode="after")
     def _check_one_length(self) -> "WSDSchedule":
         if self.decay_steps is not None and self.decay_fraction is not None:
-            raise ValueError("decay_steps: stands beside decay_fraction; give one of them")
+            raise ValueError("decay_steps: conflicts with decay_fraction; give one of them")
         return self
 
     def n_decay_steps(self, total_steps: int) -> int:

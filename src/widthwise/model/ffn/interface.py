@@ -90,7 +90,7 @@ class HiddenWidthTemplate(FFNTemplate):
     def _check_hidden(self) -> "HiddenWidthTemplate":
         if self._given is not None and (self.ratio is not None or self.multiple_of != 1):
             raise ValueError(
-                f"{self.hidden_key}: stands beside ratio or multiple_of; give the width or the rule, not both"
+                f"{self.hidden_key}: conflicts with ratio or multiple_of; give the width or the rule, not both"
             )
         return self
 

@@ -175,7 +175,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HyperConnectionsTemplate":
         if self.n_fractions is not None and self.slot_width is not None:
-            raise ValueError("n_fractions: stands beside slot_width; give only one of them")
+            raise ValueError("n_fractions: conflicts with slot_width; give only one of them")
         return self
 
     @property
@@ -200,7 +200,9 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
     def check_searchable(self) -> None:
         if self.slot_width is not None and self.n_slots is not None:
-            raise ValueError("slot_width: stands beside n_slots; a search changes d_model, so give n_fractions instead")
+            raise ValueError(
+                "slot_width: conflicts with n_slots; a search changes d_model, so give n_fractions instead"
+            )
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         slot_width = self.quantum(d_model)
