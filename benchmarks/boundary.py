@@ -9,7 +9,7 @@ from harness import Accelerator, Part, interleave, quantiles, summarise
 from torch import Tensor
 from workloads import relative_error
 
-from widthwise.kernels.boundary import PendingWrite, PreNorm, Reading, boundary, reference, use_triton
+from widthwise.kernels.boundary import PendingWrite, Reading, boundary, reference, use_triton
 
 WITHOUT_TRITON = "left out: Triton does not run here (it needs a CUDA GPU and the package triton)"
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -51,7 +51,6 @@ def random_leaves(size: Size, n_tokens: int, dtype: torch.dtype, device: str) ->
         "static": random(n, 2 * m + n, scale=0.3),
         "projection": random(b, 2 * m + n, scale=b**-0.5),
         "scale": random(n, 2 * m + n, offset=1.0, scale=0.3),
-        "gain": random(m * b, offset=1.0, scale=0.3),
     }
 
 
@@ -59,7 +58,7 @@ def forward(form: Form, size: Size, leaves: Leaves) -> tuple[Tensor, Tensor, Ten
     m = size.n_fractions
     pending = PendingWrite(leaves["state"], leaves["update"], leaves["coefficients"], m, 1.0)
     reading = Reading(leaves["static"], leaves["projection"], leaves["scale"], m, EPS)
-    return form(pending, reading, PreNorm(leaves["gain"], EPS, size.d_model))
+    return form(pending, reading)
 
 
 def both(form: Form, size: Size, leaves: Leaves, directions: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
@@ -113,7 +112,7 @@ def forms(on: Accelerator, compiled: bool) -> dict[str, Form]:
 
 
 def boundary_speed(on: Accelerator, size: Size, n_tokens: int, n_rounds: int, *, compiled: bool) -> dict[str, Any]:
-    """Forward, and forward with backward, of one boundary with its norm in bf16, the forms in turn.
+    """Forward, and forward with backward, of one boundary in bf16, the forms in turn.
 
     floor_bytes: state, update and x crossing the memory once each way; bytes_per_second is relative to it.
     """

@@ -4,13 +4,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import optuna
 import pytest
 from optuna.trial import TrialState
-from sqlalchemy import text
+from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from widthwise.config_io import UserError
@@ -84,6 +85,23 @@ def test_workers_that_begin_at_once_claim_every_point_once(
     assert sorted(claimed) == KEYS
     found = trials(Queue(Storage(url, Heartbeat()), "at once", IDENTITY))
     assert [trial.user_attrs["key"] for trial in found] == KEYS
+
+
+def test_nobody_fails_where_several_make_the_tables_of_a_server_at_once(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with create_engine(postgres, isolation_level="AUTOCOMMIT").connect() as connection:
+        connection.execute(text("create database empty"))
+    empty = make_url(postgres).set(database="empty").render_as_string(hide_password=False)
+    monkeypatch.setattr(storage_module, "OPENING_SECONDS", -1)  # no second try
+    barrier = threading.Barrier(N_WORKERS)
+
+    def open_at_once(_: int) -> Storage:
+        barrier.wait()
+        return Storage(empty, Heartbeat())
+
+    with ThreadPoolExecutor(N_WORKERS) as workers:
+        assert len(list(workers.map(open_at_once, range(N_WORKERS)))) == N_WORKERS
 
 
 def test_nobody_claims_on_a_file_while_another_reads_and_is_about_to_write(new_queue: OpenQueue) -> None:

@@ -1,6 +1,8 @@
 """From continuous widths to multiples of a quantum."""
 
+import itertools
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -9,7 +11,7 @@ from widthwise.shape.solve import WidthCost
 
 TOLERANCE = 0.0005
 """The miss of the budget, as a fraction of it, below which balanced rounding looks no further."""
-MOST_CANDIDATES = 200_000
+MOST_CHOICES = 200_000
 
 
 def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> np.ndarray:
@@ -47,44 +49,30 @@ def round_balanced(
     movable = np.flatnonzero((second != nearest) & (second > 0))
     changes = (cost.per_layer(second) - cost.per_layer(nearest))[movable]
     detours = (np.abs(second - widths) - np.abs(nearest - widths))[movable]
-    subsets = Subsets(len(movable))
-    misses = np.abs(cost.total(nearest) - budget + subsets.sums(changes)) / budget
+    choices = _choices(len(movable))
+    misses = np.abs(cost.total(nearest) - budget + _sums(changes, choices)) / budget
     good = misses <= max(TOLERANCE, misses.min())
-    chosen = movable[subsets.members(int(np.argmin(np.where(good, subsets.sums(detours), np.inf))))]
+    best = choices[int(np.argmin(np.where(good, _sums(detours, choices), np.inf)))]
+    chosen = movable[best[best < len(movable)]]
     nearest[chosen] = second[chosen]
     return nearest
 
 
-class Subsets:
-    """The subsets of n things, the empty one first: all of them, or as many small ones as MOST_CANDIDATES allows."""
+# Enumerated rather than left to scipy.optimize.milp, whose solver prints on standard output (in the middle of a --json
+# answer), may take seconds, and returns any one of several equally good choices.
+@lru_cache(maxsize=4)
+def _choices(n: int) -> np.ndarray:
+    """(choices, most things): the subsets of n things by their indices, filled up with n; the smaller ones first.
 
-    def __init__(self, n: int):
-        k, count = 0, 1
-        while k < n and count + math.comb(n, k + 1) <= MOST_CANDIDATES:
-            k, count = k + 1, count + math.comb(n, k + 1)
-        sizes = np.zeros(count, dtype=np.int64)
-        self._steps: list[tuple[int, np.ndarray]] = []
-        filled = 1
-        for _ in range(n):
-            parents = np.flatnonzero(sizes[:filled] < k)
-            sizes[filled : filled + len(parents)] = sizes[parents] + 1
-            self._steps.append((filled, parents))
-            filled += len(parents)
-        assert filled == count
-        self._count = count
+    All of them, or those of the sizes that MOST_CHOICES leaves room for.
+    """
+    counts = itertools.accumulate(math.comb(n, size) for size in range(n + 1))
+    largest = sum(count <= MOST_CHOICES for count in counts) - 1
+    subsets = (itertools.combinations(range(n), size) for size in range(largest + 1))
+    padded = (subset + (n,) * (largest - len(subset)) for subset in itertools.chain.from_iterable(subsets))
+    return np.fromiter(padded, dtype=np.dtype((np.int16, largest)))
 
-    def sums(self, values: np.ndarray) -> np.ndarray:
-        """(n,) values -> (subsets,) the sum of the values of each subset's members."""
-        sums = np.zeros(self._count)
-        for (start, parents), value in zip(self._steps, values, strict=True):
-            sums[start : start + len(parents)] = sums[parents] + value
-        return sums
 
-    def members(self, subset: int) -> list[int]:
-        """The things in a subset."""
-        members = []
-        for thing, (start, parents) in reversed(list(enumerate(self._steps))):
-            if subset >= start:
-                members.append(thing)
-                subset = int(parents[subset - start])
-        return members
+def _sums(values: np.ndarray, choices: np.ndarray) -> np.ndarray:
+    """(choices,): the sum of each choice's values."""
+    return np.append(values, 0)[choices].sum(axis=1)

@@ -4,6 +4,11 @@ Every point has a key. A trial that waits is a point to be trained; whoever chan
 the database decides. A running trial shows signs of life; where they end, another worker declares it lost and puts a
 copy into the queue. A trial that failed without a reason is a lost one and counts for nothing. Of several trials with
 one key (a worker that died at the wrong moment can leave that) the first that is not lost is the point.
+
+Points are queued and read through Optuna's public API, and claimed below it, because what it offers for that is weaker.
+GridSampler lets two workers train one point, as its documentation says. `Study.ask` and `Study.optimize` make a trial
+run before its first sign of life, so that a worker killed in between holds its point for ever, and they invent a trial
+where none waits. RetryHeartbeatStaleTrialCallback also copies trials that are not ours, and reasons with them.
 """
 
 import threading
@@ -52,22 +57,18 @@ class Queue:
 
         identity: what all workers must have in common -> what to do where they have not.
         """
-        import optuna
-
         self.storage, self.name, self._rdb = storage, name, storage.rdb
         self._is_maker, self._missing_since, self._missing = False, 0.0, set()
-        storage.patiently(self._make_study)
-        self._study = optuna.load_study(study_name=name, storage=self._rdb)
-        self._id = self._study._study_id
+        self._study = storage.patiently(self._enter_study)
         self._check_identity(identity)
 
-    def _make_study(self) -> None:
-        from optuna.exceptions import DuplicatedStudyError
-        from optuna.study import StudyDirection
+    def _enter_study(self) -> "optuna.Study":
+        import optuna
 
-        with suppress(DuplicatedStudyError):
-            self._rdb.create_new_study([StudyDirection.MINIMIZE], self.name)
+        with suppress(optuna.exceptions.DuplicatedStudyError):
+            optuna.create_study(study_name=self.name, storage=self._rdb)
             self._is_maker = True
+        return optuna.load_study(study_name=self.name, storage=self._rdb)
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         found = None if self._is_maker else self._wait_for_identity()
@@ -99,7 +100,7 @@ class Queue:
 
     def _all_trials(self) -> "list[FrozenTrial]":
         try:
-            return self.storage.patiently(lambda: self._rdb.get_all_trials(self._id, deepcopy=False))
+            return self.storage.patiently(lambda: self._study.get_trials(deepcopy=False))
         except KeyError:
             raise StorageAway(f"study {self.name} in {self.storage.shown}: is not there any more") from None
 
@@ -130,7 +131,7 @@ class Queue:
                 self._add(again(trial, **{REPLACES: trial.number}))
 
     def _add(self, trial: "FrozenTrial") -> None:
-        self.storage.patiently(lambda: self._rdb.create_new_trial(self._id, trial))
+        self.storage.patiently(lambda: self._study.add_trial(trial))
 
     def declare_lost(self) -> None:
         """Queues again what was at work in a process that gives no sign of life any more."""

@@ -3,7 +3,8 @@
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,8 @@ OPENING_SECONDS = 5
 """How long to try to get in, after the first time that failed."""
 OUTAGE_SECONDS = 120
 """How long a database may be away while a sweep is at work."""
+TABLES_LOCK = 0x7769647468
+"""The advisory lock under which a PostgreSQL database gets its tables: "width" in ASCII, a number nobody else takes."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Storage:
         options = {"connect_args": {"timeout": OUTAGE_SECONDS}} if self._is_file else {"pool_pre_ping": True}
 
         def connect() -> "RDBStorage":
-            with warnings.catch_warnings():
+            with self._alone(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 return RDBStorage(
                     text,
@@ -112,7 +115,6 @@ class Storage:
                 )
 
         try:
-            # Several processes that make the tables at the same moment stand in each other's way.
             storage = self.patiently(connect, OPENING_SECONDS)
         except ImportError as error:
             raise UserError(f"--storage: {self.shown}: {error.__cause__ or error}; install its driver") from None
@@ -121,6 +123,23 @@ class Storage:
         if self._is_file:
             _serialise(storage.engine)
         return storage
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keeps others out of a PostgreSQL server's database while Optuna makes its tables.
+
+        Of two processes that create a table at the same moment one fails, although it asked for "if not exists". The
+        lock ends with the transaction, and so with the process.
+        """
+        if self._url.get_backend_name() != "postgresql":
+            yield
+            return
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(self._url, poolclass=sqlalchemy.NullPool)
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(TABLES_LOCK)))
+            yield
 
     def _cause(self, error: BaseException) -> str:
         """What the driver says, which may repeat what it was given."""

@@ -1,4 +1,4 @@
-"""The write of one sublayer, the read of the next and its norm, as one operation."""
+"""The write of one sublayer and the read of the next as one operation."""
 
 import importlib.util
 import os
@@ -8,19 +8,17 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.kernels.boundary import reference
-from widthwise.kernels.boundary.reference import PendingWrite, PreNorm, Reading, written
+from widthwise.kernels.boundary.reference import PendingWrite, Reading, written
 from widthwise.kernels.dispatch import VARIABLE, reference_wanted, triton_wanted
 
 
-def boundary(
-    stream: Tensor | PendingWrite, reading: Reading, norm: PreNorm | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.boundary`."""
     if not use_triton(stream):
-        return reference.boundary(stream, reading, norm)
+        return reference.boundary(stream, reading)
     from widthwise.kernels.boundary import fused  # Triton is not everywhere, and takes its time to import.
 
-    return fused.boundary(stream, reading, norm)
+    return fused.boundary(stream, reading)
 
 
 def use_triton(stream: Tensor | PendingWrite) -> bool:
@@ -48,4 +46,4 @@ def defers_writes(stream: Tensor | PendingWrite) -> bool:
     return True
 
 
-__all__ = ["PendingWrite", "PreNorm", "Reading", "boundary", "defers_writes", "use_triton", "written"]
+__all__ = ["PendingWrite", "Reading", "boundary", "defers_writes", "use_triton", "written"]

@@ -103,9 +103,6 @@ def boundary_backward(
     projection,
     scale,
     eps,
-    gain,
-    x_inverse_rms,
-    norm_dim,
     grad_new_state,
     grad_x,
     grad_new_coefficients,
@@ -115,7 +112,6 @@ def boundary_backward(
     weighted,
     static_partials,
     scale_partials,
-    gain_partials,
     n_tokens,
     N: tl.constexpr,
     B: tl.constexpr,
@@ -125,18 +121,15 @@ def boundary_backward(
     K: tl.constexpr,
     SLOTS: tl.constexpr,
     DIMS: tl.constexpr,
-    BLOCKS: tl.constexpr,
     COLUMNS: tl.constexpr,
     WRITES: tl.constexpr,
     DYNAMIC: tl.constexpr,
-    NORMS: tl.constexpr,
 ):
     """projection: (K, b). Token strides: 0 where coefficients are the same for all tokens."""
     program = tl.program_id(0).to(tl.int64)
-    block, column_number = tl.arange(0, BLOCKS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    column_number = tl.arange(0, COLUMNS)[None, :]
     grad_static = tl.zeros([SLOTS, COLUMNS], tl.float32)
     grad_scale = tl.zeros([SLOTS, COLUMNS], tl.float32)
-    grad_gain = tl.zeros([BLOCKS, DIMS], tl.float32)
     for token in range(program, n_tokens, tl.num_programs(0)):
         own_state = state + token * N * B
         own_update = update + token * N_WRITE_BEFORE * B
@@ -156,20 +149,9 @@ def boundary_backward(
         own_weighted = weighted + token * N * K
         inverse_rms = inverse_rms_of(h, eps, B)
         rms_pull = tl.zeros([SLOTS], tl.float32)
-        x_rms, x_pull = 1.0, 0.0
-        if NORMS:
-            x_rms = tl.load(x_inverse_rms + token)
-            for k in range(N_READ):
-                x = tl.sum(column_of(own_new, k, N, K, SLOTS)[:, None] * h, axis=0)
-                x_pull += tl.sum(x * row_of(own_grad_x, k, B, DIMS) * row_of(gain, k, B, DIMS), axis=0)
-            x_pull *= x_rms * x_rms * x_rms / norm_dim
         for k in range(N_READ):
             column = column_of(own_new, k, N, K, SLOTS)
             grad_block = row_of(own_grad_x, k, B, DIMS)
-            if NORMS:
-                x = tl.sum(column[:, None] * h, axis=0)
-                grad_gain += tl.where(block == k, (x_rms * x * grad_block)[None, :], 0)
-                grad_block = x_rms * row_of(gain, k, B, DIMS) * grad_block - x_pull * x
             grad_h += column[:, None] * grad_block[None, :]
             grad_column = tl.sum(h * grad_block[None, :], axis=1)
             if DYNAMIC:
@@ -200,8 +182,6 @@ def boundary_backward(
     store_slots(static_partials + program * N * K, grad_static, N, K, SLOTS, COLUMNS)
     if DYNAMIC:
         store_slots(scale_partials + program * N * K, grad_scale, N, K, SLOTS, COLUMNS)
-    if NORMS:
-        store_slots(gain_partials + program * N_READ * B, grad_gain, N_READ, B, BLOCKS, DIMS)
 
 
 @triton.jit

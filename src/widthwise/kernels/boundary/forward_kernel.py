@@ -120,13 +120,9 @@ def boundary_forward(
     projection,
     scale,
     eps,
-    gain,
-    norm_eps,
-    norm_dim,
     new_state,
     x,
     new_coefficients,
-    x_inverse_rms,
     N: tl.constexpr,
     B: tl.constexpr,
     N_READ_BEFORE: tl.constexpr,
@@ -135,10 +131,8 @@ def boundary_forward(
     K: tl.constexpr,
     SLOTS: tl.constexpr,
     DIMS: tl.constexpr,
-    BLOCKS: tl.constexpr,
     WRITES: tl.constexpr,
     DYNAMIC: tl.constexpr,
-    NORMS: tl.constexpr,
 ):
     """projection: (K, b). token_stride: 0 where `coefficients` are the same for all tokens."""
     token = tl.program_id(0).to(tl.int64)
@@ -152,18 +146,12 @@ def boundary_forward(
         h = slots_of(state, N, B, SLOTS, DIMS)
     inverse_rms = inverse_rms_of(h, eps, B)
     new_coefficients += token * N * K
-    block = tl.arange(0, BLOCKS)[:, None]
-    blocks = tl.zeros([BLOCKS, DIMS], tl.float32)
+    dim = tl.arange(0, DIMS)
     for k in range(N_READ):
         column = coefficient_column(h, inverse_rms, k, static, projection, scale, N, B, K, SLOTS, DIMS, DYNAMIC)
         if DYNAMIC:
             store_column(new_coefficients, k, column, N, K, SLOTS)
-        blocks = tl.where(block == k, tl.sum(column[:, None] * h, axis=0)[None, :], blocks)
-    if NORMS:
-        x_rms = tl.rsqrt(tl.sum(tl.sum(blocks * blocks, axis=1), axis=0) / norm_dim + norm_eps)
-        tl.store(x_inverse_rms + token, x_rms)
-        blocks *= x_rms * slots_of(gain, N_READ, B, BLOCKS, DIMS)
-    store_slots(x + token * N_READ * B, blocks, N_READ, B, BLOCKS, DIMS)
+        tl.store(x + (token * N_READ + k) * B + dim, tl.sum(column[:, None] * h, axis=0), mask=dim < B)
     if DYNAMIC:
         for k in range(N_READ, K):
             column = coefficient_column(h, inverse_rms, k, static, projection, scale, N, B, K, SLOTS, DIMS, DYNAMIC)

@@ -12,20 +12,16 @@ from typing import Any
 from torch import Tensor
 
 from widthwise.kernels.boundary import operators
-from widthwise.kernels.boundary.reference import PendingWrite, PreNorm, Reading
-from widthwise.kernels.dispatch import compute_dtype
+from widthwise.kernels.boundary.reference import PendingWrite, Reading
 
 
-def boundary(
-    stream: Tensor | PendingWrite, reading: Reading, norm: PreNorm | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
     """See `reference.boundary`. States of fp32 or narrower."""
     static, projection, scale, n_read, eps = reading
     state, update, coefficients, n_read_before, multiplier = (
         stream if isinstance(stream, PendingWrite) else (stream, None, None, 0, 1.0)
     )
-    gain, norm_eps, norm_dim = (None, 0.0, 1) if norm is None else norm
-    new_state, x, new_coefficients, _ = operators.forward(
+    new_state, x, new_coefficients = operators.forward(
         state.contiguous(),
         None if update is None else update.contiguous(),
         _table(coefficients),
@@ -36,10 +32,6 @@ def boundary(
         _table(scale),
         n_read,
         eps,
-        _table(gain),
-        norm_eps,
-        norm_dim,
-        state.dtype if norm is None else compute_dtype(state),
     )
     return state if update is None else new_state, x, static.float() if projection is None else new_coefficients
 
@@ -48,29 +40,24 @@ def _table(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.float().contiguous()
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
     """Inputs and output are those of `operators.forward`."""
-    state, update, coefficients, n_read_before, multiplier, static, projection, scale, n_read, eps, gain, *others = (
-        inputs
-    )
-    _, norm_dim, _ = others
-    new_state, _, new_coefficients, x_inverse_rms = output
-    ctx.save_for_backward(
-        state, update, coefficients, static, projection, scale, gain, new_state, new_coefficients, x_inverse_rms
-    )
-    ctx.numbers = n_read_before, multiplier, n_read, eps, norm_dim
+    state, update, coefficients, n_read_before, multiplier, static, projection, scale, n_read, eps = inputs
+    new_state, _, new_coefficients = output
+    ctx.save_for_backward(state, update, coefficients, static, projection, scale, new_state, new_coefficients)
+    ctx.numbers = n_read_before, multiplier, n_read, eps
 
 
 def _differentiate(
-    ctx: Any, grad_new_state: Tensor, grad_x: Tensor, grad_new_coefficients: Tensor, _: Tensor
+    ctx: Any, grad_new_state: Tensor, grad_x: Tensor, grad_new_coefficients: Tensor
 ) -> tuple[Tensor | None, ...]:
     """One gradient for each input of `operators.forward`."""
     grads = (grad.contiguous() for grad in (grad_new_state, grad_x, grad_new_coefficients))
     gradients = operators.backward(*grads, *ctx.saved_tensors, *ctx.numbers)
-    state, update, coefficients, static, projection, scale, gain = (
+    state, update, coefficients, static, projection, scale = (
         None if leaf is None else gradient for leaf, gradient in zip(ctx.saved_tensors, gradients)
     )
-    return state, update, coefficients, None, None, static, projection, scale, None, None, gain, None, None, None
+    return state, update, coefficients, None, None, static, projection, scale, None, None
 
 
 operators.forward.register_autograd(_differentiate, setup_context=_keep)

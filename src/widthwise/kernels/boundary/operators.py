@@ -43,7 +43,6 @@ class _Sizes:
             "K": static.shape[-1],
             "SLOTS": slots,
             "DIMS": dims,
-            "BLOCKS": _padded(n_read),
             "WRITES": update is not None,
         }
 
@@ -70,15 +69,14 @@ def _token_stride(coefficients: Tensor | None) -> int:
 
 
 def _outputs(
-    state: Tensor, update: Tensor | None, static: Tensor, projection: Tensor | None, n_read: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of `forward`, uninitialised."""
+    state: Tensor, update: Tensor | None, static: Tensor, projection: Tensor | None, n_read: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs of `forward`, uninitialised."""
     tokens, slot_width = state.shape[:-2], state.shape[-1]
     return (
         state.new_empty(0) if update is None else torch.empty_like(state),
-        state.new_empty((*tokens, n_read * slot_width), dtype=dtype),
+        state.new_empty((*tokens, n_read * slot_width)),
         static.new_empty(0 if projection is None else (*tokens, *static.shape)),
-        static.new_empty(tokens),
     )
 
 
@@ -94,14 +92,10 @@ def forward(
     scale: Tensor | None,
     n_read: int,
     eps: float,
-    gain: Tensor | None,
-    norm_eps: float,
-    norm_dim: int,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The new state, x in the given type, the new coefficients, and 1 / rms of x. projection: (k, b)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new state, x and the new coefficients. projection: (k, b)."""
     sizes = _Sizes(state, update, static, n_read, n_read_before)
-    new_state, x, new_coefficients, x_inverse_rms = _outputs(state, update, static, projection, n_read, dtype)
+    new_state, x, new_coefficients = _outputs(state, update, static, projection, n_read)
     _launch(
         boundary_forward,
         (sizes.n_tokens,),
@@ -114,24 +108,19 @@ def forward(
         static if projection is None else projection,
         static if scale is None else scale,
         eps,
-        static if gain is None else gain,
-        norm_eps,
-        float(norm_dim),
         new_state,
         x,
         new_coefficients,
-        x_inverse_rms,
         **sizes.constants,
         DYNAMIC=projection is not None,
-        NORMS=gain is not None,
         num_warps=sizes.n_warps(NUMBERS_PER_WARP),
     )
-    return new_state, x, new_coefficients, x_inverse_rms
+    return new_state, x, new_coefficients
 
 
 @forward.register_fake
-def _(state, update, coefficients, n_read_before, multiplier, static, projection, scale, n_read, *others):
-    return _outputs(state, update, static, projection, n_read, dtype=others[-1])
+def _(state, update, coefficients, n_read_before, multiplier, static, projection, scale, n_read, eps):
+    return _outputs(state, update, static, projection, n_read)
 
 
 @torch.library.custom_op("widthwise::boundary_backward", mutates_args=())
@@ -145,17 +134,14 @@ def backward(
     static: Tensor,
     projection: Tensor | None,
     scale: Tensor | None,
-    gain: Tensor | None,
     new_state: Tensor,
     new_coefficients: Tensor,
-    x_inverse_rms: Tensor,
     n_read_before: int,
     multiplier: float,
     n_read: int,
     eps: float,
-    norm_dim: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of state, update, coefficients, static, projection, scale and gain."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of state, update, coefficients, static, projection and scale."""
     sizes = _Sizes(state, update, static, n_read, n_read_before)
     is_dynamic, n_programs = projection is not None, min(_max_programs(state), sizes.n_tokens)
     tokens = state.shape[:-2]
@@ -165,7 +151,6 @@ def backward(
     weighted = static.new_empty((*tokens, *static.shape) if is_dynamic else 0)
     static_partials = static.new_empty((n_programs, *static.shape))
     scale_partials = torch.empty_like(static_partials) if is_dynamic else static.new_empty((n_programs, 0))
-    gain_partials = static.new_empty((n_programs, 0 if gain is None else len(gain)))
     _launch(
         boundary_backward,
         (n_programs,),
@@ -179,9 +164,6 @@ def backward(
         static if projection is None else projection,
         static if scale is None else scale,
         eps,
-        static if gain is None else gain,
-        x_inverse_rms,
-        float(norm_dim),
         grad_new_state,
         grad_x,
         grad_new_coefficients,
@@ -191,12 +173,10 @@ def backward(
         weighted,
         static_partials,
         scale_partials,
-        gain_partials,
         sizes.n_tokens,
         **sizes.constants,
         COLUMNS=_padded(static.shape[-1]),
         DYNAMIC=is_dynamic,
-        NORMS=gain is not None,
         num_warps=sizes.n_warps(NUMBERS_PER_WARP // 2),
     )
     if coefficients is not None and coefficients.dim() == 2:
@@ -208,7 +188,6 @@ def backward(
         static_partials.sum(dim=0),
         _projection_gradient(state if update is None else new_state, weighted) if is_dynamic else static.new_empty(0),
         scale_partials.sum(dim=0),
-        gain_partials.sum(dim=0),
     )
 
 
@@ -237,6 +216,6 @@ def _projection_gradient(state: Tensor, weighted: Tensor) -> Tensor:
 
 
 @backward.register_fake
-def _(grad_new_state, grad_x, grad_new_coefficients, state, update, coefficients, static, projection, scale, gain, *_):
-    leaves = state, update, coefficients, static, projection, scale, gain
+def _(grad_new_state, grad_x, grad_new_coefficients, state, update, coefficients, static, projection, scale, *_):
+    leaves = state, update, coefficients, static, projection, scale
     return tuple(static.new_empty(0) if leaf is None else torch.empty_like(leaf) for leaf in leaves)

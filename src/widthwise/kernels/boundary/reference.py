@@ -1,4 +1,4 @@
-"""The boundary between two sublayers in plain torch: the write of one, the read of the next, and its norm.
+"""The boundary between two sublayers in plain torch: the write of one and the read of the next.
 
 Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10). The state that the write makes is rounded to its type, and
 the read sees the rounded one.
@@ -9,7 +9,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from widthwise.kernels.hyper_connections.reference import read_slots, write_slots
-from widthwise.kernels.rms_norm.reference import rms_norm
 
 
 class PendingWrite(NamedTuple):
@@ -38,28 +37,17 @@ class Reading(NamedTuple):
     eps: float
 
 
-class PreNorm(NamedTuple):
-    """The norm that a sublayer begins with: the arguments of `rms_norm`."""
-
-    gain: Tensor
-    """(n_read * b,)"""
-    eps: float
-    norm_dim: int
-
-
 def written(stream: Tensor | PendingWrite) -> Tensor:
     """The state, a pending write done."""
     return write_slots(*stream) if isinstance(stream, PendingWrite) else stream
 
 
-def boundary(
-    stream: Tensor | PendingWrite, reading: Reading, norm: PreNorm | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The state, what a sublayer reads of it, normalised if `norm` is given, and the coefficients of its own write.
+def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
+    """The state, what a sublayer reads of it, and the coefficients of its own write.
 
-    stream: a state (B, T, n, b), or the write that makes it. -> (B, T, n, b); (B, T, n_read * b) in the state's type,
-    or, normalised, in that of `rms_norm`; (B, T, n, k), or without a projection (n, k), in fp32 or wider.
+    stream: a state (B, T, n, b), or the write that makes it. -> (B, T, n, b); (B, T, n_read * b), both in the state's
+    type; (B, T, n, k), or without a projection (n, k), in fp32 or wider.
     """
     state = written(stream)
     x, coefficients = read_slots(state, *reading)
-    return state, x if norm is None else rms_norm(x, *norm), coefficients
+    return state, x, coefficients
