@@ -20,14 +20,14 @@ class ActivationMeter:
         self._thresholds, self._utilisation_threshold = thresholds, utilisation_threshold
         self._n_tokens = 0
         self._n_active: Tensor | int = 0
-        """(n_thresholds,), of all units."""
+        """(n_thresholds,), activations above each threshold, over all units."""
         self._n_used: Tensor | int = 0
-        """(d_ff,)"""
+        """(d_ff,), tokens that activate each unit."""
         self._energy: Tensor | float = 0.0
         """(d_ff,) fp64, sums of squares."""
 
     def add(self, activations: Tensor) -> None:
-        """activations: (n, d_ff)."""
+        """Adds n tokens. activations: (n, d_ff)."""
         for rows in activations.split(ROWS_AT_ONCE):
             size = rows.to(torch.promote_types(rows.dtype, torch.float32)).abs()
             self._n_tokens += len(size)

@@ -15,14 +15,14 @@ from widthwise.config_io import UserError
 
 
 class Layout(NamedTuple):
-    """What the parts of an architecture are called."""
+    """The module names of an architecture."""
 
     families: str
     layers: str
     norm: str
-    """Before the head."""
+    """The norm before the head."""
     down: str
-    """Within a layer, the last matrix of its feed-forward."""
+    """The down-projection within a layer."""
 
 
 LAYOUTS = (
@@ -31,7 +31,7 @@ LAYOUTS = (
     Layout("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
 )
 TOLERANCE = 1e-3
-"""Of logits, over the largest."""
+"""Allowed difference of the logits, relative to the largest."""
 
 
 class HFSubject(Subject):

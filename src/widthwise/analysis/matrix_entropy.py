@@ -17,14 +17,14 @@ ROWS_AT_ONCE = 4096
 
 
 class MatrixEntropy:
-    """Of the stream at one depth. Keeps width^2 numbers."""
+    """The matrix entropy of the stream at one depth. Keeps width^2 numbers."""
 
     def __init__(self, width: int, device: torch.device):
         self._gram = torch.zeros(width, width, dtype=torch.float64, device=device)
         self._n_tokens = 0
 
     def add(self, states: Tensor) -> None:
-        """states: (n, width)."""
+        """Adds n tokens. states: (n, width)."""
         for rows in states.split(ROWS_AT_ONCE):
             # In fp64 throughout: a few huge coordinates are usual, and would drown the others in rounding.
             wide = rows.double()

@@ -1,11 +1,11 @@
-"""Means and standard deviations of values that come in pieces."""
+"""Running means and variances."""
 
 import torch
 from torch import Tensor
 
 
 class Moments:
-    """Of many quantities at once, in fp64. What is kept does not grow with the number of values."""
+    """Running mean and variance of many quantities at once, in fp64 and constant memory."""
 
     def __init__(self) -> None:
         self.n = 0

@@ -38,8 +38,9 @@ class ProfileOptions(Config):
 
 
 class Profile(Watcher):
-    """Of one model. What is kept does not grow with the number of tokens: width^2 numbers at every depth, beside which
-    everything else is small. While it looks at a batch it also needs (n_layers + 1) * d_model numbers for every token.
+    """The profile of one model, in memory that does not grow with the number of tokens: about width^2 numbers a depth.
+
+    A batch in flight also needs (n_layers + 1) * d_model numbers for every token.
     """
 
     def __init__(self, subject: Subject, options: ProfileOptions | None = None):

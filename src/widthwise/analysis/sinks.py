@@ -16,10 +16,10 @@ class SinkMeter:
 
     def __init__(self) -> None:
         self._weights: Tensor | float = 0.0
-        """(n_heads,) fp64, over all queries."""
+        """(n_heads,) fp64: weight of the first token, summed over all queries."""
         self._n_queries = 0
         self._norms = torch.zeros(2, dtype=torch.float64)
-        """Of the first tokens, of all others."""
+        """Sum of norms over first tokens, and over all others."""
         self._n_tokens = torch.zeros(2, dtype=torch.float64)
 
     def add_attention(self, call: AttentionCall) -> None:

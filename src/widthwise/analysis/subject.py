@@ -1,4 +1,4 @@
-"""A finished model as the statistics see it, whatever made it."""
+"""The view of a finished model that statistics work on, ours or another library's."""
 
 from abc import ABC, abstractmethod
 
@@ -8,14 +8,14 @@ from widthwise.analysis.attention_calls import AttentionCall
 
 
 class Watcher(ABC):
-    """Is shown what a model does in one pass, as it happens. Nothing shown may be changed, or kept beyond the pass."""
+    """Receives the tensors of one forward pass as they appear. They must not be changed, nor kept after the pass."""
 
     @abstractmethod
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
-        """After layer `depth`, 0 being before the first; in order.
+        """Called after each layer in order; depth 0 is the stream before the first layer.
 
         stream: (B, T, width), the coordinates of the residual stream written so far, carried ones included; hidden:
-        (B, T, d_model), what the model's last norm makes of it.
+        (B, T, d_model), the stream after the model's last norm.
         """
 
     @abstractmethod
@@ -26,7 +26,7 @@ class Watcher(ABC):
 
     @abstractmethod
     def see_attention(self, layer: int, call: AttentionCall) -> None:
-        """Layers from 0 on."""
+        """Called once a layer; layers count from 0."""
 
 
 class Subject(ABC):
@@ -40,7 +40,7 @@ class Subject(ABC):
     @property
     @abstractmethod
     def widths(self) -> list[int]:
-        """Of the layers."""
+        """Width of each layer."""
 
     @abstractmethod
     def run(self, tokens: Tensor, watcher: Watcher) -> None:

@@ -19,10 +19,10 @@ N_DECIMALS = 6
 
 
 class VirtualWidthMeter:
-    """Statistics of the sites of a model over all tokens that it is shown; of its further heads none."""
+    """Statistics of the sites of a model over all tokens it is shown. Further heads are left out."""
 
     def __init__(self, model: Decoder, residual: HyperConnectionsConfig):
-        """residual: the model's."""
+        """residual: the residual config of the model."""
         self._model, self._residual = model, residual
         self._meters = [_SiteMeter(name, site) for name, site in hyper_connections(model).items()]
         self._n_tokens = 0
@@ -108,14 +108,14 @@ def hyper_connections(model: Decoder) -> dict[str, HyperConnection]:
 
 
 def _places(model: Decoder) -> list[tuple[str, nn.Module, str]]:
-    """Of all sites, in the order of the stream: name, the layer that holds it, the attribute there."""
+    """Every site in the order of the stream: its name, the layer that holds it, and the attribute there."""
     return [
         (f"layers.{i}.{part}", layer, f"{part}_residual") for i, layer in enumerate(model.layers) for part in SUBLAYERS
     ]
 
 
 class _Watched(Site):
-    """A site that tells its coefficients."""
+    """A site that reports its coefficients."""
 
     def __init__(self, site: HyperConnection, see: Callable[[Tensor], None]):
         super().__init__()

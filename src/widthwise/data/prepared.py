@@ -37,11 +37,11 @@ class TokenizerRecord(Config):
 
 
 class CorpusRecord(Config):
-    """What was prepared."""
+    """The text that was prepared."""
 
     name: str
     fingerprint: str
-    """sha256 of all names and contents; of adopted shards, of the files' checksums."""
+    """sha256 of all names and contents; for adopted shards, of the checksums of their files."""
     n_documents: int
     n_bytes: int
 
@@ -60,7 +60,7 @@ class SplitRecord(Config):
 
 
 class Splits(Config):
-    """The two splits."""
+    """What the training and the held-out split hold."""
 
     train: SplitRecord
     held_out: SplitRecord

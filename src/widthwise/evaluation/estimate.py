@@ -1,4 +1,4 @@
-"""What a sample says of a mean, a ratio or a perplexity, with its standard error."""
+"""A mean, a ratio or a perplexity estimated from a sample, with its standard error."""
 
 import math
 from typing import NamedTuple
@@ -7,20 +7,20 @@ import numpy as np
 
 
 class Estimate(NamedTuple):
-    """A number and its standard error, which is nan where fewer than two observations stand behind it."""
+    """A number and its standard error, which is nan for fewer than two observations."""
 
     value: float
     stderr: float
 
     def record(self) -> dict[str, float | None]:
-        """As JSON knows numbers: null for what is not finite."""
+        """The numbers for JSON, with null for what is not finite."""
         return {name: number if math.isfinite(number) else None for name, number in self._asdict().items()}
 
     def scaled(self, factor: float) -> "Estimate":
         return Estimate(self.value * factor, self.stderr * abs(factor))
 
     def exponential(self) -> "Estimate":
-        """Of a mean negative log-likelihood in nats the perplexity; the error by the delta method. Too large: inf."""
+        """The perplexity of a mean loss in nats, its error by the delta method; inf beyond the range of floats."""
         value = math.exp(self.value) if self.value < 700 else math.inf
         return Estimate(value, value * self.stderr)
 
@@ -35,8 +35,8 @@ def mean(values: np.ndarray) -> Estimate:
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
     """sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
-    The standard error is that of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6): of equal
-    blocks that of the mean of their ratios.
+    The standard error is that of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
+    equal size it is that of the mean of their ratios.
     """
     numerators, denominators = (np.asarray(part, dtype=np.float64) for part in (numerators, denominators))
     n, total = len(numerators), denominators.sum()

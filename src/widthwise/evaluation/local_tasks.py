@@ -39,7 +39,7 @@ class Item(Config):
     @property
     @abstractmethod
     def answer(self) -> str:
-        """The right one."""
+        """The correct answer."""
 
     @property
     @abstractmethod
@@ -160,12 +160,12 @@ class Cloze(Item):
 
     @classmethod
     def metrics(cls, means: dict[str, Estimate]) -> dict[str, Estimate]:
-        """perplexity: of the whole answer, as LAMBADA's is."""
+        """Adds the perplexity of the whole answer, as LAMBADA reports it."""
         return {**super().metrics(means), "perplexity": means["nats"].exponential()}
 
 
 FORMS = (MultipleChoice, Schema, Cloze)
-"""Of those whose keys a line has, the first."""
+"""The forms of an item; a line is read as the first form whose keys it has."""
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class EncodedTask:
 
     task: LocalTask
     requests: list[list[Request]]
-    """Of each item."""
+    """The requests of each item."""
 
 
 def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:

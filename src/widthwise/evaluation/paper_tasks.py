@@ -20,7 +20,7 @@ class LocalFile:
     """The same questions as a file of llm-foundry's `local_data`."""
 
     stem: str
-    """Of NAME.jsonl."""
+    """NAME in NAME.jsonl."""
     delimiter: str = " "
     """Between question and answer, so that the text is that of lm-evaluation-harness as nearly as the file allows."""
 

@@ -26,10 +26,10 @@ COUNTED = ("n_tokens", "n_bytes", "n_characters", "n_words")
 
 @dataclass(frozen=True)
 class TextScores:
-    """What a model makes of a text, summed over its blocks; every array is float64 (n_blocks,)."""
+    """The scores of a text by block; every array is float64 (n_blocks,)."""
 
     nats: np.ndarray
-    """Negative log-likelihood."""
+    """Negative log-likelihood of each block."""
     n_tokens: np.ndarray
     n_bytes: np.ndarray
     n_characters: np.ndarray
@@ -68,7 +68,7 @@ class _Scored:
 
     text: str
     n_bytes: int
-    """Of the text, where it is not cut; a cut may tear a character, of which the tokens stand for a part."""
+    """Bytes of the text, or of the tokens where it was cut: a cut may fall inside a character."""
     token_bytes: np.ndarray
     nats: np.ndarray
 

@@ -23,26 +23,26 @@ BATCHES_AT_ONCE = 64
 """Windows of so many batches are held at a time: all of a long text with a short stride would not fit into memory."""
 
 Request = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a context and of what continues it."""
+"""The token ids of a context and of its continuation."""
 
 
 class Continuation(NamedTuple):
-    """What a model thinks of a continuation."""
+    """The likelihood of a continuation."""
 
     log_likelihood: float
-    """Of the whole continuation given its context, in nats."""
+    """Log-likelihood of the whole continuation given its context, in nats."""
     is_greedy: bool
-    """Whether every token of it is the most probable one."""
+    """Whether greedy decoding would produce it."""
     n_tokens: int
 
 
 class TokenScores(NamedTuple):
-    """Of every token of a continuation."""
+    """The scores of every token of a continuation."""
 
     nats: np.ndarray
     """float64 (n_tokens,): negative log-likelihoods."""
     is_greedy: np.ndarray
-    """bool (n_tokens,)"""
+    """bool (n_tokens,): whether greedy decoding would produce the token."""
 
 
 class Scorer:

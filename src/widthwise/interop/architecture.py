@@ -15,21 +15,21 @@ class HFTensor:
 
     name: str
     parts: tuple[str, ...]
-    """Our parameters, one below the other."""
+    """Names of our parameters, stacked in this order."""
     is_transposed: bool = False
     """Whether it is stored (in, out), as GPT-2 stores its matrices."""
 
 
 class Architecture(ABC):
-    """One `model_type`."""
+    """One `model_type` of transformers: how its configs and tensors map to ours."""
 
     model_type: ClassVar[str]
     class_name: ClassVar[str]
-    """Of the language model in transformers."""
+    """Name of the causal language model class in transformers."""
     base_prefix: ClassVar[str]
-    """Before the names of all tensors but the head's; missing where the model was saved without its head."""
+    """Prefix of every tensor but the head's; absent from a model saved without its head."""
     buffers: ClassVar[str]
-    """Regular expression of the names of tensors in older checkpoints that follow from the config."""
+    """Regular expression for tensors that older checkpoints store though they follow from the config."""
 
     @abstractmethod
     def claims(self, config: ModelConfig) -> bool:
@@ -41,14 +41,14 @@ class Architecture(ABC):
 
     @abstractmethod
     def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
-        """A config.json that reads back as the model, if one can. n_positions: tokens of the longest text."""
+        """A config.json that reads back as the model, if one can. n_positions: the longest context in tokens."""
 
     @abstractmethod
     def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
-        """Of the whole model, without buffers."""
+        """Every tensor of the model, without buffers."""
 
     def n_positions(self, fields: Fields) -> int:
-        """Tokens of the longest text the model was made for."""
+        """The longest context the model was made for, in tokens."""
         return fields.size("max_position_embeddings", 2048)
 
     def check_written(self, fields: Fields) -> None:

@@ -26,10 +26,10 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a folder says beside the model."""
+    """What a folder holds besides the model."""
 
     n_positions: int
-    """Tokens of the longest text."""
+    """The longest context in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
     """See `Imported.token_ids`."""
     tokenizer: str | None = None

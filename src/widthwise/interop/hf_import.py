@@ -33,15 +33,15 @@ class Imported:
     model_type: str
     config: ModelConfig
     weights: dict[str, Tensor]
-    """By our names, of tied ones once, in the types they are stored in."""
+    """Tensors by our names, tied ones once, in the types they are stored in."""
     n_positions: int
-    """Tokens of the longest text the model was made for."""
+    """The longest context the model was made for, in tokens."""
     token_ids: dict[str, int | list[int]]
-    """Of special tokens, by their names in config.json, where it names any."""
+    """Ids of the special tokens that config.json names, by name."""
     tokenizer: Path | None
     """The tokenizer.json, if there is one."""
     eos: str | None
-    """What it calls the token that ends a text, if the folder says which it is."""
+    """Its end-of-text token, if the folder names one."""
 
 
 def import_hf(folder: Path | str) -> Imported:

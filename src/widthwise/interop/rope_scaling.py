@@ -26,11 +26,11 @@ class Scaling(Config, ABC):
     @classmethod
     @abstractmethod
     def fitting(cls, base: float, wanted: Sequence[float], n_positions: int) -> tuple[float, Self] | None:
-        """A base and the rule that make the wanted frequencies of it, or None. n_positions: of the longest text."""
+        """A base and a rule that yield the wanted frequencies, or None. n_positions: the longest context in tokens."""
 
 
 class Unscaled(Scaling):
-    """The frequencies themselves."""
+    """The unscaled frequencies."""
 
     rope_type: Literal["default"] = "default"
 

@@ -12,13 +12,13 @@ class LayerRow:
     """Sizes and cost of one layer; FLOPs and bytes per token."""
 
     layer: int
-    """Counted from 1."""
+    """The layer's number, from 1."""
     d_model: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
     hidden_widths: tuple[int, ...]
-    """Of the gated maps of the feed-forward."""
+    """Hidden channels of every map of the feed-forward, in order."""
     params: float
     forward_flops: float
     kv_bytes: float

@@ -27,7 +27,7 @@ class UniformShape(Config):
 
 
 class ExplicitShape(Config):
-    """Widths by hand."""
+    """Widths that are written out."""
 
     kind: Literal["explicit"] = "explicit"
     widths: tuple[Width, ...]

@@ -29,12 +29,12 @@ class SearchResult:
     space: SearchSpace
     budget: float
     baseline: Totals
-    """Of the base."""
+    """The totals of the base."""
     count: UniformTotals
-    """Of the models that were examined."""
+    """The totals of the examined models, as functions of their sizes."""
     n_examined: int
     rejected: dict[str, int]
-    """What a shape did wrong -> how many were examined and rejected for it."""
+    """Reason for a rejection -> how many shapes were rejected for it."""
     sizes: Sizes
     """(n,) of each candidate."""
     is_pareto: np.ndarray

@@ -70,7 +70,7 @@ class SearchSpace(Config):
     max_flops: pydantic.PositiveFloat | None = None
     """Forward FLOPs per token at the recipe's seq_len, attention in full."""
     max_kv_bytes: pydantic.PositiveFloat | None = None
-    """Bytes per token."""
+    """Bytes the KV cache keeps per token."""
     max_residual_additions: pydantic.PositiveInt | None = None
     """n_layers * (1 + n_blocks): how many sublayers a token passes one after another."""
     rank_by: CostName | None = None

@@ -45,7 +45,7 @@ def totals(config: ModelConfig, seq_len: int) -> Totals:
 
 
 class Sizes(NamedTuple):
-    """Of a uniform model with hourglass feed-forwards; or arrays, the sizes of many."""
+    """The sizes of a uniform model with hourglass feed-forwards, or of many such models as arrays."""
 
     n_blocks: Any
     n_layers: Any
@@ -106,4 +106,4 @@ class UniformTotals:
 
 
 DIFFERENCES = np.array([[1.0, 0, 0], [-1, 1, 0], [1, -2, 1]])
-"""Of values at equal steps: the first value, the first difference, the second difference."""
+"""Maps values at equal steps to the first value, the first difference and the second difference."""

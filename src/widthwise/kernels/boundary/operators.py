@@ -15,7 +15,7 @@ from widthwise.kernels.boundary.forward_kernel import boundary_forward
 NUMBERS_PER_WARP = 1024
 """Numbers of the padded state that a warp holds in the forward pass: 32 a thread. Half of it in the backward pass."""
 PROGRAMS_PER_PROCESSOR = 4
-"""Of those that go through tokens in the backward pass."""
+"""Programs of the backward kernel over tokens, for each multiprocessor."""
 N_INTERPRETED_PROGRAMS = 3
 ROWS, COLUMN_DIMS = 32, 128
 """Tile of the kernel that sums the gradient of the projection: slots, whichever token's, and numbers of a slot."""

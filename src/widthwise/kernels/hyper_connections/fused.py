@@ -17,24 +17,24 @@ from widthwise.kernels.dispatch import refuse_double_backward, without_autocast
 
 
 class Kept(NamedTuple):
-    """What a write needs of its read."""
+    """What a write needs from its read."""
 
     state: Tensor
-    """(B, T, n, b), an output of the read: as its gradient the write passes on that of the state it made, and the read
-    alone goes back through the carry, into the sum that it makes anyway."""
+    """(B, T, n, b), an output of the read. Its gradient carries the gradient of the state that the write made, so that
+    only the read goes back through the carry, in a sum that it computes anyway."""
     carry: Tensor
-    """(n, N, n), slots that are made first."""
+    """(n, N, n), how much of each old slot a new slot keeps; new slots first."""
     write: Tensor
-    """(n_write, N, n)"""
+    """(n_write, N, n), how much of each written block a slot takes."""
     reading: Any
     """The read in autograd's graph; None without gradients."""
 
 
 class _Coefficients(NamedTuple):
-    """Of one site. What their derivative needs is None where they are the same for all tokens."""
+    """The coefficients of one site. What only their derivative needs is None where all tokens share them."""
 
     table: Tensor
-    """(k, N, n)"""
+    """(k, N, n), the k coefficients of each slot."""
     tanh: Tensor | None = None
     """(k, N, n)"""
     pre_activation: Tensor | None = None
