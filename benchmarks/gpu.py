@@ -21,11 +21,10 @@ from torch import Tensor
 from workloads import TrainingStep, cost_ratios, random_batch, recipe_model, relative_error, template
 
 from widthwise.config_io import UserError
+from widthwise.kernels.precision import Precision, autocast
+from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
-from widthwise.training.compiling import compile_layers
-from widthwise.training.config import Precision
-from widthwise.training.step import autocast
 
 SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")
 TOLERANCES: dict[Precision, float] = {"fp32": 1e-4, "bf16": 3e-2}

@@ -24,7 +24,7 @@ import torch
 import torch._dynamo
 
 from widthwise.files import write_atomic
-from widthwise.training.environment import environment as run_environment
+from widthwise.runs.environment import environment as run_environment
 from widthwise.training.metrics import peak_flops_per_second
 
 ROOT = Path(__file__).resolve().parents[1]

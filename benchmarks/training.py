@@ -15,9 +15,9 @@ from harness import RESULTS, Part, interleave, run_parts, summarise
 from torch import nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
+from widthwise.kernels.precision import Precision
+from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
-from widthwise.training.compiling import compile_layers
-from widthwise.training.config import Precision
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""

@@ -19,13 +19,12 @@ from torch import Tensor, nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
 from widthwise.config_io import parse
+from widthwise.kernels.precision import Precision, autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
 from widthwise.model.residual.interface import Exit, Site
 from widthwise.model.residual.plain import Stream
-from widthwise.training.config import Precision
-from widthwise.training.precision import autocast
 
 N_STREAMS = 4
 """Of the package, which then has as much state as (1, 4)."""

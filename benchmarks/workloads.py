@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import parse, read_recipe
+from widthwise.kernels.precision import Precision, autocast
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.config import Precision
-from widthwise.training.step import autocast
 
 
 class TrainingStep:

@@ -1,4 +1,4 @@
-"""What every test may rely on: a cache folder of the test session's own, no network, and fp64 for who asks."""
+"""What every test may rely on: its own cache folder, no network, no waiting for the disk, and fp64 for who asks."""
 
 import os
 from collections.abc import Iterator
@@ -14,6 +14,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WIDTHWISE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_fsync() -> Iterator[None]:
+    """Hundreds of tiny checkpoints do not wait for the disk: what is synced matters after a power cut only."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

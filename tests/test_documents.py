@@ -8,8 +8,8 @@ import pytest
 from widthwise.cli.main import app
 from widthwise.config_io import merge, parse, parse_yaml, read_recipe, to_yaml
 from widthwise.experiments.plan import read_plan
-from widthwise.training.config import Recipe
-from widthwise.training.trainer import train
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted((ROOT / "configs").glob("*.yaml"))

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from widthwise.config_io import merge, parse, to_data
-from widthwise.training.config import Recipe, inspect_recipe, load_recipe
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parent.parent
 PAPER = json.loads((ROOT / "tests" / "data_files" / "hourglass_tables.json").read_text())

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from widthwise.config_io import UserError, parse
-from widthwise.training.config import Recipe, inspect_recipe, parse_recipe
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
 
 NO_SIZES = {
     *("norm_dim", "q_norm_dim", "k_norm_dim", "slot_norm_dim", "group_norm_dim"),  # divisors

@@ -12,21 +12,22 @@ if TYPE_CHECKING:
     from widthwise.data.config import open_data
     from widthwise.data.prepare import prepare
     from widthwise.data.prepared import PreparedData
-    from widthwise.examination.analyse import analyse, write_analysis
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.plan import read_plan
     from widthwise.model.config import ModelConfig, cost_summary
     from widthwise.model.decoder import Decoder, build
     from widthwise.model.generate import SamplingConfig, generate
     from widthwise.model.mup import coordinate_check, parameter_groups
+    from widthwise.recipe.inspection import inspect_recipe
+    from widthwise.recipe.recipe import Recipe, load_recipe
     from widthwise.reports.writing import write_report
     from widthwise.run_dir import RunDir, RunFailed
+    from widthwise.runs.analyse import analyse, write_analysis
+    from widthwise.runs.train import resume, train
+    from widthwise.runs.trained import Trained, load_trained
     from widthwise.shape.search import search
     from widthwise.shape.search_space import SearchSpace
     from widthwise.shape.template import ModelTemplate
-    from widthwise.training.config import Recipe, inspect_recipe, load_recipe
-    from widthwise.training.trained import Trained, load_trained
-    from widthwise.training.trainer import resume, train
 
 _HOMES = {
     "config_io": ("UserError",),
@@ -39,15 +40,16 @@ _HOMES = {
     "model.decoder": ("Decoder", "build"),
     "model.generate": ("SamplingConfig", "generate"),
     "model.mup": ("coordinate_check", "parameter_groups"),
+    "recipe.inspection": ("inspect_recipe",),
+    "recipe.recipe": ("Recipe", "load_recipe"),
     "reports.writing": ("write_report",),
     "run_dir": ("RunDir", "RunFailed"),
+    "runs.analyse": ("analyse", "write_analysis"),
+    "runs.train": ("resume", "train"),
+    "runs.trained": ("Trained", "load_trained"),
     "shape.search": ("search",),
     "shape.search_space": ("SearchSpace",),
     "shape.template": ("ModelTemplate",),
-    "examination.analyse": ("analyse", "write_analysis"),
-    "training.config": ("Recipe", "inspect_recipe", "load_recipe"),
-    "training.trained": ("Trained", "load_trained"),
-    "training.trainer": ("resume", "train"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

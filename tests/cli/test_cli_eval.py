@@ -8,8 +8,8 @@ import pytest
 
 from widthwise.cli.eval_table import suite_results_table
 from widthwise.config_io import parse
-from widthwise.training.config import Recipe
-from widthwise.training.trainer import train
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from widthwise.recipe.recipe import load_recipe
+from widthwise.runs.train import train
 from widthwise.training import checkpoint
-from widthwise.training.config import load_recipe
-from widthwise.training.trainer import train
 
 
 @pytest.fixture

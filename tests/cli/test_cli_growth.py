@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from widthwise.training.config import load_recipe
+from widthwise.recipe.recipe import load_recipe
 
 DEEPER = "growth=[{at_step: 2, model: {n_layers: 8}}]"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from widthwise.examination import harness
+from widthwise.runs import harness
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from widthwise.training.config import load_recipe
+from widthwise.recipe.recipe import load_recipe
 
 
 def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwise) -> None:

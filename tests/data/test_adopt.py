@@ -13,8 +13,8 @@ from widthwise.data.config import DataConfig, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
-from widthwise.training.config import Recipe
-from widthwise.training.trainer import train
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
 
 EOS = 256
 TRAIN = [[*f"document {index} of the training text".encode(), EOS] for index in range(7)]

@@ -13,8 +13,8 @@ from scored_models import SCHEMAS
 
 from widthwise.config_io import parse
 from widthwise.data.json_tokenizer import train_bpe
-from widthwise.training.config import Recipe
-from widthwise.training.trainer import train
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
 
 DATA = os.environ.get("WIDTHWISE_TEST_DATA")
 """Where files too large for the repository lie."""

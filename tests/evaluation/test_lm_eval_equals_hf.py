@@ -8,8 +8,8 @@ from harness_cases import CHOICES, CLOZES, UNIFORM, instances, keep_harness_in, 
 from scored_models import SCHEMAS
 
 from widthwise.evaluation.lm_eval_tasks import local_task
-from widthwise.examination.harness import metrics_of
-from widthwise.training.exporting import export_run
+from widthwise.runs.export import export_run
+from widthwise.runs.harness import metrics_of
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
 pytest.importorskip("accelerate", reason="needs accelerate, which the harness's Hugging Face backend imports")
@@ -31,7 +31,7 @@ TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     from lm_eval.models.huggingface import HFLM
 
-    from widthwise.examination.run_lm import RunLM
+    from widthwise.runs.run_lm import RunLM
 
     folder = tmp_path_factory.mktemp(request.param)
     run = trained_run(folder, UNIFORM[request.param])

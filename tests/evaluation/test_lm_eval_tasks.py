@@ -9,7 +9,7 @@ from scored_models import CHOICES, CLOZES, SCHEMAS, tiny_scorer
 
 from widthwise.config_io import UserError, dump_yaml, parse_yaml
 from widthwise.evaluation.lm_eval_tasks import local_task
-from widthwise.examination.harness import harness_results, metrics_of
+from widthwise.runs.harness import harness_results, metrics_of
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
 

@@ -92,7 +92,7 @@ def test_metrics_are_those_of_the_harness_for_the_same_file(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, float64
 ) -> None:
     pytest.importorskip("lm_eval")
-    from widthwise.examination.harness import run_lm_eval
+    from widthwise.runs.harness import run_lm_eval
 
     keep_harness_in(tmp_path, monkeypatch)
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])

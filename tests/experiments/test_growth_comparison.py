@@ -11,11 +11,11 @@ from widthwise.experiments.compare import run_plan
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.plan import read_plan
 from widthwise.run_dir import RunDir
-from widthwise.training.growing import Source
+from widthwise.runs.source import Source
+from widthwise.runs.trained import load_trained
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
-from widthwise.training.trained import load_trained
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},

@@ -17,7 +17,7 @@ from widthwise.config_io import UserError, to_yaml
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Range
 from widthwise.experiments.sweep.plan import read_axes, read_axis, read_sweep
-from widthwise.training.config import load_recipe, parse_recipe
+from widthwise.recipe.recipe import load_recipe, parse_recipe
 
 SHAPES = Path(__file__).parents[2] / "configs" / "sweep_shapes.yaml"
 X = {"model": {"n_layers": 4, "shape": {"kind": "x", "rounding": "balanced"}}}

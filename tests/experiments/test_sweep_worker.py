@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ from widthwise.experiments.sweep.summary import Findings
 from widthwise.experiments.sweep.trials import Entry
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir, RunInUse
+from widthwise.runs.train import train_or_resume
 from widthwise.training.stopping import Interrupted
-from widthwise.training.trainer import train_or_resume
 
 SEEDS = [4, 7, 9]
 DIVERGES = 1e6
@@ -35,14 +34,6 @@ SWEEP: dict[str, Any] = {
     "seeds": SEEDS,
 }
 COMMAND = "widthwise sweep tiny.yaml"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_fsync() -> Iterator[None]:
-    """Tiny checkpoints do not wait for the disk."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
 
 
 def plan_of(folder: Path, sweep: dict[str, Any], **changes: Any) -> SweepPlan:

@@ -12,7 +12,7 @@ from widthwise.growth.bake.baked import bake_plan, left_explicit
 from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
-from widthwise.training.optimizer import AdamWConfig, MuonConfig, set_lr
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, set_lr
 
 pytestmark = pytest.mark.usefixtures("float64")
 

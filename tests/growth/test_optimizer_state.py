@@ -10,7 +10,7 @@ from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.ffn.moe import MoEConfig
-from widthwise.training.optimizer import AdamWConfig, MuonConfig
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
 
 GROWTHS = {
     "ffn": (variant("uniform", "plain"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),

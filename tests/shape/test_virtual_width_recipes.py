@@ -17,11 +17,12 @@ from widthwise.experiments.plan import read_plan
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
 from widthwise.model.residual.hyper_connections import site_cost
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.shape.search import search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import QUANTITIES, ModelTemplate, TemplateCost
 from widthwise.shape.totals import Sizes
-from widthwise.training.config import Recipe, inspect_recipe, load_recipe
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "virtual_width.md").read_text()

@@ -4,9 +4,9 @@ from tiny_runs import Listener, tiny_recipe
 
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
+from widthwise.runs.train import train
 from widthwise.training import loop
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
-from widthwise.training.trainer import train
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"

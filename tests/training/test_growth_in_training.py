@@ -7,14 +7,14 @@ import torch
 from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy, without_measurements
 
+from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
+from widthwise.recipe.width_budget import LagrangianBudget
 from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.runs.trained import load_trained
 from widthwise.training import loop
-from widthwise.training.compiling import compile_layers
 from widthwise.training.growth_step import carried_prices, grow, state_by_name
-from widthwise.training.token_widths.budget import LagrangianBudget
-from widthwise.training.trained import load_trained
-from widthwise.training.trainer import resume, train
 
 
 @pytest.fixture(scope="module", params=GROWING)

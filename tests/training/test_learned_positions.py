@@ -5,9 +5,9 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.model.generate import generate
-from widthwise.training.config import inspect_recipe
-from widthwise.training.trained import load_trained
-from widthwise.training.trainer import train
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.runs.train import train
+from widthwise.runs.trained import load_trained
 
 GPT2 = (
     "model.positions={n_positions: 18}",

@@ -9,14 +9,14 @@ from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.data.held_out import HeldOut
 from widthwise.model.decoder import build
 from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir
-from widthwise.training.held_out import HeldOut
+from widthwise.runs.train import resume, train
+from widthwise.runs.trained import load_trained
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.step import optimizer_step
-from widthwise.training.trained import load_trained
-from widthwise.training.trainer import resume, train
 from widthwise.training.validation import validate
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))

@@ -9,12 +9,13 @@ from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.model.config import pflops_days
 from widthwise.model.decoder import build
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.nested import NestedConfig
+from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.run_dir import RunDir
-from widthwise.training.config import inspect_recipe
-from widthwise.training.optimizer import AdamWConfig
+from widthwise.runs.train import resume, train
+from widthwise.training.objective import NestedPasses
 from widthwise.training.step import optimizer_step
-from widthwise.training.token_widths.nested import NestedConfig, NestedPasses
-from widthwise.training.trainer import resume, train
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 PLAIN = "model.ffn={kind: dynamic, min_fraction: 0.25, mask: {kind: none}}"

@@ -3,7 +3,7 @@ import torch
 from tiny_runs import tiny_recipe
 
 from widthwise.model.decoder import build
-from widthwise.training.optimizer import AdamWConfig
+from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.training.step import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))

@@ -9,12 +9,12 @@ from widthwise.model.decoder import build
 from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.init import fill
 from widthwise.model.norm import NormConfig, NormSite
+from widthwise.recipe.optimizer import AdamWConfig
+from widthwise.recipe.recipe import TrainConfig
 from widthwise.run_dir import RunDir
-from widthwise.training.config import TrainConfig
-from widthwise.training.optimizer import AdamWConfig
+from widthwise.runs.train import resume, train
+from widthwise.training.objective import WidthBudget
 from widthwise.training.step import optimizer_step
-from widthwise.training.token_widths.budget import WidthBudget
-from widthwise.training.trainer import resume, train
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
 CPU = torch.device("cpu")

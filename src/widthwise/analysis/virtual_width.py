@@ -10,7 +10,10 @@ from torch import Tensor, nn
 
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
+from widthwise.data.held_out import HeldOut
+from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
+from widthwise.model.evaluating import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
 from widthwise.model.residual.interface import Site, Stream
 
@@ -141,3 +144,21 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
     finally:
         for layer, attribute, site in places:
             setattr(layer, attribute, site)
+
+
+SAMPLE_TOKENS = 4096
+"""Tokens looked at: whole windows from the front of the validation text, at least one."""
+
+
+def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> dict[str, Any] | None:
+    """The `virtual_width` of a result; None for a model without hyper-connections."""
+    residual = model.config.residual
+    if not isinstance(residual, HyperConnectionsConfig):
+        return None
+    meter = VirtualWidthMeter(model, residual)
+    with evaluating(model) as device:
+        for batch in held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)):
+            for window in batch[:, :-1].split(1):  # a window at a time, because the meter needs much for a token
+                with autocast(device, held_out.precision):
+                    meter.add(window.to(device))
+    return meter.summary()

@@ -34,14 +34,14 @@ def analyze(
     """
     from rich.console import Console
 
+    from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.cli.analysis_table import analysis_table
     from widthwise.cli.progress import shown_progress
     from widthwise.cli.tables import table_console
-    from widthwise.examination.analyse import analyse, write_analysis
-    from widthwise.examination.analysis_rows import check_parquet, write_parquet
     from widthwise.reports.analysis.report import write_analysis_report
     from widthwise.reports.writing import check_kind
     from widthwise.run_dir import RunDir
+    from widthwise.runs.analyse import analyse, write_analysis
 
     if parquet:
         check_parquet()

@@ -23,7 +23,9 @@ def bake(
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
-    from widthwise.training.growing import Source, bake_intended, carry_out
+    from widthwise.runs.bake import bake_intended
+    from widthwise.runs.conversion import carry_out
+    from widthwise.runs.source import Source
 
     source = Source.of(run)
     with shown_progress(Console(stderr=True)) as observer:

@@ -52,7 +52,7 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
     from widthwise.experiments.compare import run_plan
     from widthwise.reports.comparison.terminal import comparison_table
     from widthwise.reports.writing import write_report
-    from widthwise.training.environment import command_line
+    from widthwise.runs.environment import command_line
 
     with shown_progress(Console(stderr=True)) as observer:
         observer.message(plan.workload)

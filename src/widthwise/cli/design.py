@@ -29,7 +29,7 @@ def design(
     from rich.console import Console
 
     from widthwise.cli.tables import cost_table, layer_table
-    from widthwise.training.design import ShapeRequest, design_recipe
+    from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
     text, summary = design_recipe(base, overrides or [], request, out)

@@ -69,14 +69,14 @@ def evaluate(
     from widthwise.cli.eval_table import difference_table, evaluation_table, suite_results_table
     from widthwise.cli.tables import table_console
     from widthwise.config_io import parse
-    from widthwise.examination.evaluate import (
+    from widthwise.files import write_atomic
+    from widthwise.runs.evaluate import (
         EvaluationConfig,
         evaluate_run,
         evaluation_differences,
         save_evaluation,
         without_items,
     )
-    from widthwise.files import write_atomic
 
     asked = {
         "texts": text or [],

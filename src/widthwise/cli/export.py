@@ -24,7 +24,7 @@ def export(
 
     What such a format cannot say is refused with the reason. Example: `widthwise export runs/grown models/grown`
     """
-    from widthwise.training.exporting import export_run
+    from widthwise.runs.export import export_run
 
     summary = export_run(run, folder, dtype, n_positions)
     for damage in summary.pop("damages"):

@@ -29,7 +29,7 @@ def family(
     from widthwise.cli.tables import table_console
     from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
-    from widthwise.training.growing import Source
+    from widthwise.runs.source import Source
 
     if not to:
         raise UserError("--to: is required; give the recipe of a larger model, one --to for each")

@@ -42,7 +42,7 @@ def fit(
     from widthwise.experiments.scaling.fitting import fit_groups, gather, write_scaling
     from widthwise.experiments.scaling.points import Axes
     from widthwise.reports.writing import check_kind, write_report
-    from widthwise.training.environment import command_line
+    from widthwise.runs.environment import command_line
 
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = out or Path("runs") / f"fit-{title}-{y}-{x}"

@@ -34,7 +34,7 @@ def generate(
     from widthwise.model.generate import SamplingConfig
     from widthwise.model.generate import generate as continue_prompts
     from widthwise.model.speculative import generate_drafted
-    from widthwise.training.trained import load_trained
+    from widthwise.runs.trained import load_trained
 
     if temperature is None:
         temperature = 0.0 if speculative else 0.8

@@ -45,7 +45,9 @@ def grow(
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
-    from widthwise.training.growing import GrowOptions, Source, carry_out, growth_intended, wanted_recipe
+    from widthwise.runs.conversion import carry_out
+    from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+    from widthwise.runs.source import Source
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")

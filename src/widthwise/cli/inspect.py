@@ -25,7 +25,8 @@ def inspect(
     from rich.console import Console
 
     from widthwise.cli.tables import cost_table, layer_table
-    from widthwise.training.config import inspect_recipe, load_recipe
+    from widthwise.recipe.inspection import inspect_recipe
+    from widthwise.recipe.recipe import load_recipe
 
     summary = inspect_recipe(load_recipe(recipe, overrides), None if against is None else load_recipe(against))
     if as_json:

@@ -18,6 +18,6 @@ def lm_eval(context: typer.Context) -> None:
 
     Example: `widthwise lm_eval --model widthwise --model_args run=runs/x,batch_size=8 --tasks arc_easy`
     """
-    from widthwise.examination.harness import harness_command_line
+    from widthwise.runs.harness import harness_command_line
 
     harness_command_line(context.args)

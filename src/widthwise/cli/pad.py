@@ -27,7 +27,9 @@ def pad(
 
     from widthwise.cli.progress import shown_progress
     from widthwise.growth.pad import Multiples
-    from widthwise.training.growing import Source, carry_out, pad_intended
+    from widthwise.runs.conversion import carry_out
+    from widthwise.runs.pad import pad_intended
+    from widthwise.runs.source import Source
 
     source = Source.of(run)
     multiples = Multiples(d_ff_multiple, head_dim_multiple, heads_multiple, d_model_multiple)

@@ -19,7 +19,7 @@ def resume(
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
-    from widthwise.training.trainer import resume as resume_run
+    from widthwise.runs.train import resume as resume_run
 
     with shown_progress(Console(stderr=True)) as observer:
         result = resume_run(run, observer)

@@ -91,9 +91,9 @@ def search(
     from widthwise.cli.search_table import search_table
     from widthwise.cli.tables import table_console
     from widthwise.experiments.plan import read_plan
+    from widthwise.recipe.design import parse_quantity
+    from widthwise.recipe.search import search_recipe, write_search
     from widthwise.shape.search_space import SearchSpace
-    from widthwise.training.design import parse_quantity
-    from widthwise.training.search import search_recipe, write_search
 
     asked = {
         "match": match,

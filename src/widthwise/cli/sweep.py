@@ -130,7 +130,7 @@ def _run_and_report(
     from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunFailed
-    from widthwise.training.environment import command_line
+    from widthwise.runs.environment import command_line
 
     check_kind(folder, "sweep.json")
     with shown_progress(Console(stderr=True)) as observer:

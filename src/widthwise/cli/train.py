@@ -21,8 +21,8 @@ def train(
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
-    from widthwise.training.config import load_recipe
-    from widthwise.training.trainer import train as train_recipe
+    from widthwise.recipe.recipe import load_recipe
+    from widthwise.runs.train import train as train_recipe
 
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / recipe.stem

@@ -13,9 +13,9 @@ from widthwise.experiments.statistics import TIE_MARGIN, Estimate
 from widthwise.experiments.trend import trend_summary
 from widthwise.files import write_atomic
 from widthwise.run_dir import RunDir
+from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
-from widthwise.training.trainer import train_or_resume
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:

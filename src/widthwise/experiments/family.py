@@ -8,13 +8,15 @@ from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
+from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.conversion import Intention, carry_out
+from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.source import Source
+from widthwise.runs.train import resume
 from widthwise.training.compute import Spent, inherited
-from widthwise.training.config import saved_recipe
-from widthwise.training.growing import GrowOptions, Intention, Source, carry_out, growth_intended, wanted_recipe
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
-from widthwise.training.trainer import resume
 
 
 @dataclass(frozen=True)

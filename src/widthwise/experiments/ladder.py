@@ -18,7 +18,7 @@ from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.scaling.from_runs import MODEL_QUANTITIES
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
 from widthwise.model.config import cost_summary
-from widthwise.training.config import Recipe, Seed
+from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
 
 RUNG = "rung"

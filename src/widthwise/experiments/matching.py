@@ -4,9 +4,9 @@ from typing import Literal
 
 from widthwise.config_io import UserError
 from widthwise.model.config import cost_summary
+from widthwise.recipe.recipe import Recipe
 from widthwise.shape.breakdown import ratios
 from widthwise.shape.kinds import Match
-from widthwise.training.config import Recipe
 
 Matched = Literal[Match, "training_flops", "none"]
 """What recipes can be required to have in common. training_flops: the compute of the whole run, so that they may train

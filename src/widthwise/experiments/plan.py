@@ -13,7 +13,7 @@ from widthwise.experiments.matching import Matched, check_matched, check_trainab
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
 from widthwise.model.config import cost_summary
-from widthwise.training.config import Recipe, Seed, parse_recipe
+from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 
 
 class CompareConfig(Config):

@@ -10,10 +10,10 @@ import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.data_identity import recorded_identity
 from widthwise.shape.breakdown import ratios
-from widthwise.training.config import Recipe
-from widthwise.training.data_identity import recorded_identity
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 CONFIDENCE = 0.95

@@ -1,1 +1,1 @@
-"""Training: recipe, schedule, optimizer, step, checkpoint, trainer."""
+"""Training: the loop, a step and its objective, checkpoints, validation, and what is measured on the way."""

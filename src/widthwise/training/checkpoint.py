@@ -4,7 +4,7 @@ checkpoints/step_00000100/
     model.safetensors       weights by parameter name, fp32
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
     rng.safetensors         states of torch's generators
-    state.json              where the run stands (training/trainer.py)
+    state.json              where the run stands (training/state.py)
     manifest.json           size and sha256 of the files above, written last
 """
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.interface import Choices
-from widthwise.training.token_widths.budget import WidthBudget
-from widthwise.training.token_widths.layers import dynamic_modules
+from widthwise.model.token_widths import dynamic_modules
+from widthwise.training.objective import WidthBudget
 
 
 class _Reported(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from widthwise.training.config import Recipe
+from widthwise.recipe.recipe import Recipe
 
 DESCENDED = ("grown", "baked", "padded")
 """Events by which a run says that it begins where another one stood, and what that had cost."""

@@ -7,10 +7,10 @@ import torch
 from widthwise.growth.optimizer_state import State, grown_state
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder, build
-from widthwise.training.growth_events import Growth
-from widthwise.training.optimizer import Optimizer
-from widthwise.training.token_widths.budget import WidthBudgetConfig
-from widthwise.training.token_widths.layers import dynamic_layers
+from widthwise.model.token_widths import dynamic_layers
+from widthwise.recipe.growth_events import Growth
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.width_budget import WidthBudgetConfig
 
 
 def grow(

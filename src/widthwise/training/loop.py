@@ -7,32 +7,31 @@ from typing import Any, NoReturn
 
 import torch
 
+from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
+from widthwise.model.compiling import compile_layers
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
+from widthwise.recipe.growth_events import Phase
+from widthwise.recipe.optimizer import set_lr
+from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
-from widthwise.training.compiling import compile_layers
 from widthwise.training.compute import Spent, inherited
-from widthwise.training.config import Recipe
-from widthwise.training.growth_events import Phase
 from widthwise.training.growth_step import carried_prices, grow
 from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
 from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.objective import NestedPasses, WidthBudget
 from widthwise.training.observer import Observer
-from widthwise.training.optimizer import set_lr
 from widthwise.training.result import run_result
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome, optimizer_step
 from widthwise.training.stopping import Interrupted, SignalWatch
-from widthwise.training.token_widths.analysis import analyse_widths
-from widthwise.training.token_widths.budget import WidthBudget
-from widthwise.training.token_widths.nested import NestedPasses
 from widthwise.training.validation import Validation, validate
-from widthwise.training.virtual_width import analyse_virtual_width
 
 
 class TrainingLoop:

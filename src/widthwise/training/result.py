@@ -4,8 +4,8 @@ import statistics
 from typing import Any
 
 from widthwise.model.config import cost_summary, pflops_days
+from widthwise.recipe.recipe import Recipe
 from widthwise.training.compute import DESCENDED, inherited
-from widthwise.training.config import Recipe
 from widthwise.training.state import RunState
 from widthwise.training.validation import Validation
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from widthwise.kernels.precision import Precision, autocast
 from widthwise.model.decoder import Decoder
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
-from widthwise.training.precision import Precision, autocast
-from widthwise.training.token_widths.budget import WidthBudget
+from widthwise.training.objective import WidthBudget
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from widthwise.analysis.token_widths.meter import WidthMeter
+from widthwise.data.held_out import HeldOut
+from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.evaluating import evaluating
 from widthwise.training.choice_metrics import ChoiceMeans
-from widthwise.training.held_out import HeldOut
 from widthwise.training.mtp_losses import MTPLosses
-from widthwise.training.precision import autocast
-from widthwise.training.token_widths.meter import WidthMeter
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from widthwise.experiments.matching import Matched, check_matched, check_same_wi
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Axis, word
 from widthwise.model.config import cost_summary
-from widthwise.training.config import Recipe, Seed, parse_recipe
+from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 
 if TYPE_CHECKING:
     from optuna import Trial

@@ -24,7 +24,7 @@ from widthwise.experiments.statistics import Estimate, paired_difference, verdic
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.experiments.sweep.trials import Entry
 from widthwise.run_dir import RunDir
-from widthwise.training.environment import environment
+from widthwise.runs.environment import environment
 
 ARRIVAL_SECONDS = 60.0
 """How long a result that another machine has written may take to come through a network file system."""

@@ -18,9 +18,9 @@ from widthwise.experiments.sweep.summary import Findings
 from widthwise.experiments.sweep.trials import Entry
 from widthwise.files import write_atomic, write_first
 from widthwise.run_dir import RunFailed, RunInUse
+from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
-from widthwise.training.trainer import train_or_resume
 
 FILE = "sweep.json"
 STUDY_FILE = "study.db"

@@ -1,0 +1,95 @@
+"""What width goes with: correlations, groups of tokens, and the loss at forced widths; of a finished run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from widthwise.analysis.token_widths.correlation import correlations
+from widthwise.analysis.token_widths.groups import class_means, frequency_deciles
+from widthwise.analysis.token_widths.meter import NO_SPREAD
+from widthwise.data.held_out import HeldOut
+from widthwise.kernels.precision import autocast
+from widthwise.model.decoder import Decoder
+from widthwise.model.evaluating import evaluating
+from widthwise.model.token_widths import dynamic_layers, flops_shares, forced_fractions, width_fractions
+
+SAMPLE_TOKENS = 16_384
+"""Tokens the analysis looks at: whole windows from the front of the validation text, at least one."""
+N_FORCED = 4
+"""Widths that are forced, in equal steps from the narrowest to the full one."""
+LOGITS_AT_ONCE = 2**22
+"""Numbers; positions are taken in chunks whose logits are no more than that."""
+
+
+def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary of `WidthMeter`, completed by what takes passes of its own.
+
+    correlations: one entry a dynamic layer, of the width at a token with the loss there (of predicting the next token),
+    the token's unigram surprisal in the validation text, its position in the window, the entropy of the prediction,
+    and the benefit of width: the loss at the narrowest forced width minus that at full width.
+    """
+    sample = _Sample(model, held_out)
+    layers = dynamic_layers(model.config)
+    tokens = torch.cat(sample.windows)[:, :-1].numpy()
+    counts = np.zeros(model.config.vocab_size, dtype=np.int64)
+    for batch in held_out.batches():
+        counts += np.bincount(batch[:, :-1].flatten().numpy(), minlength=len(counts))
+    losses, *widths = sample.losses_and_widths(None)
+    fractions = forced_fractions(layers, N_FORCED)
+    forced = [sample.losses_and_widths(fraction)[0] for fraction in fractions]
+    related = {
+        "loss": losses,
+        "surprisal": -np.log(counts[tokens] / counts.sum()),
+        "position": np.broadcast_to(np.arange(float(held_out.seq_len)), tokens.shape),
+        "entropy": sample.entropies(),
+        "benefit": forced[0] - forced[-1],
+    }
+    of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
+    related_to = [{name: correlations(width, each, NO_SPREAD) for name, each in related.items()} for width in widths]
+    return {
+        **summary,
+        "layers": [{**layer, "correlations": found} for layer, found in zip(summary["layers"], related_to)],
+        "by_frequency_decile": frequency_deciles(tokens, of_token, counts),
+        "by_token_class": class_means(tokens, of_token, held_out.data.tokenizer),
+        "forced": [{"fraction": fraction, "loss": float(each.mean())} for fraction, each in zip(fractions, forced)],
+    }
+
+
+class _Sample:
+    """Windows to look at again and again."""
+
+    def __init__(self, model: Decoder, held_out: HeldOut):
+        self._model, self._held_out = model, held_out
+        self.windows = list(held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)))
+        """Batches of integers (B, seq_len + 1)."""
+
+    def losses_and_widths(self, width_fraction: float | None) -> np.ndarray:
+        """(1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer."""
+
+        def found(batch: Tensor) -> Tensor:
+            loss = self._model.loss(batch[:, :-1], batch[:, 1:], width_fraction=width_fraction)
+            return torch.stack([loss.losses, *width_fractions(loss.choices)])
+
+        return self._of_every_batch(found)
+
+    def entropies(self) -> np.ndarray:
+        """(n_windows, seq_len): of the predictions at the widths that tokens choose, in nats."""
+        return self._of_every_batch(lambda batch: self._entropy(self._model.hidden(batch[:, :-1]))[None])[0]
+
+    def _entropy(self, hidden: Tensor) -> Tensor:
+        """hidden: (B, T, d_model) -> (B, T)."""
+        chunks = hidden.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // self._model.config.vocab_size))
+        logs = (self._model.logits(chunk).float().log_softmax(dim=-1) for chunk in chunks)
+        return torch.cat([-(log.exp() * log).sum(dim=-1) for log in logs]).view(hidden.shape[:-1])
+
+    def _of_every_batch(self, find: Callable[[Tensor], Tensor]) -> np.ndarray:
+        """find: (B, seq_len + 1) -> (n, B, seq_len). Its results side by side, (n, n_windows, seq_len)."""
+        with evaluating(self._model) as device:
+            found = []
+            for batch in self.windows:
+                with autocast(device, self._held_out.precision):
+                    found.append(find(batch.to(device)).double().cpu())
+        return torch.cat(found, dim=1).numpy()

@@ -1,1 +1,0 @@
-"""Finished runs, asked: how well they predict texts and answer tasks, and what they do inside."""

@@ -1,0 +1,123 @@
+"""Designing a shape: from a base recipe and a request to a new recipe."""
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError, dump_yaml, merge, parse, read_recipe
+from widthwise.files import write_atomic
+from widthwise.model.config import cost_summary
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.shape.breakdown import HEADLINES
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.template import QUANTITIES, ModelTemplate
+
+SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True)
+class ShapeRequest:
+    """What `widthwise design` was asked for; None leaves the shape's default."""
+
+    kind: str
+    turn_layer: float | None
+    turn_width: float | None
+    quantum: int | None
+    match: str
+    rounding: str
+    budget: str | None
+
+    def shape(self) -> dict[str, Any]:
+        """The `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
+        schedule = SCHEDULES.get(self.kind)
+        layer_key, width_key = (schedule.layer_key, schedule.ratio_key) if schedule else (None, None)
+        for option, value, key in (
+            ("--turn-layer", self.turn_layer, layer_key),
+            ("--turn-width", self.turn_width, width_key),
+        ):
+            if value is not None and key is None and self.kind in (*SCHEDULES, "uniform"):
+                raise UserError(f"{option}: got {value}; shape kind '{self.kind}' has none")
+        asked = {layer_key: self.turn_layer, width_key: self.turn_width, "quantum": self.quantum}
+        solved = {} if self.kind == "uniform" else {"match": self.match, "rounding": self.rounding}
+        return {
+            "kind": self.kind,
+            **{key: value for key, value in asked.items() if key and value is not None},
+            **solved,
+        }
+
+
+def design_recipe(
+    base: Path, overrides: list[str], request: ShapeRequest, out: Path | None
+) -> tuple[str, dict[str, Any]]:
+    """The new recipe as YAML, written to `out` if given, and the inspection of its model beside the uniform one.
+
+    The recipe extends the base. Raises UserError where the request cannot be met, naming what could be.
+    """
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another --out")
+    base_data = read_recipe(base, overrides)
+    base_recipe = parse_recipe(base_data, str(base))
+    change = _difference(read_recipe(base), base_data)
+    if request.budget is not None:
+        d_model = _fitting_d_model(base_recipe, request)
+        change = merge(change, {"model": {"d_model": d_model}})
+    change = merge(change, {"model": {"shape": request.shape()}})
+    recipe = parse(Recipe, merge(base_data, change), "design")
+    summary = inspect_recipe(recipe)
+    folder = Path.cwd() if out is None else out.resolve().parent
+    text = dump_yaml({"extends": os.path.relpath(base.resolve(), folder), **change})
+    if out is not None:
+        write_atomic(out, text)
+    return text, summary
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """What `merge` must lay over `old` to make it `new`."""
+    return {
+        key: _difference(old[key], value) if isinstance(old.get(key), dict) and isinstance(value, dict) else value
+        for key, value in new.items()
+        if key not in old or old[key] != value
+    }
+
+
+def parse_quantity(text: str) -> float:
+    """ "30M" -> 3e7. Raises UserError."""
+    number, suffix = (text[:-1], SUFFIXES[text[-1]]) if text[-1:] in SUFFIXES else (text, 1.0)
+    try:
+        value = float(number) * suffix
+    except ValueError:
+        value = 0.0
+    if not value > 0 or value == float("inf"):
+        raise UserError(f"--budget: got {text!r}; expected a positive number such as 30M or 2.5G")
+    return value
+
+
+def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
+    """The widest uniform d_model whose matched quantity stays within the budget, embedding and head included."""
+    assert request.budget is not None
+    template = recipe.model
+    if not isinstance(template, ModelTemplate):
+        raise UserError("--budget: needs a base recipe with d_model and n_layers, not one with explicit layers")
+    if request.match not in QUANTITIES:
+        raise UserError(f"--match: got {request.match!r}; allowed: {', '.join(QUANTITIES)}")
+    budget = parse_quantity(request.budget)
+    quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
+
+    def cost(n_quanta: int) -> float:
+        sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
+        return HEADLINES[request.match](cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))
+
+    if cost(1) > budget:
+        raise UserError(
+            f"--budget: {request.budget} is too small; {quantum} channels wide the model already has {cost(1):.4g}"
+        )
+    low, high = 1, 2
+    while cost(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+    return low * quantum

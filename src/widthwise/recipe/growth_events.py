@@ -1,0 +1,184 @@
+"""Growth in the course of a run: what a recipe says of it, and the models that follow from it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pydantic
+
+from widthwise.config_io import Config, UserError, mistakes_at
+from widthwise.growth.maps.correspondence import align
+from widthwise.growth.optimizer_state import Reset
+from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import parameter_shapes
+from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section, explicit_model
+
+
+class GrowthEvent(Config):
+    """The model becomes a larger one between two steps, and goes on with its weights and the optimizer's state."""
+
+    at_step: pydantic.PositiveInt | None = None
+    """Steps done before the growth; give this or `at_tokens`."""
+    at_tokens: pydantic.PositiveInt | None = None
+    """The same in tokens; growth waits for the end of the step that sees the last of them."""
+    model: ModelChange
+    """Changes to the model section, laid over it as those of a child recipe are, and over those of the events before;
+    or every layer."""
+    new_layers: NewLayers = "drawn"
+    """What the parts of added layers are that do not have to be 0: drawn like those of an untrained model, or copies of
+    those of the layer before."""
+    layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
+    """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
+    where not given, added layers lie evenly among the others."""
+    reset: Reset = "none"
+    """What the optimizer forgets: nothing, where new entries of a tensor get no momentum and the mean of the squares of
+    the old ones; of new entries also the squares; or everything."""
+    rewarmup_steps: pydantic.NonNegativeInt | None = None
+    """Steps over which all rates rise linearly from 0 to those of the schedule; where not given, the steps that the
+    optimizer's averages look back (`settling_steps`), but no more than are left."""
+    preserve: bool = True
+    """Whether constants stay those that keep the function. false: attention scale, divisors of norms and frequencies of
+    rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_one_moment(self) -> "GrowthEvent":
+        if (self.at_step is None) == (self.at_tokens is None):
+            raise ValueError("at_step: give either this or at_tokens")
+        return self
+
+    def step(self, tokens_per_step: int) -> int:
+        """Steps done before the growth."""
+        return self.at_step if self.at_step is not None else -(-(self.at_tokens or 0) // tokens_per_step)
+
+
+class Rewarmup(Config):
+    """All rates rise linearly from 0 to those of the schedule: of a run whose model `widthwise grow` made larger."""
+
+    after_step: pydantic.NonNegativeInt
+    """Steps done before."""
+    steps: pydantic.PositiveInt
+
+    def factor(self, step: int) -> float:
+        """What the rates of the schedule are multiplied by at a step, counted from 1."""
+        return ramp(step - self.after_step, self.steps)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """An event that has been planned."""
+
+    index: int
+    """Counted from 0."""
+    event: GrowthEvent
+    plan: Plan
+    rewarmup_steps: int
+
+    def seed(self, run_seed: int) -> int:
+        """Of what is drawn."""
+        words = np.random.SeedSequence([run_seed, self.index]).generate_state(1, np.uint64)
+        return int(words[0] >> np.uint64(1))
+
+    def resolved(self, at_step: int) -> GrowthEvent:
+        """The event with nothing left to be derived: the grown model with every layer and constant."""
+        return self.event.model_copy(
+            update={
+                "at_step": at_step,
+                "at_tokens": None,
+                "model": self.plan.new,
+                "layers": self.plan.correspondence.layers,
+                "rewarmup_steps": self.rewarmup_steps,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The steps of a run that one model makes."""
+
+    start: int
+    """Steps done before."""
+    end: int
+    """Steps done after it."""
+    section: ModelSection
+    """What asks for the model."""
+    model: ModelConfig
+    growth: Growth | None
+    """How the model came from that of the phase before; None for the first."""
+
+    @property
+    def n_steps(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """What turns moments of a run into steps."""
+
+    steps: int
+    tokens_per_step: int
+    seq_len: int
+    settling_steps: int
+    """Of the optimizer."""
+
+
+def phases_of(section: ModelSection, events: Sequence[GrowthEvent], length: RunLength) -> tuple[Phase, ...]:
+    """The models of a run, first to last. Raises UserError `growth.0: ...` for an event that is out of order or whose
+    growth would change the function.
+    """
+    phases = [Phase(0, length.steps, section, explicit_model(section, length.seq_len), None)]
+    for index, event in enumerate(events):
+        before = phases.pop()
+        start = event.step(length.tokens_per_step)
+        _check_moment(index, start, before.start, length.steps)
+        section = changed_section(before.section, event.model, f"growth.{index}.model")
+        with mistakes_at(f"growth.{index}"):
+            wanted = explicit_model(section, length.seq_len)
+        try:
+            growth = _planned(index, event, before.model, wanted, length.settling_steps, length.steps - start)
+        except UserError as error:
+            raise UserError(f"growth.{index}: {error}") from None
+        phases += [replace(before, end=start), Phase(start, length.steps, section, growth.plan.new, growth)]
+    return tuple(phases)
+
+
+def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
+    if start >= n_steps:
+        raise UserError(f"growth.{index}: comes after step {start}; must come before the last, {n_steps}")
+    if start <= earliest:
+        raise UserError(f"growth.{index}: comes after step {start}; the event before it came after step {earliest}")
+
+
+def _planned(
+    index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, settling_steps: int, n_left: int
+) -> Growth:
+    rewarmup = rewarmup_length(event.rewarmup_steps, settling_steps, n_left, "rewarmup_steps")
+    plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
+    return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
+
+
+def with_constants_of(wanted: ModelConfig, plan: Plan) -> Plan:
+    """The same tensors in the model as its recipe describes it, which is another function."""
+    if parameter_shapes(plan.new) != parameter_shapes(wanted):
+        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
+    return replace(plan, new=wanted)
+
+
+def rewarmup_length(asked: int | None, settling_steps: int, n_left: int, name: str) -> int:
+    """Steps, those of the optimizer where none are asked for. Raises UserError `name: ...` for more than are left."""
+    if asked is None:
+        return min(settling_steps, n_left)
+    if asked > n_left:
+        raise UserError(f"{name}: got {asked}; the run has only {n_left} more steps")
+    return asked
+
+
+def rewarmup_factor(phases: Sequence[Phase], step: int) -> float:
+    """What the rates of the schedule are multiplied by at a step, counted from 1."""
+    ramps = [ramp(step - phase.start, phase.growth.rewarmup_steps) for phase in phases if phase.growth is not None]
+    return min(ramps, default=1.0)
+
+
+def ramp(n_done: int, n_steps: int) -> float:
+    """From 0 to 1 over n_steps; 1 before and behind them."""
+    return n_done / n_steps if 0 < n_done < n_steps else 1.0

@@ -1,0 +1,46 @@
+"""What a recipe's model is and costs, beside another; nothing is trained."""
+
+from typing import Any
+
+from widthwise.model.config import pflops_days
+from widthwise.recipe.recipe import Recipe
+from widthwise.shape.breakdown import inspection
+from widthwise.shape.template import ModelTemplate
+
+
+def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
+    """The inspection of a recipe's model beside that of `against`, by default `ModelTemplate.baseline`.
+
+    Of a run whose model grows, that of the last one; `growth` tells what every model costs. Raises UserError for what
+    `train` would refuse of the recipe.
+    """
+    recipe.check()
+    section = recipe.phases[-1].section
+    if against is not None:
+        baseline = against.final_model
+    else:
+        baseline = section.baseline().resolve(recipe.seq_len) if isinstance(section, ModelTemplate) else None
+    summary = inspection(recipe.final_model, baseline, recipe.seq_len)
+    summary["n_tokens"] = recipe.n_tokens
+    summary["pflops_days"] = recipe.pflops_days
+    if recipe.growth:
+        summary["growth"] = _phase_costs(recipe)
+    if baseline is not None:
+        flops = summary["baseline"]["flops_per_token"]["training"]
+        compute = pflops_days(flops, recipe.n_token_passes) if against is None else against.pflops_days
+        summary["baseline"]["pflops_days"] = compute
+    return summary
+
+
+def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
+    """Of every model of a run: the steps done before it, and what it adds to the run."""
+    until = recipe.training_flops_until
+    return [
+        {
+            "step": phase.start,
+            "n_tokens": phase.n_steps * recipe.tokens_per_step,
+            "params": phase.model.cost().params,
+            "pflops_days": pflops_days(until(phase.end) - until(phase.start), 1),
+        }
+        for phase in recipe.phases
+    ]

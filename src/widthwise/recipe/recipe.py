@@ -1,0 +1,235 @@
+"""The recipe: everything a run needs."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, UserError, parse, parse_yaml, read_recipe
+from widthwise.data.config import DataConfig
+from widthwise.data.held_out import HeldOut
+from widthwise.data.prepared import PreparedData
+from widthwise.growth.optimizer_state import grown_factors
+from widthwise.kernels.precision import Precision
+from widthwise.model.config import ModelConfig, pflops_days
+from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, RunLength, phases_of, rewarmup_factor
+from widthwise.recipe.model_section import ModelSection, explicit_model
+from widthwise.recipe.nested import NestedConfig
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.schedule import Schedule
+from widthwise.recipe.width_budget import WidthBudgetConfig
+from widthwise.run_dir import RunDir
+from widthwise.sizes import Count, NTokens
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class TrainConfig(Config):
+    """How long, how much at a time, and what to keep."""
+
+    steps: pydantic.PositiveInt
+    """Optimizer steps."""
+    batch_size: Count
+    """Sequences per optimizer step, over all processes."""
+    micro_batch_size: Count | None = None
+    """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
+    precision: Precision = "bf16"
+    """Type of the matrix products; weights and optimizer state are fp32."""
+    compile: bool = False
+    """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
+    seed: Seed = 42
+    """Of the initial weights and of the data order."""
+    max_grad_norm: pydantic.PositiveFloat = 1.0
+    """Global norm to which gradients are clipped."""
+    z_loss: pydantic.NonNegativeFloat = 0.0
+    """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
+    width_budget: WidthBudgetConfig | None = None
+    """What dynamic-width layers pay for width, in the objective; never part of the reported loss."""
+    nested: NestedConfig | None = None
+    """Further passes of every step at forced widths of the dynamic-width layers."""
+    log_every: pydantic.PositiveInt = 10
+    """Steps between records; a record holds the mean loss of the steps since the last."""
+    validate_every: pydantic.PositiveInt | None = None
+    """Steps between validations; only at the end where not given."""
+    validation_tokens: pydantic.PositiveInt | None = None
+    """Held-out tokens used by a validation, from the front; all where not given."""
+    checkpoint_every: pydantic.PositiveInt | None = None
+    """Steps between checkpoints; only at the end and on interruption where not given."""
+    keep_last: pydantic.PositiveInt = 2
+    """Checkpoints kept."""
+    loss_window_steps: pydantic.PositiveInt = 1000
+    """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
+    max_loss_rise: pydantic.PositiveFloat = 3.0
+    """Nats above the lowest logged loss at which a run stops as having diverged."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}"
+            )
+        if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
+            raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
+        return self
+
+    @property
+    def sequences_per_pass(self) -> int:
+        return self.micro_batch_size or self.batch_size
+
+    @property
+    def n_passes(self) -> int:
+        """Forward and backward passes over the batch in an optimizer step."""
+        return 1 if self.nested is None else self.nested.n_passes
+
+
+class Recipe(Config):
+    """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second."""
+
+    model: ModelSection
+    seq_len: NTokens
+    """Tokens per training sequence, and the context at which FLOPs are counted."""
+    data: DataConfig = DataConfig()
+    optimizer: Optimizer
+    schedule: Schedule
+    train: TrainConfig
+    growth: tuple[GrowthEvent, ...] = ()
+    """Moments at which the model becomes a larger one that computes the same, in order."""
+    rewarmup: Rewarmup | None = None
+    """Of a run that `widthwise grow` made."""
+
+    @property
+    def explicit_model(self) -> ModelConfig:
+        """The model of the first step with every layer written out. Raises UserError where the shape cannot be had."""
+        return explicit_model(self.model, self.seq_len)
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The models of the run, one but for growth. Raises UserError where a model cannot be had."""
+        length = RunLength(self.train.steps, self.tokens_per_step, self.seq_len, self.optimizer.settling_steps)
+        return phases_of(self.model, self.growth, length)
+
+    def __copy__(self) -> "Recipe":
+        copied = super().__copy__()
+        vars(copied).pop("phases", None)  # `model_copy` changes what they follow from
+        return copied
+
+    def phase_at(self, step: int) -> Phase:
+        """That which made a step; of step 0 the first."""
+        return next(phase for phase in self.phases if step <= phase.end)
+
+    def model_at(self, step: int) -> ModelConfig:
+        """The model in a checkpoint of a step. A growth at that very step is still to come."""
+        return self.phase_at(step).model
+
+    @property
+    def final_model(self) -> ModelConfig:
+        return self.phases[-1].model
+
+    def optimizer_of(self, phase: Phase) -> Optimizer:
+        """The optimizer of a phase: what growth multiplies learns at that multiple of the rate."""
+        factors = self.optimizer.factors
+        for each in self.phases:
+            if each.growth is not None and each.start <= phase.start:
+                factors = grown_factors(each.growth.plan, factors)
+        return self.optimizer.with_factors(factors)
+
+    def resolved(self) -> "Recipe":
+        """The same run with the explicit layers of every model."""
+        growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
+        return self.model_copy(update={"model": self.phases[0].model, "growth": growth})
+
+    def lr_factor(self, step: int) -> float:
+        """What the optimizer's rates are multiplied by at a step, counted from 1."""
+        factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
+        return (
+            factor * rewarmup_factor(self.phases, step) * (1 if self.rewarmup is None else self.rewarmup.factor(step))
+        )
+
+    def check(self) -> None:
+        """Raises UserError where the parts do not fit together, so that training could not work or not finish."""
+        self.schedule.check(self.train.steps)
+        for phase in self.phases:
+            where = "" if phase.growth is None else f"growth.{phase.growth.index}: "
+            try:
+                self._check_model(phase.model)
+            except UserError as error:
+                raise UserError(f"{where}{error}") from None
+
+    def _check_model(self, model: ModelConfig) -> None:
+        if model.positions is not None and self.seq_len > model.positions.n_positions:
+            raise UserError(
+                f"seq_len: got {self.seq_len}; must be at most model.positions.n_positions = "
+                f"{model.positions.n_positions}"
+            )
+        if model.mtp is not None and model.mtp.n_depths >= self.seq_len:
+            raise UserError(f"model.mtp.n_depths: got {model.mtp.n_depths}; must be less than seq_len = {self.seq_len}")
+        if self.train.width_budget is not None:
+            self.train.width_budget.check(model)
+        if self.train.nested is not None:
+            self.train.nested.check(model)
+
+    def held_out(self, data: PreparedData) -> HeldOut:
+        """What validations look at."""
+        train = self.train
+        return HeldOut(data, self.seq_len, train.sequences_per_pass, train.validation_tokens, train.precision)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.train.batch_size * self.seq_len
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the whole run."""
+        return self.train.steps * self.tokens_per_step
+
+    @property
+    def n_token_passes(self) -> int:
+        """Tokens of the whole run times the passes over each: what training compute is counted by."""
+        return self.n_tokens * self.train.n_passes
+
+    def training_flops_until(self, step: int) -> float:
+        """Of the first steps of the run, each counted with the model that makes it."""
+        n_token_passes = self.tokens_per_step * self.train.n_passes
+        return sum(
+            phase.model.cost().training_flops(self.seq_len) * (min(step, phase.end) - phase.start) * n_token_passes
+            for phase in self.phases
+            if phase.start < step
+        )
+
+    @property
+    def training_flops(self) -> float:
+        """Of the whole run."""
+        return self.training_flops_until(self.train.steps)
+
+    @property
+    def pflops_days(self) -> float:
+        """Training compute of the whole run, in PFLOP/s-days."""
+        return pflops_days(self.training_flops, 1)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
+    """A recipe file with overrides, checked. Raises UserError."""
+    return parse_recipe(read_recipe(path, overrides or ()), str(path))
+
+
+SEVERAL_RUNS = {"compare": "compare", "sweep": "sweep", "ladder": "sweep --ladder"}
+"""Section by which a file describes several runs -> what runs them."""
+
+
+def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
+    """The recipe of one run. Raises UserError for a mistake, and where the data describe several runs."""
+    for section, verb in SEVERAL_RUNS.items():
+        if section in data:
+            raise UserError(
+                f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them"
+            )
+    return parse(Recipe, data, where)
+
+
+def saved_recipe(run: RunDir) -> Recipe:
+    """The resolved recipe of a run directory. Raises UserError where it is none."""
+    where = f"{run.path}/config.yaml"
+    return parse(Recipe, parse_yaml(run.config_yaml(), where), where)

@@ -1,0 +1,128 @@
+"""A price on width: what dynamic-width layers pay in the objective for the units their tokens use.
+
+The loss alone does not reward a narrow width. The fraction of a layer's width is differentiable even where its mask is
+not, so these terms always have a gradient. They join the objective only, never a reported loss.
+"""
+
+from abc import ABC, abstractmethod
+from operator import mul
+from typing import Annotated, ClassVar, Literal
+
+import pydantic
+from pydantic import Field
+from torch import Tensor
+
+from widthwise.config_io import Config, UserError
+from widthwise.model.config import ModelConfig
+from widthwise.model.token_widths import dynamic_layers, flops_shares
+
+
+class _Budget(Config, ABC):
+    """A function of the mean fraction: hidden width over d_ff, averaged over the tokens of a forward pass."""
+
+    has_price: ClassVar[bool] = False
+    """Whether its price moves, and is worth a record."""
+    spread: pydantic.NonNegativeFloat = 0.0
+    """Reward of a layer whose tokens differ: so many times the variance of their fractions is subtracted."""
+
+    @property
+    def is_layerwise(self) -> bool:
+        """Whether every layer has a term and a price of its own."""
+        return False
+
+    def check(self, model: ModelConfig) -> None:
+        """Raises UserError where the model has no width to choose, or none that this could ask for."""
+        if all(layer.narrowest == 1 for layer in dynamic_layers(model)):
+            raise UserError(
+                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, with a "
+                "mask and min_fraction below 1"
+            )
+
+    @abstractmethod
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        """What joins the objective, in nats, elementwise: one entry a term."""
+
+    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+        """The price of the next step from the mean of the whole batch. It starts at 0."""
+        return price
+
+
+class PenaltyBudget(_Budget):
+    """weight * mean: every unit costs the same."""
+
+    kind: Literal["penalty"] = "penalty"
+    weight: pydantic.PositiveFloat
+    """Nats for all the width there is."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self.weight * mean
+
+
+class _TargetedBudget(_Budget):
+    target: float = Field(gt=0, le=1)
+    """The mean fraction to come down to."""
+    scope: Literal["model", "layer"] = "model"
+    """model: one term for the mean over all layers, weighted by their FLOPs. layer: one term for the mean of each
+    layer; the terms are summed with the same weights, so that one weight or rate means the same in both."""
+
+    @property
+    def is_layerwise(self) -> bool:
+        return self.scope == "layer"
+
+    def check(self, model: ModelConfig) -> None:
+        """Also where not even the narrowest widths meet the target."""
+        super().check(model)
+        layers = dynamic_layers(model)
+        narrowest = [layer.narrowest for layer in layers]
+        if self.is_layerwise:
+            least = max(each for each in narrowest if each < 1)  # a layer without a choice has nothing to bring down
+        else:
+            least = sum(map(mul, flops_shares(layers), narrowest))
+        if self.target <= least:
+            raise UserError(
+                f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the narrowest that the "
+                "model allows (ffn.min_fraction)"
+            )
+
+
+class QuadraticBudget(_TargetedBudget):
+    """weight * max(0, mean - target)^2: costs nothing below the target, and holds the mean near it, not at it.
+
+    With several micro-batches a step, the mean is that of each of them.
+    """
+
+    kind: Literal["quadratic"] = "quadratic"
+    weight: pydantic.PositiveFloat
+    """Nats per squared fraction."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self.weight * (mean - self.target).clamp(min=0).square()
+
+
+class LagrangianBudget(_TargetedBudget):
+    """price * (mean - target), where every step moves the price by rate * (mean - target), but not below 0.
+
+    The price settles where the mean meets the target; it is then what a unit more would be worth to the loss. Alone it
+    lags: it still rises while the widths come down, and they overshoot. So in each forward pass `damping` * (mean -
+    target) is added to it, again not below 0, which makes the term an augmented Lagrangian (Hestenes 1969); with
+    damping 0 the term is linear in the tokens, and micro-batches do not matter.
+    """
+
+    has_price: ClassVar[bool] = True
+    kind: Literal["lagrangian"] = "lagrangian"
+    rate: pydantic.PositiveFloat = 0.003
+    """Nats that the price rises in a step for all the width there is; damping / rate is how many steps it takes."""
+    damping: pydantic.NonNegativeFloat = 1.0
+    """Nats for all the width there is."""
+
+    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self._moved(price, mean.detach(), self.damping) * (mean - self.target)
+
+    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+        return self._moved(price, mean, self.rate)
+
+    def _moved(self, price: Tensor, mean: Tensor, gain: float) -> Tensor:
+        return (price + gain * (mean - self.target)).clamp(min=0)
+
+
+WidthBudgetConfig = Annotated[QuadraticBudget | PenaltyBudget | LagrangianBudget, Field(discriminator="kind")]

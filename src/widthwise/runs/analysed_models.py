@@ -1,0 +1,171 @@
+"""The models of an analysis: runs of ours, and folders of Hugging Face to compare them with."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.hf_subject import HFSubject
+from widthwise.analysis.subject import Subject
+from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.analysis.virtual_width import analyse_virtual_width
+from widthwise.config_io import UserError, read_text
+from widthwise.data.config import open_data
+from widthwise.data.documents import Corpus
+from widthwise.data.extras import require
+from widthwise.data.held_out import HeldOut
+from widthwise.data.json_tokenizer import JsonTokenizer
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.interop.hf_import import CONFIG, TOKENIZER, token_named
+from widthwise.model.decoder import Decoder
+from widthwise.model.token_widths import dynamic_layers
+from widthwise.recipe.recipe import saved_recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.analysed_text import held_out_text
+from widthwise.runs.trained import load_trained, newest_checkpoint, tokenizer_of
+from widthwise.training.observer import Observer
+from widthwise.training.validation import validate
+
+LONGEST_WINDOW = 1024
+"""Tokens of a window where no recipe says it, if the model was made for so many."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, in evaluation mode and fp32."""
+
+    subject: Subject
+    tokenizer: Tokenizer
+    device: torch.device
+    seq_len: int
+    """Tokens of a window where the user does not say it."""
+    n_positions: int | None
+    """Tokens of the longest window it can read; None: any."""
+    step: int | None
+    beside: Callable[[HeldOut], dict[str, Any]]
+    """What only some models have: `token_widths` and `virtual_width`, as in the result of a run."""
+    notes: Sequence[str] = ()
+    """What the user should know of how it was loaded."""
+
+
+class ModelSource(ABC):
+    """Where a model comes from."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises UserError where it is plain, before anything long, that `load` would."""
+
+    @abstractmethod
+    def load(self) -> LoadedModel:
+        """Raises UserError where there is no model, or one that cannot be looked into."""
+
+    @abstractmethod
+    def text(self, observer: Observer) -> Corpus:
+        """What the models read where the user names nothing. Raises UserError where there is none."""
+
+
+class RunSource(ModelSource):
+    """A run directory."""
+
+    kind = "widthwise"
+
+    def check(self) -> None:
+        run = RunDir(self.path)
+        newest_checkpoint(run)
+        tokenizer_of(run)
+
+    def load(self) -> LoadedModel:
+        trained = load_trained(self.path)
+        model, positions = trained.model, trained.model.config.positions
+        return LoadedModel(
+            DecoderSubject(model),
+            trained.tokenizer,
+            model.embedding.weight.device,
+            trained.recipe.seq_len,
+            None if positions is None else positions.n_positions,
+            trained.step,
+            lambda held_out: _widths(model, held_out),
+            [str(damage) for damage in trained.damages],
+        )
+
+    def text(self, observer: Observer) -> Corpus:
+        """The held-out documents of the run's data."""
+        data = open_data(saved_recipe(RunDir(self.path)).data, observer.preparing)
+        return held_out_text(data, f"held-out documents of {data.manifest.corpus.name}")
+
+
+def _widths(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
+    summary = validate(model, held_out).token_widths if dynamic_layers(model.config) else None
+    return {
+        "token_widths": None if summary is None else analyse_widths(model, held_out, summary),
+        "virtual_width": analyse_virtual_width(model, held_out),
+    }
+
+
+class HFSource(ModelSource):
+    """A folder of Hugging Face with a causal language model, its weights as safetensors, and a tokenizer.json."""
+
+    kind = "hf"
+
+    def check(self) -> None:
+        require("transformers", "hf")
+        if not (self.path / TOKENIZER).is_file():
+            raise UserError(f"{self.path}: has no {TOKENIZER}, which text needs")
+
+    def load(self) -> LoadedModel:
+        self.check()
+        transformers, tokenizer_path = require("transformers", "hf"), self.path / TOKENIZER
+        transformers.logging.disable_progress_bar()
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                self.path,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"{self.path}: transformers cannot load it ({error})") from None
+        tokenizer = self._tokenizer(model, tokenizer_path)
+        vocab_size = model.get_input_embeddings().num_embeddings
+        if tokenizer.vocab_size > vocab_size:
+            raise UserError(f"{tokenizer_path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
+        n_positions = getattr(model.config, "max_position_embeddings", None)
+        return LoadedModel(
+            HFSubject(model.to(device).eval()),
+            tokenizer,
+            device,
+            min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW),
+            n_positions,
+            None,
+            lambda held_out: {"token_widths": None, "virtual_width": None},
+        )
+
+    def _tokenizer(self, model: Any, path: Path) -> Tokenizer:
+        definition = read_text(path)
+        ids = (config.eos_token_id for config in (model.generation_config, model.config))
+        eos = token_named(definition, next((index for index in ids if index is not None), None), str(path))
+        return JsonTokenizer(str(path), definition, str(path), eos)
+
+    def text(self, observer: Observer) -> Corpus:
+        raise UserError(f"{self.path}: a Hugging Face folder brings no held-out text; name a text with --text")
+
+
+def model_source(path: Path) -> ModelSource:
+    """Raises UserError for a path that is neither a run nor a Hugging Face folder."""
+    if RunDir(path).exists:
+        return RunSource(path)
+    if (path / CONFIG).is_file():
+        return HFSource(path)
+    raise UserError(f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})")

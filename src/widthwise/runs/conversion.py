@@ -1,0 +1,150 @@
+"""A run directory from another: its newest checkpoint grown, baked or padded, to be trained on from the same step."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from widthwise.config_io import UserError, to_data
+from widthwise.files import check_free
+from widthwise.growth.certify.certificate import Certificate, Size, certify
+from widthwise.growth.describe import Kept, expansions
+from widthwise.growth.optimizer_state import Reset, grown_factors, grown_state
+from widthwise.growth.plan.fresh import Fresh
+from widthwise.growth.plan.model_plan import Plan
+from widthwise.model.decoder import Decoder, build
+from widthwise.model.memory import allocating
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.descendant import continued_feed, continued_state, write_run
+from widthwise.runs.source import Source
+from widthwise.training.growth_step import adopt
+from widthwise.training.observer import Observer, Silence
+
+CERTIFICATE = "certificate.json"
+
+
+@dataclass(frozen=True)
+class Intention:
+    """What is to become of a run, before its weights are looked at."""
+
+    verb: Literal["grown", "baked", "padded"]
+    """The event in the records of the new run; see `compute.DESCENDED`."""
+    recipe: Recipe
+    """Of the new run, with the new model, but for `scaled` of its optimizer, which follows from the plan."""
+    plan: Plan
+    reset: Reset = "none"
+    seed: int = 0
+    fresh: Fresh | None = None
+    constants: tuple[Kept, ...] = ()
+    """In which the new model is not what its recipe says."""
+    changes: tuple[str, ...] = ()
+    """Of constants."""
+    may_change: bool = False
+    notes: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As plain data."""
+        sizes = [to_data(Size.of(model, self.recipe.seq_len)) for model in (self.plan.old, self.plan.new)]
+        return {
+            "expansions": expansions(self.plan),
+            "constants": [str(constant) for constant in self.constants],
+            "changes": list(self.changes),
+            "before": sizes[0],
+            "after": sizes[1],
+            "bake_helps": any(constant.is_baked for constant in self.constants),
+            "notes": list(self.notes),
+        }
+
+
+def pending(source: Source) -> tuple[str, ...]:
+    later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
+    return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
+
+
+def recipe_with(source: Source, plan: Plan) -> Recipe:
+    return source.recipe.model_copy(update={"model": plan.new, "growth": ()})
+
+
+def carry_out(
+    source: Source, intention: Intention, out: Path | str, observer: Observer | None = None
+) -> dict[str, Any]:
+    """Certifies the new model, then writes its run directory, or nothing.
+
+    Returns `Intention.record` with the certificate. Raises UserError where the function would not be preserved, unless
+    the intention allows it, and where `out` is not free.
+    """
+    observer, out = observer or Silence(), Path(out)
+    check_free(out)
+    plan = intention.plan
+    factors = grown_factors(plan, source.optimizer.factors)
+    optimizer_config = intention.recipe.optimizer.with_factors(factors)
+    recipe = intention.recipe.model_copy(update={"optimizer": optimizer_config}).resolved()
+    recipe.check()
+    n_params = f"{plan.new.cost().params:,.0f} parameters"
+    with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):
+        weights, optimizer_state, state = source.load()
+        feed = continued_feed(source.run, source.recipe, recipe, state.loader, observer)
+        model = build(plan.new, seed=0)
+        model.set_weights(plan.weights(weights, intention.seed, intention.fresh))
+        certificate = _certified(intention, weights, model, source)
+        optimizer = recipe.optimizer.build(model)
+        if recipe.optimizer.kind == source.recipe.optimizer.kind:
+            adopt(optimizer, model, grown_state(plan, optimizer_state, intention.reset))
+        notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
+        state = continued_state(state, recipe, plan, feed, source.recipe.train.width_budget)
+        state.notes += notes
+        files = {CERTIFICATE: json.dumps(certificate.record(), indent=2) + "\n"}
+        write_run(source.run, out, recipe, feed.identity, model, optimizer, state, _event(source, intention), files)
+    found = {**intention.record(), "notes": notes, "certificate": certificate.record(), "lines": certificate.lines()}
+    return {"out": str(out), "step": source.step, **found}
+
+
+def _event(source: Source, intention: Intention) -> dict[str, Any]:
+    """The record of metrics.jsonl that stands between those of the two models."""
+    sizes = (intention.plan.old.cost().params, intention.plan.new.cost().params)
+    return {
+        "event": intention.verb,
+        "source": source.run.path.resolve().name,
+        **source.spent._asdict(),
+        "params_before": sizes[0],
+        "params_after": sizes[1],
+    }
+
+
+def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder, source: Source) -> Certificate:
+    found = certify(
+        intention.plan,
+        weights,
+        dict(model.named_parameters()),
+        seq_len=intention.recipe.seq_len,
+        lr=intention.recipe.optimizer.lr,
+        seed=intention.seed,
+        fresh=intention.fresh,
+    )
+    if not (found.is_preserved or intention.may_change):
+        stored = max(found.logit_difference, found.stored_logit_difference)
+        raise UserError(
+            f"{source.run.path}: the {intention.verb} model would not compute the same: logits differ by {stored:.2g}, "
+            f"old gradients by {found.gradient_difference:.2g} of the largest; nothing was written"
+        )
+    return found
+
+
+def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
+    """What the user should know of the new run."""
+    old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
+    name = source.run.path.resolve().name
+    damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]
+    notes = [*damages, f"{intention.verb} from {name} after step {source.step}: {old} -> {new} parameters"]
+    kinds = [each.optimizer.kind for each in (source.recipe, recipe)]
+    if kinds[0] != kinds[1]:
+        notes.append(f"the optimizer begins anew: {kinds[1]} where it was {kinds[0]}")
+    if recipe.train.steps == source.step:
+        notes.append(
+            f"train.steps = {recipe.train.steps} is the step reached: `widthwise resume` validates and finishes, and "
+            "trains only with more"
+        )
+    return notes

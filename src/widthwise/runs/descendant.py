@@ -1,0 +1,124 @@
+"""A run that begins where another one stands: what it takes over, and its folder."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widthwise.config_io import UserError, to_yaml
+from widthwise.data.config import open_data
+from widthwise.data.loader import Loader
+from widthwise.files import new_folder, write_atomic
+from widthwise.growth.plan.model_plan import Plan
+from widthwise.model.decoder import Decoder
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.width_budget import WidthBudgetConfig
+from widthwise.run_dir import RunDir
+from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of, recorded_identity
+from widthwise.runs.environment import environment
+from widthwise.runs.import_ import IMPORTED
+from widthwise.training import checkpoint
+from widthwise.training.growth_step import carried_prices
+from widthwise.training.objective import WidthBudget
+from widthwise.training.observer import Observer
+from widthwise.training.state import RunState
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The data of a run that begins where another one stands."""
+
+    loader: dict[str, int]
+    """State of the loader."""
+    identity: dict[str, Any]
+    """Of the data, and of what the model was imported from, as environment.json has it."""
+    notes: tuple[str, ...] = ()
+
+
+def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> Feed:
+    """Goes on with the data of a run where it stands, if the recipes agree; with other data begins anew.
+
+    Data that stay the same need not be there. loader: state of that of the run, empty where it has seen no data. Raises
+    UserError where the data cannot be had, or have another tokenizer.
+    """
+    recorded = run.environment()
+    origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
+    if not has_seen_data(run):
+        return Feed(loader, origin)
+    settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
+    if settings[0] == settings[1]:
+        return Feed(loader, origin)
+    data = open_data(new.data, observer.preparing)
+    identity = identity_of(data)
+    tokenizer = recorded_identity(run).tokenizer
+    if identity.tokenizer != tokenizer:
+        raise UserError(
+            f"data.tokenizer: got {identity.tokenizer.spec}; the model knows the tokens of {tokenizer.spec} "
+            f"{tokenizer.id[:12]} only"
+        )
+    train = new.train
+    fresh = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed).state_dict()
+    differing = [key for key in fresh if key != "step" and fresh[key] != loader.get(key)]
+    if not differing:
+        return Feed(loader, {**origin, **identity.record()})
+    if differing == ["batch_size"]:
+        seen = loader["step"] * loader["batch_size"]
+        return Feed({**fresh, "step": -(-seen // fresh["batch_size"])}, {**origin, **identity.record()})
+    return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
+
+
+def continued_state(
+    state: RunState, recipe: Recipe, plan: Plan, feed: Feed, budget_before: WidthBudgetConfig | None
+) -> RunState:
+    """Where the new run stands. budget_before: of the old run."""
+    return RunState(
+        **{
+            **state.as_data(),
+            "window_steps": recipe.train.loss_window_steps,
+            "loader": feed.loader,
+            "width_prices": _prices(state.width_prices, recipe.train.width_budget, budget_before, plan),
+        }
+    )
+
+
+def _prices(
+    prices: list[float], budget: WidthBudgetConfig | None, before: WidthBudgetConfig | None, plan: Plan
+) -> list[float]:
+    """Those of the old run where the budgets are of one kind, else those at the start."""
+    if budget is None:
+        return []
+    if before is None or (before.kind, before.is_layerwise) != (budget.kind, budget.is_layerwise):
+        return WidthBudget(budget, plan.new, torch.device("cpu")).state()
+    return carried_prices(prices, budget, plan)
+
+
+def write_run(
+    source: RunDir,
+    out: Path,
+    recipe: Recipe,
+    identity: Mapping[str, Any],
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    state: RunState,
+    record: Mapping[str, Any],
+    files: Mapping[str, str],
+) -> None:
+    """Makes the folder of a run with a checkpoint of the step of `state`, whole or not at all.
+
+    record: of metrics.jsonl, behind those of the source up to that step; files: further ones by name. Torch's random
+    state is saved too.
+    """
+    with new_folder(out) as folder:
+        partial = RunDir(folder)
+        if source.tokenizer_folder.is_dir():
+            shutil.copytree(source.tokenizer_folder, partial.tokenizer_folder)
+        earlier = [each for each in source.metrics() if each["step"] <= state.step]
+        partial.append_metrics([*earlier, dict(record)])
+        partial.fsync_metrics()
+        checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data())
+        for name, content in files.items():
+            write_atomic(partial.path / name, content)
+        partial.begin(to_yaml(recipe), {**environment(), **identity})

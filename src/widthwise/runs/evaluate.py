@@ -1,0 +1,261 @@
+"""What a trained run knows: held-out text, other texts, local tasks and those of lm-evaluation-harness."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from widthwise.config_io import UserError, to_data
+from widthwise.data.config import open_data
+from widthwise.data.loader import count_windows
+from widthwise.data.prepared import PreparedData
+from widthwise.data.readers import read_documents
+from widthwise.evaluation.local_tasks import EncodedTask, LocalTask, encode_task, load_task, score_task
+from widthwise.evaluation.pairing import task_differences, text_differences
+from widthwise.evaluation.paper_tasks import PaperTask, suite_named, suite_table
+from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
+from widthwise.evaluation.scorer import Scorer
+from widthwise.files import write_atomic
+from widthwise.run_dir import RunDir
+from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
+from widthwise.runs.environment import environment
+from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.trained import Trained, load_trained
+
+HELD_OUT = "held-out"
+"""Name of the run's own held-out text."""
+
+
+class EvaluationConfig(ScoringOptions):
+    """What is asked of a run. Where it names neither text nor task, the held-out text of the run's own data."""
+
+    texts: tuple[str, ...] = ()
+    """Files or folders of raw text, as `data prepare` reads them; every document counts for itself."""
+    data: tuple[str, ...] = ()
+    """Prepared folders, whose held-out part is read as one stream."""
+    task_files: tuple[str, ...] = ()
+    """See `evaluation.local_tasks`."""
+    tasks: tuple[str, ...] = ()
+    """Names in lm-evaluation-harness (extra `eval`)."""
+    num_fewshot: pydantic.NonNegativeInt | None = None
+    """Examples before each question of those; what a task says where not given."""
+    suite: str | None = None
+    """A paper's table; see `evaluation.paper_tasks`."""
+    local: str | None = None
+    """Folder of task files, from which the suite is answered without lm-evaluation-harness."""
+    field: str = "text"
+    """Of a row of JSONL or Parquet, what holds the text."""
+    stride: pydantic.PositiveInt | None = None
+    """Tokens predicted by a window over a text; as many as it holds where not given."""
+    max_tokens: pydantic.PositiveInt | None = None
+    """Of each text, from the front; of the run's own held-out text what its validations use where not given."""
+    limit: pydantic.PositiveInt | None = None
+    """Items of each task, from the front."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "EvaluationConfig":
+        if self.suite is not None:
+            suite_named(self.suite)
+        if self.local is not None and self.suite is None:
+            raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
+        asks_harness = bool(self.tasks) or (self.suite is not None and self.local is None)
+        reads_text = bool(self.texts or self.data) or self.names_nothing
+        for key, has_effect, needed in (
+            ("num_fewshot", asks_harness, "tasks of lm-evaluation-harness"),
+            ("limit", asks_harness or self.task_files or self.suite, "a task"),
+            ("stride", reads_text, "a text"),
+            ("max_tokens", reads_text, "a text"),
+        ):
+            if getattr(self, key) is not None and not has_effect:
+                raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, and has no effect on the rest")
+        return self
+
+    @property
+    def names_nothing(self) -> bool:
+        """Neither text nor task."""
+        return not (self.texts or self.data or self.task_files or self.tasks or self.suite)
+
+
+def evaluate_run(
+    path: Path | str, config: EvaluationConfig, say: Callable[[str], None] = lambda message: None
+) -> dict[str, Any]:
+    """The answers of the newest model of a run, as plain data with every block and item.
+
+    say: is told what is being done. Raises UserError for a run without a model or tokenizer, and for files and tasks
+    that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
+    """
+    suite = () if config.suite is None else suite_named(config.suite)
+    task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
+    _check_unique("texts, data", [*config.texts, *config.data])
+    _check_unique("task_files", [task.name for task in task_files])
+    suite_files = _suite_files(suite, config)
+    trained = load_trained(path)
+    for damage in trained.damages:
+        say(str(damage))
+    scorer = config.scorer(trained)
+    encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
+    texts = {}
+    for name, score in _texts(RunDir(path), trained, scorer, config).items():
+        say(f"reading {name}")
+        texts[name] = score().record()
+    tasks = _local_results(scorer, encoded, say)
+    of_suite = _local_results(scorer, encoded_suite, say)
+    names = list(config.tasks)
+    if config.local is None:
+        names += [task.lm_eval for task in suite if task.lm_eval is not None]
+    harness = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
+    local = {name: task["metrics"] for name, task in of_suite.items()}
+    return {
+        "run": str(path),
+        "step": trained.step,
+        "request": to_data(config),
+        "tokenizer": trained.tokenizer.spec,
+        "max_length": scorer.max_length,
+        "stride": config.stride or scorer.max_length,
+        "precision": config.precision_of(trained.recipe),
+        "texts": texts,
+        "tasks": tasks | {f"{config.suite}/{name}": task for name, task in of_suite.items()},
+        "lm_eval": harness,
+        "suite": {"name": config.suite, **suite_table(suite, local, harness)} if suite else None,
+        "damages": [str(damage) for damage in trained.damages],
+        "environment": environment(),
+    }
+
+
+def _texts(
+    run: RunDir, trained: Trained, scorer: Scorer, config: EvaluationConfig
+) -> dict[str, Callable[[], TextScores]]:
+    """What there is to read, by name. Raises UserError for what is not there, or is of another tokenizer."""
+    readings: dict[str, Callable[[], TextScores]] = {}
+    for source in config.texts:
+        next(read_documents(source, config.field))
+        readings[source] = partial(_score_raw, scorer, source, config)
+    for folder in config.data:
+        data = _of_same_tokenizer(PreparedData.open(folder), scorer)
+        readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
+    if config.names_nothing:
+        data = _own_data(run, trained)
+        n_tokens = config.max_tokens or _validated_tokens(trained, data)
+        readings[HELD_OUT] = partial(_score_held_out, scorer, data, n_tokens, config.stride)
+    return readings
+
+
+def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextScores:
+    texts = (document.text for document in read_documents(source, config.field))
+    return score_documents(scorer, texts, config.stride, config.max_tokens, source)
+
+
+def _validated_tokens(trained: Trained, data: PreparedData) -> int:
+    """Targets of a validation: whole windows of the recipe's seq_len, whatever this evaluation's."""
+    seq_len, limit = trained.recipe.seq_len, trained.recipe.train.validation_tokens
+    n_windows = count_windows(data.held_out, seq_len)
+    return seq_len * (n_windows if limit is None else min(n_windows, limit // seq_len))
+
+
+def _own_data(run: RunDir, trained: Trained) -> PreparedData:
+    if not has_seen_data(run):
+        raise UserError(f"{run.path}: has seen no data yet; name a text with --text or --data")
+    data = open_data(trained.recipe.data)
+    if identity_of(data) != recorded_identity(run):
+        raise UserError(
+            f"{run.path}: was trained on {recorded_identity(run)}, which is now {identity_of(data)}; "
+            "name a text with --text or --data"
+        )
+    return data
+
+
+def _of_same_tokenizer(data: PreparedData, scorer: Scorer) -> PreparedData:
+    if data.tokenizer.id != scorer.tokenizer.id:
+        own, other = scorer.tokenizer.spec, data.tokenizer.spec
+        raise UserError(f"{data.path}: was tokenised by {other}, not by the tokenizer of the run ({own})")
+    return data
+
+
+def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, stride: int | None) -> TextScores:
+    n_tokens = data.held_out.n_tokens
+    if max_tokens is not None:
+        n_tokens = min(n_tokens, max_tokens + 1)
+    return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path))
+
+
+def _suite_files(suite: tuple[PaperTask, ...], config: EvaluationConfig) -> list[LocalTask]:
+    """Those of the suite's files that the folder holds. Raises UserError where it holds none."""
+    if config.local is None:
+        return []
+    folder = Path(config.local)
+    wanted = {task.local.stem: task.local for task in suite if task.local is not None}
+    paths = {folder / f"{stem}.jsonl": local.delimiter for stem, local in wanted.items()}
+    found = {path: delimiter for path, delimiter in paths.items() if path.is_file()}
+    if not found:
+        names = ", ".join(path.name for path in paths)
+        raise UserError(f"{folder}: holds no file of the suite {config.suite}; expected {names}")
+    return [load_task(path, delimiter, config.limit) for path, delimiter in found.items()]
+
+
+def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[[str], None]) -> dict[str, Any]:
+    results = {}
+    for name, encoded in tasks.items():
+        say(f"{name}: {len(encoded.requests)} items")
+        results[name] = score_task(scorer, encoded).record()
+    return results
+
+
+def _lm_eval(
+    scorer: Scorer, names: list[str], config: EvaluationConfig, say: Callable[[str], None]
+) -> dict[str, dict[str, dict[str, float | None]]]:
+    if not names:
+        return {}
+    from widthwise.runs.harness import run_lm_eval
+
+    say(f"lm-evaluation-harness: {', '.join(names)}")
+    return run_lm_eval(scorer, names, config.num_fewshot, config.limit)
+
+
+def _check_unique(key: str, names: Sequence[str]) -> None:
+    """Raises UserError for a name that stands twice: one result would replace the other."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{key}: {twice!r} is named twice; every text and task needs a name of its own")
+
+
+def save_evaluation(record: dict[str, Any]) -> Path:
+    """Writes an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
+
+    Nothing that training reads. An evaluation of the same step that asked the same is replaced, no other. Raises
+    UserError where it cannot be written.
+    """
+    asked = json.dumps(record["request"])
+    name = f"step_{record['step']:08d}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
+    path = Path(record["run"]) / "evaluations" / name
+    write_atomic(path, json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
+    """other - baseline of what both read and answered, item by item.
+
+    Entries have `on` (text or task), `metric`, `value` and `stderr`; where the questions differ, metric and numbers are
+    null. Tasks of lm-evaluation-harness are not paired: their items are not kept.
+    """
+    entries = []
+    for part, differences in (("texts", text_differences), ("tasks", task_differences)):
+        for name in (name for name in baseline[part] if name in other[part]):
+            found = differences(baseline[part][name], other[part][name])
+            if found is None:
+                entries.append({"on": name, "metric": None, "value": None, "stderr": None})
+            else:
+                entries += [{"on": name, "metric": key, **each.record()} for key, each in found.items()]
+    return entries
+
+
+def without_items(record: dict[str, Any]) -> dict[str, Any]:
+    """An evaluation as its totals say it, for whom blocks and items are too much."""
+    totals = {
+        part: {name: {key: value for key, value in each.items() if key != items} for name, each in record[part].items()}
+        for part, items in (("texts", "blocks"), ("tasks", "items"))
+    }
+    return {**record, **totals}

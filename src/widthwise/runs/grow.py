@@ -1,0 +1,107 @@
+"""Growing the model of a run: into that of another recipe, or by changes to its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from widthwise.config_io import UserError, apply_override, to_data
+from widthwise.growth.describe import kept_constants
+from widthwise.growth.maps.correspondence import align
+from widthwise.growth.optimizer_state import Reset
+from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
+from widthwise.model.config import ModelConfig
+from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
+from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
+from widthwise.runs.conversion import Intention, pending
+from widthwise.runs.source import Source
+from widthwise.shape.template import ModelTemplate
+
+OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
+"""What a recipe says of all layers at once, and a model with every layer written out cannot."""
+
+
+@dataclass(frozen=True)
+class GrowOptions:
+    """How a model grows, beside what into."""
+
+    layers: tuple[int | None, ...] | None = None
+    """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
+    added layers lie evenly among the others."""
+    new_layers: NewLayers = "drawn"
+    reset: Reset = "none"
+    """What the optimizer forgets; see `grown_state`."""
+    seed: int = 0
+    """Of what is drawn."""
+    allow_change: bool = False
+    """Whether constants are those of the recipe, though the function changes."""
+    rewarmup_steps: int | None = None
+    """Over which all rates rise again from 0; where not given, the steps that the optimizer's averages look back, but
+    no more than are left."""
+
+
+def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str]) -> Recipe:
+    """The recipe of a file, or that of the run at its checkpoint, with changes `a.b=c`. Raises UserError."""
+    if to is not None:
+        return load_recipe(to, overrides)
+    if not overrides:
+        raise UserError("grow: got nothing to grow to; give --to RECIPE, or changes such as model.layers.0.ffn.d_ff=96")
+    data = to_data(source.recipe.model_copy(update={"model": source.model, "growth": ()}))
+    for override in overrides:
+        _check_override(override, source)
+        apply_override(data, override)
+    return parse_recipe(data, f"{source.run.path}/config.yaml")
+
+
+def _check_override(override: str, source: Source) -> None:
+    """Raises UserError for what a recipe says of all layers, and a resolved one of each."""
+    key = override.partition("=")[0].strip()
+    section, name = [*key.split("."), ""][:2]
+    if section == "model" and name in OF_ALL_LAYERS:
+        raise UserError(
+            f"{key}: {source.run.path} has every layer written out, so that this cannot be said of all at once; name "
+            "them, as model.layers.0.ffn.d_ff=96, or give --to RECIPE"
+        )
+
+
+def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
+    """How the model of a run becomes that of a recipe. Raises UserError where it cannot."""
+    old, wanted = source.model, recipe.explicit_model
+    plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
+    constants, changes = tuple(kept_constants(plan, wanted)), ()
+    if options.allow_change and constants:
+        plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
+    _check_moments(source, recipe)
+    return Intention(
+        "grown",
+        recipe.model_copy(
+            update={"model": plan.new, "rewarmup": _rewarmup(source, recipe, plan, options.rewarmup_steps)}
+        ),
+        plan,
+        reset=options.reset,
+        seed=options.seed,
+        constants=constants,
+        changes=changes,
+        may_change=options.allow_change,
+        notes=pending(source) if recipe.growth == () else (),
+    )
+
+
+def _rewarmup(source: Source, recipe: Recipe, plan: Plan, n_steps: int | None) -> Rewarmup | None:
+    if n_steps is None and plan.new == plan.old:
+        return None
+    n_left = recipe.train.steps - source.step
+    n_steps = rewarmup_length(n_steps, recipe.optimizer.settling_steps, n_left, "--rewarmup-steps")
+    return Rewarmup(after_step=source.step, steps=n_steps) if n_steps > 0 else None
+
+
+def _check_moments(source: Source, recipe: Recipe) -> None:
+    if recipe.train.steps < source.step:
+        raise UserError(
+            f"train.steps: got {recipe.train.steps}; {source.run.path} has made {source.step} steps already; it must "
+            "not be less"
+        )
+    for index, event in enumerate(recipe.growth):
+        if event.step(recipe.tokens_per_step) <= source.step:
+            raise UserError(
+                f"growth.{index}: comes before step {source.step}, which {source.run.path} has reached already"
+            )

@@ -1,0 +1,193 @@
+"""lm-evaluation-harness (extra [eval]): its tasks for a model of ours, and its command line that knows our runs."""
+
+import contextlib
+import difflib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError, dump_yaml
+from widthwise.data.extras import require
+from widthwise.evaluation.lm_eval_tasks import SUFFIX, local_task
+from widthwise.evaluation.scorer import Scorer
+from widthwise.files import write_atomic
+
+N_RESAMPLES = 1000
+"""Of the bootstrap, for metrics that are no means."""
+TASKS_OPTIONS = ("--tasks", "-t")
+
+Metrics = dict[str, dict[str, float | None]]
+"""Metric -> value and stderr."""
+
+
+def run_lm_eval(
+    scorer: Scorer,
+    tasks: Sequence[str],
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+) -> dict[str, Metrics]:
+    """{task: {metric: {value, stderr}}}, with groups of tasks among them; for the rest see `harness_results`."""
+    return metrics_of(harness_results(scorer, tasks, num_fewshot, limit))
+
+
+def harness_results(
+    scorer: Scorer,
+    tasks: Sequence[str],
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    log_samples: bool = False,
+) -> dict[str, Any]:
+    """What `lm_eval.simple_evaluate` returns.
+
+    tasks: names that the harness knows, and files of local questions (NAME.jsonl; see `evaluation.local_tasks`), which
+    alone need no network. num_fewshot: examples before each question; what a task says where not given. limit:
+    questions of each task, from the front. log_samples: whether every question with its answers is under `samples`.
+
+    Raises UserError where the harness is not installed, does not know a task, or cannot have its data, and for tasks of
+    one name.
+    """
+    require("lm_eval", "eval")
+    import lm_eval.evaluator
+    from lm_eval.tasks import TaskManager
+
+    from widthwise.evaluation.lm_eval_model import ScorerLM
+
+    files = [task for task in tasks if task.endswith(SUFFIX)]
+    names = [task for task in tasks if not task.endswith(SUFFIX)]
+    _check_unique(tasks)
+    configs = [local_task(Path(file)) for file in files]
+    # The list of the harness's own tasks is read from thousands of files.
+    manager = TaskManager(include_defaults=bool(names))
+    _check_known(names, manager.all_tasks)
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the bootstrap would start a process for every core
+    with _data_errors(tasks), contextlib.redirect_stdout(sys.stderr):
+        results = lm_eval.evaluator.simple_evaluate(
+            model=ScorerLM(scorer),
+            tasks=[*configs, *names],
+            num_fewshot=num_fewshot,
+            limit=limit,
+            bootstrap_iters=N_RESAMPLES,
+            log_samples=log_samples,
+            task_manager=manager,
+        )
+    assert results is not None  # only of further processes
+    return dict(results)
+
+
+def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
+    """`metric,filter` of the harness as `metric` where the filter is none."""
+    return {task: _metrics(found) for task, found in results["results"].items()}
+
+
+def _metrics(found: dict[str, Any]) -> Metrics:
+    metrics = {}
+    for key, value in found.items():
+        metric, comma, name = key.partition(",")
+        if comma and not metric.endswith("_stderr"):
+            shown = metric if name == "none" else key
+            metrics[shown] = {"value": _number(value), "stderr": _number(found.get(f"{metric}_stderr,{name}"))}
+    return metrics
+
+
+def _number(value: Any) -> float | None:
+    """None for "N/A", and for what JSON does not know."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def harness_command_line(arguments: Sequence[str]) -> None:
+    """lm-evaluation-harness with its own arguments, but that `--model widthwise` is known, and NAME.jsonl as a task.
+
+    Raises UserError where it is not installed, and SystemExit as it does itself.
+    """
+    require("lm_eval", "eval")
+    from lm_eval.__main__ import cli_evaluate
+
+    import widthwise.runs.run_lm  # noqa: F401  (registers the name)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [*_with_files(arguments, Path(folder))]
+        with _arguments(arguments), _data_errors(["lm_eval"]):
+            try:
+                cli_evaluate()
+            except UserError:
+                raise
+            except ValueError as error:  # its way of saying that options do not go together
+                raise UserError(f"lm-evaluation-harness: {error}") from error
+
+
+@contextlib.contextmanager
+def _arguments(arguments: list[str]) -> Iterator[None]:
+    """The harness looks nowhere else."""
+    before = sys.argv
+    sys.argv = ["lm_eval", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+def _with_files(arguments: Sequence[str], folder: Path) -> Iterator[str]:
+    """The arguments, with files of local questions among the tasks as configs that the harness reads."""
+    is_task, asked = False, []
+
+    def as_configs(names: str) -> str:
+        asked.extend(names.split(","))
+        _check_unique(asked)
+        return ",".join(_config_file(name, folder) if name.endswith(SUFFIX) else name for name in names.split(","))
+
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        is_task = option in TASKS_OPTIONS or (is_task and not argument.startswith("-"))
+        if is_task and option in TASKS_OPTIONS and equals:
+            yield f"{option}={as_configs(value)}"
+        elif is_task and option not in TASKS_OPTIONS:
+            yield as_configs(argument)
+        else:
+            yield argument
+
+
+def _config_file(name: str, folder: Path) -> str:
+    config = local_task(Path(name))
+    written = folder / f"{config['task']}.yaml"
+    write_atomic(written, dump_yaml(config))
+    return str(written)
+
+
+def _check_unique(tasks: Sequence[str]) -> None:
+    """Raises UserError for two tasks of one name: the harness would answer one of them and say nothing."""
+    seen: dict[str, str] = {}
+    for task in tasks:
+        name = Path(task).name.removesuffix(SUFFIX)
+        if name in seen:
+            raise UserError(f"tasks: {seen[name]!r} and {task!r} are both named {name!r}; every task needs its own")
+        seen[name] = task
+
+
+def _check_known(names: Sequence[str], known: Sequence[str]) -> None:
+    for name in names:
+        if name not in known and not Path(name).is_file():
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "`widthwise lm_eval ls tasks` lists them"
+            raise UserError(f"tasks: got {name!r}; lm-evaluation-harness has none of that name; {hint}")
+
+
+@contextlib.contextmanager
+def _data_errors(asked: Sequence[str]) -> Iterator[None]:
+    """What the harness says of data it cannot have, as one line."""
+    from datasets.exceptions import DatasetsError
+
+    try:
+        yield
+    except (ConnectionError, DatasetsError) as error:
+        raise UserError(
+            f"{' '.join(asked)}: lm-evaluation-harness cannot have the data of a task ({error}); "
+            f"without network name files of questions (NAME{SUFFIX})"
+        ) from None

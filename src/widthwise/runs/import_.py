@@ -1,0 +1,108 @@
+"""A model in the format of others -> a run directory at step 0."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from widthwise.config_io import UserError, apply_override, read_recipe, read_text, to_data, to_yaml
+from widthwise.data.json_tokenizer import JsonTokenizer
+from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import file_sha256
+from widthwise.interop.hf_import import Imported, import_hf
+from widthwise.model.decoder import build
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.data_identity import KEY, TOKENIZER_KEY
+from widthwise.runs.environment import environment
+from widthwise.training import checkpoint
+from widthwise.training.state import RunState
+
+IMPORTED = "imported"
+"""Where `environment.json` says what a run was imported from."""
+LONGEST_SEQUENCE = 1024
+"""Tokens of a training sequence where no recipe says it, if the model was made for so many."""
+
+
+def default_sections(imported: Imported) -> dict[str, Any]:
+    """What a recipe says beside the model, where none is given: gentle further training, on the default corpus."""
+    return {
+        "seq_len": min(LONGEST_SEQUENCE, imported.n_positions),
+        "optimizer": {"kind": "adamw", "lr": 2e-5},
+        "schedule": {"kind": "wsd", "warmup_steps": 50},
+        "train": {"steps": 1000, "batch_size": 8, "micro_batch_size": 1},
+    }
+
+
+def import_run(
+    source: Path | str, out: Path | str, recipe: Path | None = None, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
+
+    recipe: whose sections but the model's the run gets. Raises UserError for what cannot be imported exactly, and where
+    `out` holds a run already.
+    """
+    run = RunDir(out)
+    if run.exists:
+        raise UserError(f"{run.path}: holds a run already; name a new folder")
+    imported = import_hf(source)
+    tokenizer = _tokenizer(imported, run)
+    sections = default_sections(imported) if recipe is None else read_recipe(recipe)
+    for override in overrides:
+        apply_override(sections, override)
+    resolved = _recipe(imported, tokenizer, sections, str(recipe or source))
+    with run.locked():
+        _write_checkpoint(run, resolved, imported)
+        if tokenizer is not None:
+            tokenizer.save(run.tokenizer_folder)
+        run.begin(to_yaml(resolved), {**environment(), **_provenance(Path(source), imported, tokenizer)})
+    return {
+        "run": str(run.path),
+        "model_type": imported.model_type,
+        "params": int(resolved.explicit_model.inference_cost().params),
+        "tokenizer": None if tokenizer is None else tokenizer.spec,
+    }
+
+
+def _tokenizer(imported: Imported, run: RunDir) -> Tokenizer | None:
+    """Under the name by which data for the run are prepared with it."""
+    if imported.tokenizer is None:
+        return None
+    eos = f"#{imported.eos}" if imported.eos else ""
+    spec = f"{run.tokenizer_folder / JsonTokenizer.file_name}{eos}"
+    return JsonTokenizer(spec, read_text(imported.tokenizer), str(imported.tokenizer), imported.eos)
+
+
+def _recipe(imported: Imported, tokenizer: Tokenizer | None, sections: dict[str, Any], where: str) -> Recipe:
+    """With the imported model, and its tokenizer unless the recipe names data that have one."""
+    data = dict(sections.get("data") or {})
+    if tokenizer is not None and data.get("path") is None and data.get("tokenizer") is None:
+        data["tokenizer"] = tokenizer.spec
+    recipe = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
+    recipe.check()
+    return recipe
+
+
+def _write_checkpoint(run: RunDir, recipe: Recipe, imported: Imported) -> None:
+    torch.manual_seed(recipe.train.seed)
+    model = build(recipe.explicit_model, seed=0)
+    model.set_weights(imported.weights.items())
+    optimizer = recipe.optimizer.build(model)
+    state = RunState(recipe.train.loss_window_steps)
+    checkpoint.save(run.checkpoints, 0, model, optimizer, state.as_data())
+
+
+def _provenance(source: Path, imported: Imported, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    files = sorted((*source.glob("*.json"), *source.glob("*.safetensors")))
+    return {
+        KEY: None,
+        TOKENIZER_KEY: None if tokenizer is None else {"spec": tokenizer.spec, "id": tokenizer.id},
+        IMPORTED: {
+            "folder": source.resolve().name,
+            "model_type": imported.model_type,
+            "n_positions": imported.n_positions,
+            "token_ids": imported.token_ids,
+            "files": {path.name: file_sha256(path) for path in files},
+        },
+    }

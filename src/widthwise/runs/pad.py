@@ -1,0 +1,15 @@
+"""Padding the model of a run: to sizes that are multiples of what hardware likes."""
+
+from widthwise.config_io import UserError
+from widthwise.growth.pad import PADDING, Multiples, pad_plan
+from widthwise.runs.conversion import Intention, pending, recipe_with
+from widthwise.runs.source import Source
+
+
+def pad_intended(source: Source, multiples: Multiples) -> Intention:
+    """How the model of a run gets padded sizes. Raises UserError where they are multiples already, or cannot be."""
+    plan = pad_plan(source.model, multiples)
+    if plan.new == plan.old:
+        raise UserError(f"{source.run.path}: has sizes that are such multiples already; there is nothing to pad")
+    notes = pending(source)
+    return Intention("padded", recipe_with(source, plan), plan, reset="new", fresh=PADDING, notes=notes)

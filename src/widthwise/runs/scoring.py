@@ -1,0 +1,30 @@
+"""How the model of a run is asked for likelihoods."""
+
+import torch
+
+from widthwise.config_io import Config
+from widthwise.evaluation.scorer import Scorer
+from widthwise.kernels.precision import Precision
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.trained import Trained
+from widthwise.sizes import Count, NTokens
+
+
+class ScoringOptions(Config):
+    """What every way of asking has."""
+
+    batch_size: Count = 16
+    """Windows or answers per forward pass."""
+    max_length: NTokens | None = None
+    """Tokens the model reads at most; the recipe's seq_len where not given."""
+    precision: Precision | None = None
+    """Of the matrix products; the recipe's where not given."""
+
+    def precision_of(self, recipe: Recipe) -> Precision:
+        return self.precision or recipe.train.precision
+
+    def scorer(self, trained: Trained) -> Scorer:
+        """Raises UserError where the model has fewer learned positions than max_length."""
+        dtype = torch.bfloat16 if self.precision_of(trained.recipe) == "bf16" else None
+        max_length = self.max_length or trained.recipe.seq_len
+        return Scorer(trained.model, trained.tokenizer, max_length, self.batch_size, dtype)

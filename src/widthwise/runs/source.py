@@ -1,0 +1,63 @@
+"""A run at its newest good checkpoint, from which another begins."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from widthwise.growth.optimizer_state import State
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.trained import newest_checkpoint
+from widthwise.training import checkpoint
+from widthwise.training.compute import Spent, inherited
+from widthwise.training.growth_step import state_by_name
+from widthwise.training.state import RunState
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run at its newest good checkpoint."""
+
+    run: RunDir
+    recipe: Recipe
+    newest: Path
+    damages: tuple[checkpoint.Damage, ...]
+
+    @classmethod
+    def of(cls, path: Path | str) -> "Source":
+        """Raises UserError where it is no run directory or has no usable checkpoint."""
+        run = RunDir(path)
+        recipe = saved_recipe(run)
+        found, damages = newest_checkpoint(run)
+        return cls(run, recipe, found, tuple(damages))
+
+    @property
+    def step(self) -> int:
+        return checkpoint.step_of(self.newest)
+
+    @property
+    def spent(self) -> Spent:
+        """By the step of the checkpoint."""
+        return inherited(self.run.metrics()).until(self.recipe, self.step)
+
+    @property
+    def model(self) -> ModelConfig:
+        """Of the checkpoint."""
+        return self.recipe.model_at(self.step)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """That which made its last step."""
+        return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
+
+    def load(self) -> tuple[dict[str, Tensor], State, RunState]:
+        """Weights and optimizer state by parameter, and where the run stands. Sets torch's random state."""
+        model = build(self.model, seed=0)
+        optimizer = self.optimizer.build(model)
+        state = RunState(**checkpoint.load(self.newest, model, optimizer))
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        return weights, state_by_name(model, optimizer), state

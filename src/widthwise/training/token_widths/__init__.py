@@ -1,1 +1,0 @@
-"""Training of models in which every token has a width of its own: budgets, nested widths, and what is measured."""

@@ -1,0 +1,213 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
+from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from torch.utils.flop_counter import FlopCounterMode
+
+from widthwise.analysis.token_widths.meter import WidthMeter
+from widthwise.config_io import parse, to_data
+from widthwise.data.config import open_data
+from widthwise.data.held_out import HeldOut
+from widthwise.kernels import bucketed_units
+from widthwise.model.compiling import compile_layers
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+from widthwise.model.ffn.unit_ranks import unit_ranks
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training.validation import validate
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return HeldOut(open_data(tiny_recipe().data), seq_len=17, batch_size=2, max_tokens=90, precision="fp32")
+
+
+def metered(model, *batches):
+    """The summary over parts, and per dynamic layer the fractions of all tokens."""
+    meter, parts = WidthMeter(model), []
+    with torch.no_grad():
+        model.eval()
+        for batch in batches:
+            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
+            meter.add(choices)
+            parts.append([each["width_fraction"].flatten() for each in choices if "width_fraction" in each])
+    return meter.summary(), [torch.cat(layer).double().numpy() for layer in zip(*parts)]
+
+
+BATCHES = torch.randint(0, 256, (7, 18), generator=torch.Generator().manual_seed(5)).split([3, 3, 1])
+
+
+def test_a_summary_of_parts_is_that_of_all_tokens_at_once():
+    model = model_of(DYNAMIC)
+    summary, fractions = metered(model, *BATCHES)
+    assert summary["n_tokens"] == 7 * 17
+    flops_per_unit = np.array([6 * 24, 6 * 8, 4 * 24 + 2 * 16])
+    d_ff = np.array([216, 72, 216])
+    means = np.array([each.mean() for each in fractions])
+    weights = flops_per_unit * d_ff / (flops_per_unit @ d_ff)
+    assert summary["mean_fraction"] == pytest.approx(means @ weights)
+    assert summary["token_variance_share"] == pytest.approx(
+        np.mean([each.var() for each in fractions]) / np.var(fractions)
+    )
+    for layer, fraction, units in zip(summary["layers"], fractions, d_ff):
+        assert layer["d_ff"] == units
+        expected = [fraction.mean(), fraction.std(), fraction.min(), fraction.max()]
+        assert [layer[key] for key in ("mean", "sd", "min", "max")] == pytest.approx(expected)
+        assert sum(layer["histogram"]) == pytest.approx(1)
+        assert layer["histogram"] == pytest.approx(np.histogram(fraction, 32, (0, 1))[0] / len(fraction))
+        assert layer["floor_share"] == pytest.approx((fraction <= 0.26).mean())
+        assert layer["ceiling_share"] == pytest.approx((fraction >= 0.99).mean())
+        used = (np.arange(units) + 0.5)[None] < (fraction * units)[:, None]
+        assert layer["max_units"] == used.sum(axis=1).max()
+        assert layer["dead_share"] == pytest.approx(1 - used.any(axis=0).mean())
+        assert layer["bias"] == pytest.approx(np.log(9), rel=1e-6)
+        assert (layer["gain"], layer["temperature"]) == (1.0, max(1.0, units / 32))
+    assert [layer["layer"] for layer in summary["layers"]] == [1, 2, 3]
+
+
+def test_flops_are_asked_and_rounded_up():
+    summary, fractions = metered(model_of(DYNAMIC), *BATCHES)
+    flops = summary["flops_per_token"]
+    sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
+    assert flops["full"] == sum(per_unit * d_ff for per_unit, d_ff in sizes)
+    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(sizes, fractions))
+    assert flops["asked"] == pytest.approx(asked)
+    rounded = [bucketed_units(torch.tensor(each * d_ff), 0.0, d_ff) for (_, d_ff), each in zip(sizes, fractions)]
+    bucketed = sum(per_unit * float(units.double().mean()) for (per_unit, _), units in zip(sizes, rounded))
+    assert flops["bucketed"] == pytest.approx(bucketed)
+    assert flops["asked"] < flops["bucketed"] < flops["full"]
+
+
+def test_a_grown_layer_counts_the_units_that_it_has():
+    resolved = to_data(model_of(DYNAMIC).config)
+    resolved["layers"][0]["ffn"]["grown_from"] = [100, 150]  # of 216
+    summary, fractions = metered(build(parse(ModelConfig, resolved), seed=1), *BATCHES)
+    widest = unit_ranks((100, 150, 216))
+    assert summary["layers"][0]["max_units"] == sum(rank < fractions[0].max() for rank in widest)
+    assert summary["layers"][0]["dead_share"] == pytest.approx(1 - summary["layers"][0]["max_units"] / 216)
+    sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
+    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(sizes, fractions))
+    assert summary["flops_per_token"]["full"] == sum(per_unit * d_ff for per_unit, d_ff in sizes)
+    assert summary["flops_per_token"]["asked"] == pytest.approx(asked)
+    assert asked < summary["flops_per_token"]["bucketed"] <= summary["flops_per_token"]["full"]
+
+
+WITHOUT_PRODUCTS = "score: {kind: rms_mean}, start: 0.3, min_fraction: 0.1, ratio: 9.0"
+"""A score that adds no matrix product to those of the units."""
+
+
+def executed(model, batch, precision):
+    """As the meter says and as torch counts it, and the full FLOPs; per token."""
+    meter = WidthMeter(model.eval())
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        with counter:
+            choices = model.loss(batch[:, :-1], batch[:, 1:]).choices
+        meter.add(choices)
+    counted = sum(sum(flops.values()) for name, flops in counter.get_flop_counts().items() if name.endswith(".ffn"))
+    flops = meter.summary()["flops_per_token"]
+    return flops["executed"], counted / batch[:, 1:].numel(), flops["full"]
+
+
+@pytest.mark.parametrize(
+    ("execution", "n_sequences", "precision"),
+    [
+        *itertools.product(["auto", "masked", "sliced"], [1, 3], ["fp32"]),
+        *itertools.product(["auto", "masked"], [1, 3], ["bf16"]),  # sliced adds rows there, which are not counted
+    ],
+)
+@pytest.mark.parametrize("mask", ["ste", "soft", "linear_ramp", "none"])
+def test_executed_flops_are_those_that_torch_counts(execution, mask, n_sequences, precision):
+    model = model_of(f"model.ffn={{kind: dynamic, {WITHOUT_PRODUCTS}, execution: {execution}, mask: {{kind: {mask}}}}}")
+    found, counted, full = executed(model, BATCHES[0][:n_sequences], precision)
+    assert found == pytest.approx(counted)
+    if mask in ("soft", "none") or execution == "masked":
+        assert found == full
+    else:
+        assert found < full
+
+
+def test_compiled_layers_execute_every_unit():
+    model = model_of(DYNAMIC)
+    compile_layers(model, backend="eager")
+    summary, _ = metered(model, *BATCHES)
+    flops = summary["flops_per_token"]
+    assert flops["executed"] == flops["full"] > flops["bucketed"]
+
+
+@pytest.mark.parametrize(("progress", "temperature"), [(0.0, 3.0), (0.5, 3.0**0.5), (1.0, 1.0)])
+def test_the_temperature_of_an_annealed_mask_is_that_of_the_moment(progress, temperature):
+    model = model_of("model.ffn={kind: dynamic, mask: {kind: anneal, temperature: 3.0}}")
+    model.progress.fill_(progress)
+    summary, _ = metered(model, *BATCHES)
+    assert [layer["temperature"] for layer in summary["layers"]] == pytest.approx([temperature] * 3)
+
+
+def test_layers_that_differ_with_tokens_that_do_not_have_no_token_variance():
+    model = model_of(AS_WRITTEN)
+    with torch.no_grad():
+        model.layers[1].ffn.bias.weight.fill_(2.0)
+    summary, _ = metered(model, *BATCHES)
+    assert summary["token_variance_share"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_model_without_dynamic_layers_has_no_widths(held_out):
+    found = validate(model_of(), held_out)
+    assert found.token_widths is None
+    assert found.record().keys() == {"loss", "perplexity", "bits_per_byte"}
+
+
+def test_a_mask_without_width_uses_every_unit():
+    summary, _ = metered(model_of("model.ffn={kind: dynamic, mask: {kind: none}}"), *BATCHES)
+    assert set(summary["flops_per_token"].values()) == {summary["flops_per_token"]["full"]}
+    assert {layer["bias"] for layer in summary["layers"]} == {None}
+    assert {(layer["floor_share"], layer["ceiling_share"]) for layer in summary["layers"]} == {(1.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(DYNAMIC), path)
+    return path
+
+
+def test_every_validation_records_widths_and_the_result_has_the_complete_ones(finished):
+    records = [record for record in RunDir(finished).metrics() if record["event"] != "train"]
+    assert [(record["step"], record["event"]) for record in records] == [(5, "validation"), (9, "validation")]
+    last, widths = records[-1]["token_widths"], RunDir(finished).result()["token_widths"]
+    assert records[-1]["width_fraction"] == last["mean_fraction"]
+    assert {key: widths[key] for key in last.keys() - {"layers"}} == {
+        key: last[key] for key in last.keys() - {"layers"}
+    }
+    assert widths.keys() - last.keys() == {"by_frequency_decile", "by_token_class", "forced"}
+    assert all(
+        layer.keys() - short.keys() == {"correlations"} for layer, short in zip(widths["layers"], last["layers"])
+    )
+
+
+@pytest.mark.parametrize("step", [5, 9])
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_kill_around_a_validation_neither_loses_nor_doubles_its_record(finished, tmp_path, step, is_recorded):
+    run = unfinished_copy(finished, tmp_path / "run", step)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line, record in zip(lines, RunDir(run).metrics()) if record["step"] <= step]
+    assert '"validation"' in kept[-1]
+    (run / "metrics.jsonl").write_text("".join(kept if is_recorded else kept[:-1]))
+    resume(run)
+    assert outcome(run) == outcome(finished)
+
+
+def test_random_widths_are_drawn_alike_in_every_validation_and_training_does_not_notice(held_out):
+    model = model_of("model.ffn={kind: dynamic, score: {kind: random}}").train()
+    state = torch.get_rng_state()
+    first, again = (validate(model, held_out) for _ in range(2))
+    assert first == again
+    assert first.token_widths["layers"][0]["sd"] > 0.01
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    validate(model.eval(), held_out)
+    assert not model.training

@@ -1,0 +1,61 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
+from tiny_runs import tiny_recipe
+
+from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.data.config import open_data
+from widthwise.data.held_out import HeldOut
+from widthwise.training.validation import validate
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return HeldOut(open_data(tiny_recipe().data), seq_len=17, batch_size=2, max_tokens=90, precision="fp32")
+
+
+def test_a_fixed_half_width_has_half_of_its_units_dead_and_correlates_with_nothing(held_out):
+    model = model_of(AS_WRITTEN)
+    summary = validate(model, held_out).token_widths
+    assert summary["token_variance_share"] is None
+    complete = analyse_widths(model, held_out, summary)
+    for layer in complete["layers"]:
+        assert (layer["mean"], layer["dead_share"], layer["sd"]) == (0.5, 0.5, 0.0)
+        assert layer["gain"] is None
+        assert set(layer["correlations"].values()) == {None}
+    json.dumps(complete, allow_nan=False)
+
+
+def test_the_analysis_relates_width_to_what_the_model_says(held_out):
+    model = model_of(DYNAMIC)
+    summary = validate(model, held_out).token_widths
+    found = analyse_widths(model, held_out, summary)
+    tokens = torch.from_numpy(held_out.data.held_out.tokens(0, 5 * 17 + 1).astype(np.int64))
+    windows = torch.stack([tokens[start : start + 18] for start in range(0, 5 * 17, 17)])
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    with torch.no_grad():
+        log_probabilities = model(inputs).double().log_softmax(dim=-1)
+        free = model.loss(inputs, targets)
+        losses = {each: model.loss(inputs, targets, width_fraction=each).losses.double() for each in (0.25, 0.5, 1.0)}
+    counts = torch.bincount(inputs.flatten(), minlength=257)
+    related = {
+        "loss": -log_probabilities.gather(-1, targets[..., None])[..., 0],
+        "surprisal": -(counts[inputs] / inputs.numel()).log(),
+        "position": torch.arange(17.0).expand(5, 17),
+        "entropy": -(log_probabilities.exp() * log_probabilities).sum(-1),
+        "benefit": losses[0.25] - losses[1.0],
+    }
+    for layer, chosen in zip(found["layers"], free.choices):
+        assert set(layer["correlations"]) == set(related)
+        for name, values in related.items():
+            pair = torch.stack([chosen["width_fraction"].double().flatten(), values.double().flatten()])
+            assert layer["correlations"][name]["pearson"] == pytest.approx(float(torch.corrcoef(pair)[0, 1]), abs=1e-3)
+    forced = {entry["fraction"]: entry["loss"] for entry in found["forced"]}
+    assert list(forced) == [0.25, 0.5, 0.75, 1.0]
+    assert forced[0.5] == pytest.approx(losses[0.5].mean().item(), rel=1e-5)
+    overall = sum(found["by_frequency_decile"]) / 10
+    assert overall == pytest.approx(found["mean_fraction"])
+    assert found["token_variance_share"] == summary["token_variance_share"]

@@ -1,0 +1,167 @@
+"""What a recipe says of growth, and the models, rates and costs that follow from it."""
+
+import pytest
+from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM, WIDER_AND_DEEPER
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.model.config import ModelConfig
+from widthwise.recipe.growth_events import GrowthEvent
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe
+
+
+def test_a_growth_comes_after_its_step() -> None:
+    recipe = tiny_recipe(TWICE)
+    widths = [recipe.model_at(step).widths for step in range(10)]
+    assert widths[:5] == [[24, 8, 24]] * 5
+    assert widths[5:] == [[32, 24, 24, 24, 32]] * 5
+    assert [recipe.model_at(step).layers[0].ffn.hidden_widths for step in (7, 8)] == [(128,), (192,)]
+    assert recipe.explicit_model == recipe.model_at(0)
+    assert recipe.final_model == recipe.model_at(9)
+
+
+def test_a_run_without_growth_has_one_model() -> None:
+    recipe = tiny_recipe()
+    assert [recipe.model_at(step) for step in (0, 9)] == [recipe.explicit_model] * 2
+    assert recipe.final_model == recipe.explicit_model
+
+
+@pytest.mark.parametrize(("n_tokens", "step"), [(1, 1), (68, 1), (69, 2), (204, 3), (205, 4)])
+def test_tokens_are_rounded_up_to_whole_steps(n_tokens: int, step: int) -> None:
+    recipe = tiny_recipe(f"growth=[{{at_tokens: {n_tokens}, model: {{ffn: {{kind: swiglu, ratio: 5}}}}}}]")
+    assert recipe.tokens_per_step == 4 * 17
+    assert [phase.start for phase in recipe.phases] == [0, step]
+
+
+def test_constants_that_widths_would_change_stay() -> None:
+    recipe = tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", "growth=[{at_step: 3, model: {d_model: 32}}]")
+    old, new = recipe.explicit_model, recipe.final_model
+    assert (old.layers[0].attention.head_dim, new.layers[0].attention.head_dim) == (8, 16)
+    assert new.layers[0].attention.scale == old.layers[0].attention.scale == 8**-0.5
+    assert (new.layers[0].attention_norm.norm_dim, new.final_norm.norm_dim) == (16, 16)
+
+
+def test_without_preservation_constants_are_those_of_the_recipe() -> None:
+    growth = "growth=[{at_step: 3, model: {d_model: 32}, preserve: false}]"
+    recipe = tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", growth)
+    wide = tiny_recipe(UNIFORM, "model.attention={n_heads: 2}", "model.d_model=32").explicit_model
+    assert recipe.final_model == wide
+
+
+@pytest.mark.parametrize("overrides", GROWING.values(), ids=GROWING)
+def test_the_resolved_recipe_holds_every_model_and_reads_back_as_it_is(overrides: tuple[str, ...]) -> None:
+    recipe = tiny_recipe(*overrides)
+    resolved = recipe.resolved()
+    again = parse(Recipe, parse_yaml(to_yaml(resolved), "config.yaml"))
+    assert again == resolved
+    assert again.resolved() == resolved
+    assert [event.model for event in again.growth] == [phase.model for phase in recipe.phases[1:]]
+    for one, other in zip(recipe.phases[1:], again.phases[1:]):
+        assert isinstance(other.growth.event.model, ModelConfig)
+        assert one.growth.plan.correspondence == other.growth.plan.correspondence
+        assert {name: plan.source for name, plan in one.growth.plan.tensors.items()} == {
+            name: plan.source for name, plan in other.growth.plan.tensors.items()
+        }
+        assert one.growth.seed(3) == other.growth.seed(3)
+
+
+def test_a_copy_with_other_steps_has_other_phases() -> None:
+    recipe = tiny_recipe(TWICE)
+    assert recipe.phases[-1].end == 9
+    longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 11})})
+    assert longer.phases[-1].end == 11
+
+
+def test_events_draw_from_seeds_of_their_own() -> None:
+    growths = [phase.growth for phase in tiny_recipe(TWICE).phases[1:]]
+    seeds = [growth.seed(run_seed) for growth in growths for run_seed in (0, 1, 2**63 - 1)]
+    assert len(set(seeds)) == 6
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+REFUSED = {
+    "[{at_step: 9, model: {}}]": r"^growth\.0: comes after step 9; must come before the last, 9$",
+    "[{at_step: 4, model: {}}, {at_tokens: 272, model: {}}]": r"^growth\.1: comes after step 4; the event before it",
+    "[{model: {}}]": r"growth\.0: at_step: give either this or at_tokens",
+    "[{at_step: 2, at_tokens: 20, model: {}}]": r"growth\.0: at_step: give either this or at_tokens",
+    "[{at_step: 0, model: {}}]": r"growth\.0\.at_step: got 0",
+    "[{at_step: 2}]": r"growth\.0\.model: is required",
+    "[{at_step: 2, model: {d_models: 32}}]": r"^growth\.0\.model: d_models: unknown key; did you mean 'd_model'",
+    "[{at_step: 2, model: {n_layers: 2}}]": r"^growth\.0",
+    "[{at_step: 2, model: {tie_embeddings: true}}]": r"^growth\.0: tie_embeddings: .* change the function",
+    "[{at_step: 2, model: {}, layers: [0, null, 1]}]": r"^growth\.0: layers: got",
+    "[{at_step: 5, model: {}, rewarmup_steps: 5}]": r"^growth\.0: rewarmup_steps: got 5; the run has only 4 more",
+    "[{at_step: 5, model: {}, forget: all}]": r"growth\.0\.forget: unknown key",
+    "[{at_step: 5, model: {positions: {n_positions: 16}}}]": r"^growth\.0: ",
+}
+
+
+@pytest.mark.parametrize(("growth", "message"), REFUSED.items())
+def test_what_cannot_grow_is_refused_before_training(growth: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_recipe(f"growth={growth}").check()
+
+
+def test_a_later_model_must_fit_the_run_too() -> None:
+    no_choice = "growth=[{at_step: 4, model: {ffn: {min_fraction: 1.0}}}]"
+    with pytest.raises(UserError, match=r"^growth\.0: "):
+        tiny_recipe(UNIFORM, DYNAMIC, BUDGET, no_choice).check()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("{kind: adamw, lr: 0.01, betas: [0.9, 0.99]}", 100),
+        ("{kind: adamw, lr: 0.01, betas: [0.9, 0.75]}", 10),
+        ("{kind: muon, lr: 0.01, momentum: 0.95, adamw: {lr: 0.01, betas: [0.5, 0.8]}}", 20),
+    ],
+)
+def test_rates_warm_up_for_as_long_as_averages_look_back_and_no_longer_than_is_left(optimizer, expected) -> None:
+    growth = "growth=[{at_step: 100, model: {}}, {at_step: 193, model: {}}]"
+    recipe = tiny_recipe("train.steps=200", f"optimizer={optimizer}", growth)
+    assert [phase.growth.rewarmup_steps for phase in recipe.phases[1:]] == [expected, min(expected, 7)]
+
+
+def test_rates_rise_linearly_after_a_growth_and_follow_the_schedule() -> None:
+    growth = "growth=[{at_step: 4, model: {}, rewarmup_steps: 3}, {at_step: 5, model: {}, rewarmup_steps: 4}]"
+    plain, growing = tiny_recipe(), tiny_recipe(growth)
+    ramp = [growing.lr_factor(step) / plain.lr_factor(step) for step in range(1, 10)]
+    # The second ramp starts inside the first, which it overrules.
+    assert ramp == pytest.approx([1, 1, 1, 1, 1 / 3, 1 / 4, 2 / 4, 3 / 4, 1])
+
+
+def test_flops_count_each_phase_with_its_model() -> None:
+    recipe = tiny_recipe(TWICE, "train.nested=null")
+    per_token = [recipe.model_at(step).cost().training_flops(17) for step in (4, 7, 9)]
+    by_hand = 4 * 17 * (4 * per_token[0] + 3 * per_token[1] + 2 * per_token[2])
+    assert recipe.training_flops == by_hand
+    assert recipe.pflops_days == pytest.approx(by_hand / 8.64e19)
+    assert recipe.training_flops_until(5) == 4 * 17 * (4 * per_token[0] + per_token[1])
+    assert recipe.training_flops_until(0) == 0
+
+
+def test_flops_count_the_passes_of_a_step() -> None:
+    growing = tiny_recipe(UNIFORM, DYNAMIC, "growth=[{at_step: 4, model: {d_model: 24}}]")
+    nested = tiny_recipe(UNIFORM, DYNAMIC, "growth=[{at_step: 4, model: {d_model: 24}}]", "train.nested={}")
+    assert nested.training_flops == 3 * growing.training_flops
+
+
+def test_inspection_shows_the_last_model_and_what_each_costs() -> None:
+    recipe = tiny_recipe(TWICE)
+    summary = inspect_recipe(recipe)
+    assert summary["widths"] == [32, 24, 24, 24, 32]
+    assert summary["baseline"]["widths"] == [24] * 5
+    assert [phase["step"] for phase in summary["growth"]] == [0, 4, 7]
+    assert sum(phase["n_tokens"] for phase in summary["growth"]) == recipe.n_tokens
+    assert sum(phase["pflops_days"] for phase in summary["growth"]) == pytest.approx(summary["pflops_days"])
+    assert summary["growth"][-1]["params"] == summary["params"]["total"]
+    assert "growth" not in inspect_recipe(tiny_recipe())
+
+
+def test_every_layer_may_be_written_out() -> None:
+    template = tiny_recipe(f"growth=[{{at_step: 4, model: {WIDER_AND_DEEPER}}}]")
+    wanted = tiny_recipe("model.d_model=24", "model.n_layers=5", "model.shape.widths=[32, 24, 24, 24, 32]")
+    event = GrowthEvent(at_step=4, model=wanted.explicit_model)
+    explicit = tiny_recipe().model_copy(update={"growth": (event,)})
+    assert explicit.final_model == template.final_model

@@ -1,0 +1,347 @@
+import math
+import re
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
+from widthwise.model.decoder import build
+from widthwise.model.mup import coordinate_sizes
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, set_lr
+from widthwise.recipe.recipe import Recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import train
+
+
+@pytest.fixture
+def model():
+    return build(tiny_recipe("model.init.width_multiplier=8").explicit_model, seed=0)
+
+
+def groups_by_parameter(model, optimizer):
+    owner = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    assert len(owner) == sum(len(group["params"]) for group in optimizer.param_groups)
+    return {name: owner[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+def owner_of(model, name):
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def test_only_gains_do_not_decay(model):
+    groups = groups_by_parameter(model, AdamWConfig(lr=0.01, weight_decay=0.3).build(model))
+    for name, group in groups.items():
+        assert group["weight_decay"] == (0.0 if isinstance(owner_of(model, name), RMSNorm) else 0.3), name
+
+
+@pytest.mark.parametrize("decays_embedding", [False, True])
+@pytest.mark.parametrize("decays_gains", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_gains_decay_when_asked(decays_embedding, decays_gains, tied):
+    """A head of its own decays like any matrix; a tied one is the embedding. Vectors never decay."""
+    tying, choice = (
+        f"model.tie_embeddings={str(tied).lower()}",
+        "model.ffn={kind: dynamic, d_ff: 9, score: {kind: const}}",
+    )
+    model = build(tiny_recipe(tying, choice).explicit_model, seed=0)
+    config = AdamWConfig(lr=0.01, weight_decay=0.3, decays_embedding=decays_embedding, decays_gains=decays_gains)
+    kinds = {Embedding: decays_embedding, RMSNorm: decays_gains, Vector: False, Linear: True}
+    seen = set()
+    for name, group in groups_by_parameter(model, config.build(model)).items():
+        (kind,) = (kind for kind in kinds if isinstance(owner_of(model, name), kind))
+        assert group["weight_decay"] == (0.3 if kinds[kind] else 0.0), name
+        seen.add(kind)
+    assert seen == set(kinds)
+
+
+def test_hidden_matrices_learn_at_the_rate_over_the_width_multiplier(model):
+    optimizer = AdamWConfig(lr=0.01).build(model)
+    set_lr(optimizer, 0.004)
+    groups = groups_by_parameter(model, optimizer)
+    assert groups["embedding.weight"]["lr"] == groups["head.weight"]["lr"] == groups["exit.norm.weight"]["lr"] == 0.004
+    assert groups["layers.0.attention.w_q.weight"]["lr"] == 0.0005
+
+
+def with_random_gradients(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def test_first_step_is_adamw_by_the_formula(model):
+    config = AdamWConfig(lr=0.01, weight_decay=0.1, eps=1e-3)
+    optimizer = config.build(model)
+    set_lr(optimizer, 0.02)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    with_random_gradients(model, 1)
+    optimizer.step()
+    groups = groups_by_parameter(model, optimizer)
+    for name, parameter in model.named_parameters():
+        lr, decay, grad = groups[name]["lr"], groups[name]["weight_decay"], parameter.grad
+        expected = before[name] * (1 - lr * decay) - lr * grad / (grad.abs() + config.eps)
+        torch.testing.assert_close(parameter.detach(), expected)
+
+
+SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4, embedding: expand}"
+PLAIN_MATRICES = {"w_q", "w_k", "w_v", "w_o", "w_gate", "w_up", "w_down"}
+MODELS = {
+    "plain": (("model.residual={kind: plain, resize: projection}",), {"w_widen"}, set()),
+    "hourglass": (("model.ffn={kind: hourglass, n_blocks: 2, d_hidden: 5}",), set(), set()),
+    "moe": (
+        ("model.ffn={kind: moe, n_experts: 3, top_k: 1, d_expert: 5, n_shared_experts: 1}",),
+        set(),
+        {"w_router", "w_gate", "w_up", "w_down"},
+    ),
+    "dynamic_linear": (("model.ffn={kind: dynamic, d_ff: 9, score: {kind: linear}}",), set(), {"v"}),
+    "dynamic_mlp": (("model.ffn={kind: dynamic, d_ff: 9, score: {kind: mlp}}",), set(), {"w_in", "v"}),
+    "static": ((SLOTS, "model.residual.dynamic=false"), {"w_expand", "w_reduce"}, set()),
+    "expand": ((SLOTS, "model.residual.group_norm=layer"), {"w_expand", "w_reduce"}, {"dynamic"}),
+    "direct": ((SLOTS, "model.residual.embedding=direct"), {"w_reduce"}, {"dynamic"}),
+    "slots": (
+        (SLOTS, "model.residual.embedding=slot", "model.residual.reduce=slot"),
+        set(),
+        {"dynamic", "w_expand", "w_reduce"},
+    ),
+    "mtp": ((SLOTS, "model.mtp={}"), {"w_expand", "w_reduce", "w_join"}, {"dynamic"}),
+}
+"""Overrides; hidden matrices that the model has beside the usual ones; other matrices inside it, all 2-D as those."""
+
+
+def is_of_experts(name):
+    return re.search(r"ffn\.w_(gate|up|down)\.weight$", name) is not None
+
+
+def field(name):
+    """The last word before `.weight`."""
+    return name.split(".")[-2]
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    """A model, names of its hidden matrices, names of its other matrices."""
+    overrides, matrices, others = MODELS[request.param]
+    model = build(tiny_recipe(*overrides).explicit_model, seed=0)
+    names = [name for name, parameter in model.named_parameters() if parameter.dim() == 2]
+    has_experts = request.param == "moe"
+    hidden = {
+        name for name in names if field(name) in PLAIN_MATRICES | matrices and not (has_experts and is_of_experts(name))
+    }
+    assert {field(name) for name in hidden} == PLAIN_MATRICES | matrices
+    assert {field(name) for name in set(names) - hidden} == others | {"embedding", "head"}
+    return model, hidden, set(names) - hidden
+
+
+MUON = MuonConfig(lr=0.02, weight_decay=0.2, adamw=AdamWConfig(lr=0.004, weight_decay=0.3))
+
+
+def test_muon_gets_the_hidden_matrices_and_adamw_all_else(case):
+    model, hidden, other_matrices = case
+    muon, adamw = MUON.build(model).parts
+    ours = groups_by_parameter(model, MUON.build(model))
+    assert (type(muon), type(adamw)) == (torch.optim.Muon, torch.optim.AdamW)
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    of_muon, of_adamw = (
+        [by_id[id(parameter)] for group in part.param_groups for parameter in group["params"]] for part in (muon, adamw)
+    )
+    assert sorted(of_muon) == sorted(hidden)
+    assert sorted(of_adamw) == sorted(ours.keys() - hidden)
+    assert other_matrices < set(of_adamw)
+
+
+@pytest.mark.parametrize("decays_scales", [False, True])
+@pytest.mark.parametrize("decays_gains", [False, True])
+@pytest.mark.parametrize("is_muon", [False, True])
+def test_decay_is_by_what_a_parameter_is(case, decays_scales, decays_gains, is_muon):
+    """Static coefficients and biases never decay, matrices always, whatever the number of their axes."""
+    model, hidden, other_matrices = case
+    adamw = AdamWConfig(lr=0.01, weight_decay=0.3, decays_scales=decays_scales, decays_gains=decays_gains)
+    config = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw) if is_muon else adamw
+    for name, group in groups_by_parameter(model, config.build(model)).items():
+        if name in hidden:
+            expected = 0.2 if is_muon else 0.3
+        elif field(name) == "scale":
+            expected = 0.3 if decays_scales else 0.0
+        elif field(name).endswith("norm"):
+            expected = 0.3 if decays_gains else 0.0
+        else:
+            expected = 0.3 if name in other_matrices else 0.0
+        assert group["weight_decay"] == expected, name
+
+
+def test_both_rates_of_muon_follow_the_schedule():
+    recipe = tiny_recipe("model.init.width_multiplier=8", SLOTS)
+    model = build(recipe.explicit_model, seed=0)
+    optimizer = MUON.build(model)
+    set_lr(optimizer, MUON.lr / 4)
+    rates = {name: group["lr"] for name, group in groups_by_parameter(model, optimizer).items()}
+    assert rates["layers.1.ffn.w_down.weight"] == rates["exit.reduce.w_reduce.weight"] == pytest.approx(0.02 / 4)
+    assert rates["embedding.weight"] == rates["head.weight"] == rates["exit.norm.weight"] == pytest.approx(0.004 / 4)
+    assert rates["layers.0.ffn_residual.dynamic.weight"] == pytest.approx(0.004 / 4 / 8)
+
+
+def orthogonalised(matrix):
+    """What five iterations of Newton and Schulz make of a matrix, by its singular values."""
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    s = s / s.square().sum().sqrt()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ s.diag() @ v
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("adjust_lr", ["original", "match_rms_adamw"])
+def test_steps_are_muons_and_adamws_by_the_formulas(nesterov, adjust_lr):
+    model = build(tiny_recipe("model.ffn={kind: swiglu, d_ff: 37}").explicit_model, seed=0)
+    adamw = AdamWConfig(lr=0.004, weight_decay=0.3, betas=(0.6, 0.8), eps=1e-3, decays_gains=True)
+    config = MuonConfig(lr=0.02, momentum=0.7, nesterov=nesterov, weight_decay=10.0, adjust_lr=adjust_lr, adamw=adamw)
+    optimizer = config.build(model)
+    hidden = {name for name, _ in model.named_parameters() if field(name) in PLAIN_MATRICES}
+    expected = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
+    before = dict(expected)
+    momenta = {name: torch.zeros_like(value) for name, value in expected.items()}
+    squares = {name: torch.zeros_like(value) for name, value in expected.items()}
+    for step, fraction in enumerate((1.0, 0.5), start=1):
+        set_lr(optimizer, config.lr * fraction)
+        for name, grad in with_random_gradients(model, step).items():
+            grad, momentum = grad.double(), momenta[name]
+            if name in hidden:
+                n_out, n_in = grad.shape
+                factor = {
+                    "original": math.sqrt(max(1, n_out / n_in)),
+                    "match_rms_adamw": 0.2 * math.sqrt(max(n_out, n_in)),
+                }[adjust_lr]
+                momentum.mul_(0.7).add_(0.3 * grad)
+                ahead = 0.3 * grad + 0.7 * momentum if nesterov else momentum
+                lr, decay, direction = 0.02 * fraction, 10.0, factor * orthogonalised(ahead)
+            else:
+                momentum.mul_(0.6).add_(0.4 * grad)
+                squares[name].mul_(0.8).add_(0.2 * grad**2)
+                root = (squares[name] / (1 - 0.8**step)).sqrt()
+                lr, decay, direction = 0.004 * fraction, 0.3, momentum / (1 - 0.6**step) / (root + 1e-3)
+            expected[name] = expected[name] * (1 - lr * decay) - lr * direction
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        if name in hidden:  # torch makes matrices orthogonal in bf16
+            error, step = parameter.detach().double() - expected[name], expected[name] - before[name]
+            assert error.norm() < 0.05 * step.norm(), name
+        else:
+            torch.testing.assert_close(parameter.detach().double(), expected[name], rtol=1e-5, atol=1e-6)
+
+
+def coordinates(width, adjust_lr):
+    """Coordinate sizes of a model of this width after four steps."""
+    sizes = (
+        f"model.d_model={width}",
+        "model.n_layers=2",
+        "model.shape={kind: uniform}",
+        "model.attention={n_heads: 4}",
+    )
+    init = (f"model.init={{std: 0.1, width_multiplier: {width / 32}}}", f"model.logit_multiplier={32 / width}")
+    model = build(tiny_recipe(*sizes, *init).explicit_model, seed=0)
+    tokens = torch.randint(257, (4, 17), generator=torch.Generator().manual_seed(0))
+    adamw = AdamWConfig(lr=0.01, weight_decay=0.0)
+    optimizer = MuonConfig(lr=0.03, weight_decay=0.0, adjust_lr=adjust_lr, adamw=adamw).build(model)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
+        optimizer.step()
+    return coordinate_sizes(model, tokens)
+
+
+def test_muons_original_rate_suits_all_widths_and_the_rate_of_adamw_grows_with_them():
+    growth = {}
+    for adjust_lr in ("original", "match_rms_adamw"):
+        narrow, wide = (coordinates(width, adjust_lr) for width in (32, 256))
+        growth[adjust_lr] = {name: wide[name] / narrow[name] for name in narrow if name != "logits"}
+    assert all(abs(math.log(ratio)) < math.log(1.4) for ratio in growth["original"].values())
+    assert max(growth["match_rms_adamw"].values()) > 1.8
+
+
+def test_scaled_parameters_learn_at_their_multiple_with_eps_and_decay_divided_by_it(model):
+    scaled = {"layers.0.attention.w_k.weight": 4.0, "exit.norm.weight": 0.5, "embedding.weight": 3.0}
+    adamw = AdamWConfig(lr=0.004, weight_decay=0.3, eps=1e-3, decays_gains=True, scaled=scaled)
+    muon = MuonConfig(lr=0.02, weight_decay=0.2, adamw=adamw)
+    for config in (adamw, muon):
+        plain = config.model_copy(update={"scaled": {}} if config is adamw else {"adamw": adamw_without(adamw)})
+        with_factors, without = config.build(model), plain.build(model)
+        for optimizer in (with_factors, without):
+            set_lr(optimizer, config.lr / 2)
+        before = groups_by_parameter(model, without)
+        for name, group in groups_by_parameter(model, with_factors).items():
+            c = scaled.get(name, 1.0)
+            assert group["lr"] == pytest.approx(c * before[name]["lr"]), name
+            assert group["weight_decay"] == pytest.approx(before[name]["weight_decay"] / c), name
+            is_muons = "momentum" in group  # whose eps guards a norm, not a root
+            assert group["eps"] == pytest.approx(before[name]["eps"] / (1 if is_muons else c)), name
+
+
+def adamw_without(adamw):
+    return adamw.model_copy(update={"scaled": {}})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_scaled_parameters_that_a_model_has_not_are_named(model, kind):
+    adamw = AdamWConfig(lr=0.004, scaled={"layers.9.attention.w_k.weight": 2.0})
+    config = adamw if kind == "adamw" else MuonConfig(lr=0.02, adamw=adamw)
+    where = "optimizer" if kind == "adamw" else r"optimizer\.adamw"
+    with pytest.raises(UserError, match=rf"^{where}\.scaled: got 'layers\.9\.attention\.w_k\.weight'; must be "):
+        config.build(model)
+
+
+def test_scaled_reads_back_equal():
+    recipe = tiny_recipe("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01, scaled: {embedding.weight: 2}}}")
+    assert recipe.optimizer.adamw.scaled == {"embedding.weight": 2.0}
+    assert parse(Recipe, parse_yaml(to_yaml(recipe), "recipe")) == recipe
+
+
+def test_zero_grad_reaches_every_parameter(model):
+    optimizer = MUON.build(model)
+    with_random_gradients(model, 1)
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("overrides", [(), (SLOTS, "model.mtp={}")])
+def test_muon_lowers_the_loss(tmp_path, overrides):
+    recipe = tiny_recipe(
+        "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}",
+        "train.steps=30",
+        "train.log_every=1",
+        "train.checkpoint_every=null",
+        *overrides,
+    )
+    train(recipe, tmp_path / "run")
+    losses = [record["loss"] for record in RunDir(tmp_path / "run").metrics() if record["event"] == "train"]
+    assert len(losses) == 30
+    assert sum(losses[-5:]) / 5 < losses[0] - 1
+
+
+def test_a_recipe_without_a_kind_means_adamw():
+    assert tiny_recipe("optimizer={lr: 0.03}").optimizer == AdamWConfig(lr=0.03)
+
+
+def test_muon_reads_back_equal():
+    recipe = tiny_recipe("optimizer={kind: muon, lr: 0.02, adjust_lr: match_rms_adamw, adamw: {lr: 0.01}}")
+    assert recipe.optimizer == MuonConfig(lr=0.02, adjust_lr="match_rms_adamw", adamw=AdamWConfig(lr=0.01))
+    assert parse(Recipe, parse_yaml(to_yaml(recipe), "recipe")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer={kind: moun, lr: 0.1}", r"optimizer\.kind: got 'moun'; did you mean 'muon'\?"),
+        ("optimizer={kind: [muon], lr: 0.1}", r"optimizer\.kind: got .*; did you mean 'muon'\?"),
+        ("optimizer={kind: muon, lr: 0.1}", r"optimizer\.adamw: is required but missing"),
+        ("optimizer={kind: muon, lr: 0.1, betas: [0, 0], adamw: {lr: 1}}", r"optimizer\.betas: unknown key; "),
+        ("optimizer={kind: muon, lr: 0.1, momentum: 1.0, adamw: {lr: 1}}", r"optimizer\.momentum: got 1.0; "),
+        ("optimizer={kind: muon, lr: 0.1, adamw: {lr: 0}}", r"optimizer\.adamw\.lr: got 0; "),
+        ("optimizer={lr: 0.1, scaled: {embedding.weight: 0}}", r"optimizer\.scaled\.embedding\.weight: got 0; "),
+        ("optimizer=0.1", r"optimizer: got 0.1; "),
+    ],
+)
+def test_mistakes_are_named(override, message):
+    with pytest.raises(UserError, match=f"^recipe: {message}"):
+        tiny_recipe(override)

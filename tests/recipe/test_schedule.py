@@ -1,0 +1,99 @@
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from widthwise.config_io import UserError
+from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, Schedule, WSDSchedule
+
+# Specification of the variable-width paper's recipe: a, c, warm-up, steps, peak and final learning rate at lr 0.01.
+PAPER = {
+    "200M": (512, 524_288, 1526, 19080, 0.004678, 0.001120),
+    "500M": (1024, 1_048_576, 1908, 23844, 0.005570, 0.001334),
+    "1B": (2048, 2_097_152, 1907, 23842, 0.007527, 0.001802),
+    "2B": (4096, 4_194_304, 2000, 25000, 0.009898, 0.002370),
+}
+
+
+@pytest.mark.parametrize("size", PAPER)
+def test_power_schedule_has_the_papers_peak_and_final_rate(size):
+    a, c, warmup, steps, peak, final = PAPER[size]
+    schedule = PowerSchedule(a=a, c=c, warmup_steps=warmup)
+    assert 0.01 * schedule.factor(warmup, 0.01, steps, 1) == pytest.approx(peak, abs=5e-7)
+    assert 0.01 * schedule.factor(steps, 0.01, steps, 1) == pytest.approx(final, abs=5e-7)
+    rates = [schedule.factor(step, 0.01, steps, 1) for step in range(1, steps + 1, 7)]
+    assert max(rates) <= schedule.factor(warmup, 0.01, steps, 1)
+
+
+@pytest.mark.parametrize("size", PAPER)
+def test_power_schedule_takes_a_and_c_from_the_batch_as_the_paper_does(size):
+    a, c, warmup, steps, _, _ = PAPER[size]
+    explicit = PowerSchedule(a=a, c=c, warmup_steps=warmup)
+    derived = PowerSchedule(warmup_steps=warmup)
+    for step in (1, warmup, steps):
+        assert derived.factor(step, 0.01, steps, c) == explicit.factor(step, 0.01, steps, c)
+
+
+def test_power_schedule_is_capped_by_the_recipes_rate():
+    assert PowerSchedule(a=4096, c=4_194_304).factor(1963, 0.01, 25000, 1) == 1.0
+    assert PowerSchedule(a=4096, c=4_194_304).factor(1965, 0.01, 25000, 1) < 1.0
+
+
+def test_cosine_reaches_half_way_in_the_middle_and_its_final_factor_at_the_last_step():
+    schedule = CosineSchedule(warmup_steps=10, final_factor=0.2)
+    assert schedule.factor(10, 1.0, 110, 1) == 1.0
+    assert schedule.factor(60, 1.0, 110, 1) == pytest.approx(0.6)
+    assert schedule.factor(110, 1.0, 110, 1) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("length", [{"decay_steps": 30}, {"decay_fraction": 0.3}])
+def test_wsd_is_flat_then_linear(length):
+    schedule = WSDSchedule(warmup_steps=7, final_factor=0.1, **length)
+    factors = [schedule.factor(step, 1.0, 100, 1) for step in range(1, 101)]
+    assert factors[6:70] == [1.0] * 64
+    steps = [after - before for before, after in pairwise(factors[69:])]
+    assert steps == pytest.approx([-0.9 / 30] * 30)
+    assert factors[-1] == pytest.approx(0.1)
+
+
+schedules = st.one_of(
+    st.builds(PowerSchedule, warmup_steps=st.integers(0, 40)),
+    st.builds(CosineSchedule, warmup_steps=st.integers(0, 40)),
+    st.builds(WSDSchedule, warmup_steps=st.integers(0, 40)),
+    st.builds(ConstantSchedule, warmup_steps=st.integers(0, 40)),
+)
+
+
+@settings(deadline=None)
+@given(schedules, st.integers(51, 300))
+def test_every_schedule_warms_up_linearly_never_rises_after_and_stays_within_0_and_1(schedule, total_steps):
+    factors = [schedule.factor(step, 0.01, total_steps, 4096) for step in range(1, total_steps + 1)]
+    warmup = schedule.warmup_steps
+    assert all(0 <= factor <= 1 for factor in factors)
+    for step in range(1, warmup):
+        assert math.isclose(factors[step - 1], factors[warmup - 1] * step / warmup)
+    after = factors[max(warmup - 1, 0) :]
+    assert all(later <= earlier for earlier, later in pairwise(after))
+
+
+def test_schedules_are_told_apart_by_kind():
+    parsed = TypeAdapter(Schedule).validate_python({"kind": "wsd", "decay_steps": 3})
+    assert parsed == WSDSchedule(decay_steps=3)
+
+
+def test_a_warmup_as_long_as_the_run_is_refused():
+    with pytest.raises(UserError, match=r"warmup_steps: got 10; must be less than train.steps = 10"):
+        CosineSchedule(warmup_steps=10).check(10)
+
+
+def test_a_decay_longer_than_what_warmup_leaves_is_refused():
+    with pytest.raises(UserError, match="takes 8 steps, but warm-up leaves 7"):
+        WSDSchedule(warmup_steps=3, decay_steps=8).check(10)
+
+
+def test_two_lengths_of_the_decay_are_refused():
+    with pytest.raises(ValidationError, match="give one of them"):
+        WSDSchedule(decay_steps=3, decay_fraction=0.1)

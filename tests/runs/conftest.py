@@ -1,0 +1,6 @@
+"""What the tests of runs share."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))  # for its items of tasks

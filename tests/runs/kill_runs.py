@@ -1,0 +1,110 @@
+"""Trains a tiny run in child processes that are killed; run by test_kill.py.
+
+kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
+kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
+kill_runs.py growth WORK             the same of a run whose model grows
+
+Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
+parent never runs a model, because threads do not survive a fork.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from growing_runs import UNIFORM
+from tiny_runs import outcome, tiny_recipe
+
+from widthwise.data.config import open_data
+from widthwise.runs.train import train_or_resume
+
+FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
+REMOVALS = {"os.remove", "os.rmdir"}
+
+
+def child(recipe, path: Path, prepare: Callable[[], None] = lambda: None) -> int:
+    """A process that trains, or goes on with, the run in `path`."""
+    process = os.fork()
+    if process == 0:
+        prepare()
+        train_or_resume(recipe, path)
+        os._exit(0)
+    return process
+
+
+def exit_signal(process: int) -> int:
+    """0 where the process ended well, else the signal that ended it."""
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, "a child failed; its error stands above"
+    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+
+
+def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
+    recipe = tiny_recipe("train.steps=60", "train.checkpoint_every=7", "train.log_every=4", "train.keep_last=2")
+    started = time.monotonic()
+    exit_signal(child(recipe, work / "whole"))
+    longest = time.monotonic() - started
+    moments, n_killed, path = random.Random(seed), 0, work / "killed"
+    while n_killed < n_kills:
+        process = child(recipe, path)
+        time.sleep(moments.uniform(0.0, 0.7 * longest))
+        os.kill(process, signal.SIGKILL)
+        n_killed += exit_signal(process) == signal.SIGKILL
+        if (path / "result.json").exists():
+            assert outcome(path) == outcome(work / "whole")
+            shutil.rmtree(path)
+    exit_signal(child(recipe, path))
+    assert outcome(path) == outcome(work / "whole")
+    return n_killed
+
+
+def kill_before_every_operation(work: Path, *overrides: str) -> int:
+    steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
+    recipe = tiny_recipe(*steps, *overrides)
+    path, index = work / "killed", 0
+    exit_signal(child(recipe, work / "whole"))
+    while exit_signal(child(recipe, path, partial(die_before_operation, index, str(path)))):
+        exit_signal(child(recipe, path))
+        assert outcome(path) == outcome(work / "whole"), f"killed before operation {index}"
+        left = [item.name for item in (path / "checkpoints").iterdir()]
+        assert left == ["step_00000004"], f"killed before operation {index}"
+        shutil.rmtree(path)
+        index += 1
+    return index
+
+
+def die_before_operation(index: int, path: str) -> None:
+    """Kills this process before its file operation number `index` inside `path`."""
+    count = 0
+
+    def watch(event: str, arguments: tuple) -> None:
+        nonlocal count
+        # What rmtree removes is named relative to its folder.
+        if event in REMOVALS or (event in FILE_OPERATIONS and str(arguments[0]).startswith(path)):
+            if count == index:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+
+    sys.addaudithook(watch)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    open_data(tiny_recipe().data)
+    os.fsync = lambda handle: None  # a killed process loses nothing that it has handed to the system
+    mode, folder = sys.argv[1], Path(sys.argv[2])
+    if mode == "moments":
+        n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
+    elif mode == "growth":
+        n = kill_before_every_operation(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 5}}]")
+    else:
+        n = kill_before_every_operation(folder)
+    print(json.dumps({"n_killed": n}))

@@ -1,0 +1,151 @@
+"""lm-evaluation-harness and runs: its command line, its errors, its metrics."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness_cases import keep_harness_in, write_lines
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.evaluation.scorer import Scorer
+from widthwise.runs.harness import harness_command_line, harness_results, metrics_of, run_lm_eval
+from widthwise.runs.train import train
+from widthwise.runs.trained import load_trained
+
+pytest.importorskip("lm_eval", reason="needs the extra [eval]")
+
+ROWS = [
+    {"query": "The gate", "choices": ["is open", "sings"], "gold": 0},
+    {"query": "a", "choices": ["b", "cd"], "gold": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lm_eval") / "run"
+    train(tiny_recipe("train.checkpoint_every=9"), path)
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    return write_lines(tmp_path / "gates.jsonl", ROWS)
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing outside the folder of the test is written."""
+    keep_harness_in(tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def few_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The harness reads its thousands of tasks for seconds."""
+    from lm_eval import tasks
+
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "arc_easy.yaml").write_text(
+        "task: arc_easy\ndataset_path: allenai/ai2_arc\noutput_type: multiple_choice\ntest_split: test\n"
+        "doc_to_text: q\ndoc_to_choice: c\ndoc_to_target: t\n"
+    )
+    whole = tasks.TaskManager.__init__
+
+    def few(self: Any, include_path: Any = None, include_defaults: bool = True, **options: Any) -> None:
+        whole(self, include_path=include_path or folder, include_defaults=False, **options)
+
+    monkeypatch.setattr(tasks.TaskManager, "__init__", few)
+
+
+def scorer(run: Path) -> Scorer:
+    trained = load_trained(run)
+    return Scorer(trained.model, trained.tokenizer, trained.recipe.seq_len)
+
+
+def test_its_command_line_knows_runs_and_files(
+    run: Path, questions: Path, capfd: pytest.CaptureFixture[str], few_tasks: None, tmp_path: Path
+) -> None:
+    arguments = ["--model", "widthwise", "--model_args", f"run={run},batch_size=3", "--tasks", str(questions)]
+    harness_command_line([*arguments, "--output_path", str(tmp_path / "out")])
+    expected = run_lm_eval(scorer(run), [str(questions)])["gates"]
+    (written,) = (tmp_path / "out").rglob("results_*.json")
+    record = json.loads(written.read_text())
+    assert metrics_of(record)["gates"] == expected
+    assert "|gates|" in capfd.readouterr().out
+    config = record["config"]
+    assert (config["model"], config["step"], config["max_length"]) == ("widthwise", 9, 17)
+    assert config["model_num_parameters"] == sum(p.numel() for p in load_trained(run).model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model_args", "run=nowhere", "--tasks", "gates.jsonl"], "nowhere: "),
+        (
+            ["--model_args", "run=nowhere,batchsize=3", "--tasks", "gates.jsonl"],
+            "model_args: batchsize: unknown key; did",
+        ),
+        (["--model_args", "max_length=3", "--tasks", "gates.jsonl"], "model_args: run: is required but missing"),
+        (["--model_args", "run=nowhere,device=gpu", "--tasks", "gates.jsonl"], "model_args: device: got 'gpu'"),
+        (["--model_args", "run=nowhere", "--batch_size", "auto", "--tasks", "gates.jsonl"], "batch_size: got 'auto'"),
+        (["--model_args", "run=nowhere", "--tasks", "gates.json"], "Tasks not found: gates.json"),
+        (["--model_args", "run=nowhere", "--tasks=gone.jsonl"], "gone.jsonl: cannot be read"),
+    ],
+)
+def test_mistakes_on_its_command_line_are_one_line(
+    questions: Path, few_tasks: None, arguments: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        harness_command_line(["--model", "widthwise", *arguments])
+
+
+def test_tasks_that_cannot_be_had_are_one_line(run: Path, few_tasks: None) -> None:
+    with pytest.raises(UserError, match=r"tasks: got 'arc_eazy'; .*did you mean 'arc_easy'\?"):
+        run_lm_eval(scorer(run), ["arc_eazy"])
+    with pytest.raises(UserError, match=r"arc_easy: .*allenai/ai2_arc.*name files of questions \(NAME.jsonl\)"):
+        run_lm_eval(scorer(run), ["arc_easy"])
+
+
+@pytest.mark.parametrize("other", ["other/gates.jsonl", "gates"])
+@pytest.mark.parametrize("separator", [",", " "])
+def test_two_tasks_of_one_name_are_refused(run: Path, questions: Path, other: str, separator: str) -> None:
+    """The harness would answer one of them."""
+    message = re.escape(f"tasks: 'gates.jsonl' and '{other}' are both named 'gates'")
+    Path("other").mkdir()
+    Path("other/gates.jsonl").write_text(questions.read_text())
+    with pytest.raises(UserError, match=message):
+        harness_command_line(["--model", "dummy", "--tasks", *f"gates.jsonl{separator}{other}".split()])
+    with pytest.raises(UserError, match=message):
+        run_lm_eval(scorer(run), ["gates.jsonl", other])
+
+
+def test_a_run_by_name_is_what_its_options_say(run: Path) -> None:
+    from lm_eval.api.registry import get_model
+
+    made = get_model("widthwise").create_from_arg_string(
+        f"run={run},max_length=9,precision=bf16", {"batch_size": "5", "device": "cuda:0", "max_batch_size": None}
+    )
+    assert (made.max_length, made.batch_size, made.scorer.autocast_dtype) == (9, 5, torch.bfloat16)
+    own = get_model("widthwise").create_from_arg_obj({"run": str(run), "batch_size": 2}, {"batch_size": 1})
+    assert (own.max_length, own.batch_size, own.scorer.autocast_dtype) == (17, 2, None)
+    assert get_model("dummy").__name__ == "DummyLM"  # its own are still there
+
+
+def test_nothing_is_printed_where_results_are(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The bootstrap of a perplexity prints."""
+    path = write_lines(tmp_path / "cloze.jsonl", [{"context": "a b", "continuation": str(n)} for n in range(5)])
+    found = harness_results(scorer(run), [str(path)])
+    assert found["results"]["cloze"]["perplexity_stderr,none"] > 0
+    assert capfd.readouterr().out == ""
+
+
+def test_filters_keep_their_name_and_what_is_no_number_is_none() -> None:
+    found = {"alias": "t", "sample_len": 3, "f1,none": 0.5, "f1_stderr,none": "N/A", "exact,strict": float("nan")}
+    assert metrics_of({"results": {"t": found}}) == {
+        "t": {"f1": {"value": 0.5, "stderr": None}, "exact,strict": {"value": None, "stderr": None}}
+    }

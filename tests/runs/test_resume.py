@@ -1,0 +1,182 @@
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training import checkpoint
+from widthwise.training.loop import TrainingLoop
+from widthwise.training.stopping import Interrupted
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(), path)
+    return path
+
+
+@pytest.mark.parametrize("step", range(10))
+def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_path, step):
+    run = unfinished_copy(finished, tmp_path / "run", step)
+    listener = Listener()
+    resume(run, listener)
+    assert outcome(run) == outcome(finished)
+    assert listener.messages == [f"{run}: going on after step {step} of 9"]
+    assert RunDir(run).result()["notes"] == []
+
+
+MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
+SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("train.precision=bf16", "model.tie_embeddings=true", "train.z_loss=0.001"),
+        (MUON,),
+        (MUON, SLOTS, "model.mtp={}", "train.precision=bf16"),
+    ],
+)
+def test_resuming_again_and_again_is_bitwise_the_uninterrupted_run(tmp_path, overrides):
+    recipe = tiny_recipe("train.checkpoint_every=null", *overrides)
+    train(recipe, tmp_path / "whole")
+    go, path = (lambda it: train(recipe, path, it)), tmp_path / "run"
+    for stop in range(1, 10, 2):
+        with pytest.raises(Interrupted):
+            go(Listener(lambda step, stop=stop: step == stop and signal.raise_signal(signal.SIGTERM)))
+        go = lambda it: resume(path, it)  # noqa: E731
+    resume(path)
+    assert outcome(path) == outcome(tmp_path / "whole")
+
+
+def test_a_torn_last_record_is_written_again(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 6)
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])
+    resume(run)
+    assert outcome(run) == outcome(finished)
+
+
+def damage(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 16
+    file.write_bytes(content)
+
+
+def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 7)
+    damage(run / "checkpoints" / "step_00000007" / "optimizer.safetensors")
+    (run / "checkpoints" / "step_00000006" / "manifest.json").unlink()
+    listener = Listener()
+    resume(run, listener)
+    assert outcome(run) == outcome(finished)
+    notes = RunDir(run).result()["notes"]
+    assert "step_00000007 is damaged (optimizer.safetensors" in notes[0]
+    assert "step_00000006 is damaged (manifest.json" in notes[1]
+    assert all("went on from step 5" in note for note in notes)
+    assert listener.messages[:2] == notes
+    assert checkpoint.find_damage(run / "checkpoints" / "step_00000007") is None
+
+
+def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path):
+    recipe, path = tiny_recipe("train.checkpoint_every=3", "train.keep_last=2"), tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(recipe, path, Listener(lambda step: step == 8 and signal.raise_signal(signal.SIGTERM)))
+    damage(path / "checkpoints" / "step_00000008" / "model.safetensors")
+    resume(path)
+    names = sorted(folder.name for folder in (path / "checkpoints").iterdir())
+    assert names == ["step_00000006", "step_00000009"]
+
+
+def test_without_any_good_checkpoint_the_run_starts_again(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 2)
+    for path in (run / "checkpoints").iterdir():
+        damage(path / "model.safetensors")
+    listener = Listener()
+    resume(run, listener)
+    assert outcome(run) == outcome(finished)
+    assert listener.messages[-1] == f"{run}: going on after step 0 of 9"
+
+
+def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkeypatch):
+    save_file = checkpoint.save_file
+
+    def fail_at_step_5(tensors, path):
+        if ".step_00000005" in str(path):
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", fail_at_step_5)
+        with pytest.raises(UserError, match="No space left on device"):
+            train(tiny_recipe(), tmp_path / "run")
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_path, number):
+    recipe = tiny_recipe("train.checkpoint_every=null")
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted, match=r"stopped at step 5 of 9.*`widthwise resume .*run` goes on") as caught:
+        train(recipe, tmp_path / "run", Listener(lambda step: step == 5 and signal.raise_signal(number)))
+    assert caught.value.exit_code == 128 + number
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000005"]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    resume(tmp_path / "run")
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_a_signal_behind_the_last_step_lets_the_run_finish_and_stops_what_would_follow(finished, tmp_path, monkeypatch):
+    def pressed(loop: TrainingLoop) -> dict[str, Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return result_of(loop)
+
+    result_of = TrainingLoop._result
+    monkeypatch.setattr(TrainingLoop, "_result", pressed)
+    with pytest.raises(Interrupted, match=r"run: has finished; stopped after it") as caught:
+        train(tiny_recipe(), tmp_path / "run")
+    assert caught.value.exit_code == 128 + signal.SIGTERM
+    assert outcome(tmp_path / "run") == outcome(finished)
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path):
+    def press_twice(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a process in the background may ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny_recipe("train.checkpoint_every=null"), tmp_path / "run", Listener(press_twice))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with RunDir(tmp_path / "run").locked():
+        pass
+
+
+def test_another_number_of_threads_is_noted(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 4)
+    environment = RunDir(run).environment()
+    n_threads = environment["n_threads"]
+    (run / "environment.json").write_text(json.dumps({**environment, "n_threads": 63}))
+    assert resume(run)["notes"] == [f"n_threads was 63 and is now {n_threads}: from here on not bitwise the same run"]
+
+
+def test_wall_seconds_count_all_processes(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 4)
+    folder = run / "checkpoints" / "step_00000004"
+    before = json.loads((folder / "state.json").read_text())["wall_seconds"]
+    assert resume(run)["wall_seconds"] > before > 0
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="not a run directory"):
+        resume(tmp_path)

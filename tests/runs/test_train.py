@@ -1,0 +1,228 @@
+import json
+import math
+import statistics
+import subprocess
+import sys
+
+import pytest
+import torch
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.data.corpus import named_corpus
+from widthwise.data.documents import Corpus, Document
+from widthwise.data.prepare import prepare
+from widthwise.model.decoder import Decoder
+from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs.train import resume, train, train_or_resume
+from widthwise.runs.trained import load_trained
+from widthwise.training import loop
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(), path)
+    return path
+
+
+def test_records_stand_at_their_steps_in_order(finished):
+    records = [(record["step"], record["event"]) for record in RunDir(finished).metrics()]
+    assert records == [(4, "train"), (5, "validation"), (8, "train"), (9, "train"), (9, "validation")]
+
+
+def test_record_loss_is_the_mean_since_the_last_record_and_train_loss_of_the_last_steps(finished, tmp_path):
+    train(tiny_recipe("train.log_every=1"), tmp_path / "run")
+    losses = [record["loss"] for record in RunDir(tmp_path / "run").metrics() if record["event"] == "train"]
+    logged = [record["loss"] for record in RunDir(finished).metrics() if record["event"] == "train"]
+    assert logged == pytest.approx([statistics.fmean(part) for part in (losses[:4], losses[4:8], losses[8:])])
+    assert RunDir(finished).result()["train_loss"] == pytest.approx(statistics.fmean(losses[-5:]))
+
+
+def test_training_uses_the_recipes_z_loss_and_validation_none(tmp_path, monkeypatch):
+    used: dict[bool, set[float]] = {True: set(), False: set()}
+    loss = Decoder.loss
+
+    def watched(model, tokens, targets, z_coefficient=0.0, *rest, **named):
+        used[torch.is_grad_enabled()].add(z_coefficient)
+        return loss(model, tokens, targets, z_coefficient, *rest, **named)
+
+    monkeypatch.setattr(Decoder, "loss", watched)
+    train(tiny_recipe("train.z_loss=3e-5", "train.steps=3"), tmp_path / "run")
+    assert used == {True: {3e-5}, False: {0.0}}
+
+
+def test_the_model_learns(tmp_path):
+    result = train(tiny_recipe("train.steps=30", "train.checkpoint_every=null"), tmp_path / "run")
+    assert result["val_loss"] < math.log(257) - 1
+
+
+def test_result_holds_what_reports_and_comparisons_read(finished):
+    result, recipe = RunDir(finished).result(), tiny_recipe()
+    assert result["status"] == "finished"
+    assert result["name"] == "run"
+    assert (result["seed"], result["steps"], result["tokens"]) == (3, 9, 9 * 4 * 17)
+    assert result["loss_window_steps"] == 5
+    assert len(result["val_window_losses"]) == 90 // 17
+    assert result["val_loss"] == pytest.approx(statistics.fmean(result["val_window_losses"]))
+    assert result["tokens_per_second"] > 0
+    assert result["notes"] == []
+    flops = result["cost"]["flops_per_token"]["training"]
+    assert flops == recipe.explicit_model.cost().training_flops(17)
+    assert result["pflops_days"] == pytest.approx(flops * recipe.n_tokens / 8.64e19)
+
+
+def test_run_stores_the_resolved_recipe_and_the_identity_of_its_data(finished):
+    assert "kind: explicit" not in RunDir(finished).config_yaml()
+    assert set(RunDir(finished).environment()["data"]["files"]) >= {"train.bin", "held_out.bin"}
+
+
+def test_a_seed_names_one_run_and_another_seed_another(finished, tmp_path):
+    train(tiny_recipe(), tmp_path / "same")
+    train(tiny_recipe("train.seed=4"), tmp_path / "other")
+    assert outcome(tmp_path / "same") == outcome(finished)
+    assert outcome(tmp_path / "other")["model"] != outcome(finished)["model"]
+
+
+def test_finished_run_is_returned_and_not_trained_again(finished):
+    for again in (lambda it: train(tiny_recipe(), finished, it), lambda it: resume(finished, it)):
+        listener = Listener(at_step=pytest.fail)
+        assert again(listener) == RunDir(finished).result()
+        assert listener.messages == [f"{finished}: has finished already"]
+
+
+def test_folder_of_another_recipe_is_refused(finished):
+    with pytest.raises(UserError, match="another recipe"):
+        train(tiny_recipe("optimizer.lr=0.02"), finished)
+
+
+def test_unfinished_run_is_resumed_only_on_request(finished, tmp_path):
+    run = RunDir(tmp_path / "run")
+    run.begin(RunDir(finished).config_yaml(), RunDir(finished).environment())
+    with pytest.raises(UserError, match=r"unfinished run; `widthwise resume .*run` goes on"):
+        train(tiny_recipe(), run.path)
+    train_or_resume(tiny_recipe(), run.path)
+    assert outcome(run.path) == outcome(finished)
+
+
+def test_only_keep_last_checkpoints_stay(tmp_path):
+    train(tiny_recipe("train.checkpoint_every=2", "train.keep_last=2"), tmp_path / "run")
+    names = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert names == ["step_00000008", "step_00000009"]
+
+
+def test_run_held_by_another_process_is_refused(finished):
+    script = (
+        "import sys, pathlib; from widthwise.run_dir import RunDir\n"
+        "with RunDir(sys.argv[1]).locked(): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(finished)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"in use by process {other.pid}"):
+            resume(finished)
+        other.communicate()
+    assert resume(finished)["status"] == "finished"
+
+
+def test_mistakes_are_found_before_anything_is_written(tmp_path, monkeypatch):
+    mistakes = {
+        "schedule.warmup_steps=9": "warmup_steps: got 9; must be less than train.steps = 9",
+        "model.vocab_size=250": "model.vocab_size: got 250; must be at least 257",
+        "train.validation_tokens=16": "validation_tokens: got 16",
+        "seq_len=100000000": "seq_len",
+    }
+    for override, message in mistakes.items():
+        with pytest.raises(UserError, match=message):
+            train(tiny_recipe(override), tmp_path / "run")
+        assert not RunDir(tmp_path / "run").exists
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="several processes is not available"):
+        train(tiny_recipe(), tmp_path / "run")
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        train(tiny_recipe(), tmp_path / "run")
+
+
+def test_data_that_changed_since_the_start_are_refused(finished, tmp_path):
+    def corpus(text: str) -> Corpus:
+        return Corpus("test", lambda: (Document(str(index), f"{index} {text}" * 20) for index in range(60)))
+
+    prepare(corpus("one"), tmp_path / "data", tokenizer="bytes", held_out=0.3)
+    recipe = tiny_recipe(f"data={{path: {tmp_path / 'data'}}}")
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "data").rename(tmp_path / "old")
+    prepare(corpus("two"), tmp_path / "data", tokenizer="bytes", held_out=0.3)
+    with pytest.raises(UserError, match="was begun with other data"):
+        resume(tmp_path / "run")
+
+
+def test_damaged_data_are_found_before_the_first_step_and_on_resuming(tmp_path):
+    prepare(named_corpus("synthetic"), tmp_path / "data", tokenizer="bytes")
+    recipe = tiny_recipe(f"data={{path: {tmp_path / 'data'}}}")
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    path = tmp_path / "data" / "train.bin"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    for again in (lambda: train(recipe, tmp_path / "other"), lambda: resume(tmp_path / "run")):
+        with pytest.raises(UserError, match=r"train\.bin: its checksum differs from the manifest's"):
+            again()
+    assert not RunDir(tmp_path / "other").exists
+
+
+@pytest.mark.parametrize("record", ["[]", "{}", '{"data": {"tokenizer": 3}}', "{"])
+def test_a_broken_record_of_the_data_is_named(record, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", step=8)
+    (run / "environment.json").write_text(record)
+    for use in (resume, load_trained):
+        with pytest.raises(UserError, match=r"environment\.json"):
+            use(run)
+
+
+def test_rising_loss_stops_the_run_before_a_checkpoint_of_it(tmp_path):
+    wild = ("optimizer.lr=30", "schedule.warmup_steps=0", "train.log_every=1", "train.max_loss_rise=0.5")
+    with pytest.raises(RunFailed, match=r"stopped at step (\d) of 9: loss .* above the lowest .* lower optimizer.lr"):
+        train(tiny_recipe(*wild), tmp_path / "run")
+    assert_stopped(RunDir(tmp_path / "run"))
+
+
+def test_loss_that_is_not_finite_stops_the_run_before_a_checkpoint_of_it(tmp_path):
+    wild = ("optimizer.lr=1e38", "schedule.warmup_steps=0", "train.log_every=1")
+    with pytest.raises(RunFailed, match=r"loss nan|loss inf|norm nan|norm inf"):
+        train(tiny_recipe(*wild), tmp_path / "run")
+    assert_stopped(RunDir(tmp_path / "run"))
+
+
+def assert_stopped(run: RunDir) -> None:
+    *_, last = run.metrics()
+    assert last["event"] == "stopped"
+    names = {path.name for path in run.checkpoints.iterdir()}
+    assert names == {f"step_{step:08d}" for step in range(1, last["step"])}
+    assert run.result() is None
+    json.dumps(run.metrics(), allow_nan=False)
+
+
+def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
+    def run_out_of_memory(*arguments, **settings):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "optimizer_step", run_out_of_memory)
+    with pytest.raises(UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of .* = 4"):
+        train(tiny_recipe(), tmp_path / "run")
+
+
+def test_a_model_beyond_memory_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"model: [\d,]+ parameters do not fit"):
+        train(tiny_recipe(f"model.vocab_size={2**45}"), tmp_path / "run")
+    assert not RunDir(tmp_path / "run").exists
+
+
+def test_failure_between_two_records_names_its_own_step(tmp_path):
+    wild = ("optimizer.lr=1e38", "schedule.warmup_steps=0", "train.log_every=9", "train.checkpoint_every=null")
+    with pytest.raises(RunFailed, match=r"stopped at step 2 of 9.*there is no checkpoint"):
+        train(tiny_recipe(*wild, "train.validate_every=null"), tmp_path / "run")

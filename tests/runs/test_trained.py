@@ -1,0 +1,47 @@
+"""A run as a model to use."""
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import train
+from widthwise.runs.trained import load_trained
+from widthwise.training.checkpoint import checkpoint_paths
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    path = tmp_path_factory.mktemp("trained") / "run"
+    train(tiny_recipe("train.checkpoint_every=5"), path)
+    return RunDir(path)
+
+
+def test_model_and_tokenizer_come_from_the_run_alone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WIDTHWISE_CACHE", "/nonexistent")
+    trained = load_trained(run.path)
+    assert trained.step == 9
+    assert trained.tokenizer.decode(trained.tokenizer.encode("naïve\n")) == "naïve\n"
+    assert trained.tokenizer.id == run.environment()["data"]["tokenizer"]["id"]
+    logits = trained.model(torch.tensor([trained.tokenizer.encode("width")]))
+    assert logits.shape == (1, 5, 257)
+    assert logits.isfinite().all()
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_named(run: RunDir) -> None:
+    newest = checkpoint_paths(run.checkpoints)[0] / "model.safetensors"
+    intact = newest.read_bytes()
+    try:
+        newest.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+        trained = load_trained(run.path)
+    finally:
+        newest.write_bytes(intact)
+    assert trained.step == 5
+    assert [damage.path.name for damage in trained.damages] == ["step_00000009"]
+
+
+def test_a_run_without_checkpoint_is_refused(run: RunDir, tmp_path) -> None:
+    (tmp_path / "config.yaml").write_text(run.config_yaml())
+    with pytest.raises(UserError, match="no checkpoint to load"):
+        load_trained(tmp_path)

@@ -1,0 +1,92 @@
+"""A run that takes a fraction of a second, and what two runs of it must have in common."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import apply_override, parse
+from widthwise.recipe.recipe import Recipe
+from widthwise.run_dir import RunDir
+from widthwise.training.checkpoint import checkpoint_paths
+from widthwise.training.metrics import MEASURED_KEYS
+
+
+def tiny_recipe(*overrides: str) -> Recipe:
+    """9 steps of an x-shaped model; log, validation and checkpoint intervals that share no factor."""
+    data: dict[str, Any] = {
+        "model": {
+            "vocab_size": 257,
+            "d_model": 16,
+            "n_layers": 3,
+            "attention": {"head_dim": 8},
+            "shape": {"kind": "explicit", "widths": [24, 8, 24]},
+        },
+        "seq_len": 17,
+        "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+        "optimizer": {"kind": "adamw", "lr": 0.01},
+        "schedule": {"kind": "cosine", "warmup_steps": 2},
+        "train": {
+            "steps": 9,
+            "batch_size": 4,
+            "micro_batch_size": 2,
+            "precision": "fp32",
+            "seed": 3,
+            "log_every": 4,
+            "validate_every": 5,
+            "validation_tokens": 90,
+            "checkpoint_every": 1,
+            "keep_last": 100,
+            "loss_window_steps": 5,
+        },
+    }
+    for override in overrides:
+        apply_override(data, override)
+    return parse(Recipe, data)
+
+
+def without_measurements(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in MEASURED_KEYS}
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """All that a finished run must reproduce bit by bit."""
+    run = RunDir(path)
+    newest = checkpoint_paths(run.checkpoints)[0]
+    result = run.result()
+    assert result is not None
+    return {
+        "metrics": [without_measurements(record) for record in run.metrics()],
+        "result": {**without_measurements(result), "name": None, "notes": None},
+        "model": (newest / "model.safetensors").read_bytes(),
+        "optimizer": (newest / "optimizer.safetensors").read_bytes(),
+    }
+
+
+def unfinished_copy(source: Path, target: Path, step: int) -> Path:
+    """A finished run as a kill after the checkpoint of `step` could have left it: records beyond it, no result."""
+    shutil.copytree(source, target)
+    (target / "result.json").unlink()
+    for path in checkpoint_paths(target / "checkpoints"):
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+    return target
+
+
+class Listener:
+    """An observer that remembers messages, and calls `at_step(step)` after every step."""
+
+    def __init__(self, at_step=lambda step: None):
+        self.messages: list[str] = []
+        self._at_step = at_step
+
+    def preparing(self, stage, n_bytes, n_bytes_total): ...
+
+    def starting(self, name, step, n_steps): ...
+
+    def step_done(self, step):
+        self._at_step(step)
+
+    def record(self, record): ...
+
+    def message(self, text):
+        self.messages.append(text)
