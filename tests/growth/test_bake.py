@@ -10,6 +10,7 @@ from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth import expansions
 from widthwise.growth.bake.baked import bake_plan, left_explicit
 from widthwise.growth.optimizer_state import grown_factors, grown_state
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, set_lr
@@ -129,6 +130,17 @@ def test_with_one_eps_the_stream_is_scaled_and_no_eps_changes(name):
     assert plan.tensors["embedding.weight"].scale == pytest.approx(math.sqrt(20 / 7))
     usual = {layer.attention.head_dim**-0.5 for layer in plan.new.layers}
     assert {layer.attention.scale for layer in plan.new.layers} == usual
+
+
+@pytest.mark.parametrize("name", ["plain", "qk_norm", "slots", "further_heads"])
+def test_a_baked_model_grows_by_a_recipe_that_does_not_know_its_eps(name):
+    model = grown(decoder(variant("uniform", name)), wider(20))
+    baked = applied(bake_plan(model.config), model)
+    assert baked.config.final_norm.eps != model.config.final_norm.eps
+    wanted = expansions.widen_ffn(expected_sizes(model.config), [1], 77)
+    plan = plan_growth(baked.config, *wanted)
+    assert plan.new.final_norm == baked.config.final_norm
+    assert_same_function(applied(plan, baked), model)
 
 
 @pytest.mark.parametrize("one_eps", [False, True])

@@ -140,6 +140,19 @@ def test_divisors_of_norms_are_listed_of_layers_and_model():
     assert "final_norm.norm_dim stays 20 (the recipe would have 24)" in found
 
 
+def test_the_eps_of_every_norm_is_kept_whatever_the_recipe_says():
+    old, wanted = (
+        parse(
+            ModelTemplate, {**TEMPLATE, "norm": {"eps": eps}, "attention": {"head_dim": 4, "qk_norm": {"eps": eps}}}
+        ).resolve(13)
+        for eps in (1e-6, 1e-5)
+    )
+    found = {str(each) for each in kept_constants(plan_growth(old, wanted), wanted) if each.path.endswith(".eps")}
+    said = "stays 1e-06 (the recipe would have 1e-05)"
+    of_layers = ("attention.qk_norm", "attention_norm", "ffn_norm")
+    assert found == {f"final_norm.eps {said}", *(f"layers 0-4: {name}.eps {said}" for name in of_layers)}
+
+
 def test_a_model_that_is_what_its_recipe_says_keeps_nothing():
     wanted, correspondence = grow.widen_ffn(UNIFORM, [0], 40)
     assert kept_constants(plan_growth(UNIFORM, wanted, correspondence), wanted) == []

@@ -58,7 +58,7 @@ def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormCo
     if before is None or after is None:
         must_agree(f"{where}.qk_norm", before, after)
         return None
-    all_must_agree(f"{where}.qk_norm", ("eps", "over"), before, after)
+    must_agree(f"{where}.qk_norm.over", before.over, after.over)
     if before.over == "head":
         n_query, n_key = _multiple(old.head_dim, new.head_dim, f"{where}.head_dim"), 1
         q_dim = k_dim = old.head_dim

@@ -1,7 +1,8 @@
 """The config of a grown model: its sizes are those asked for, its constants those that keep the function.
 
 Attention scale, divisors of norms, frequencies of rotation: a recipe derives them from widths, and a grown model must
-not. They stay what they were, written out; `bake` gives the usual form back where there is one.
+not. They stay what they were, written out; `bake` gives the usual form back where there is one. The eps of every norm
+stays as well, whatever the recipe says: a baked or imported model brings its own.
 """
 
 from typing import Any
@@ -56,15 +57,16 @@ def _residual(old: ModelConfig, wanted: ModelConfig) -> Residual:
         must_agree("residual.resize", before.resize, after.resize)
         return after
     if isinstance(before, HyperConnectionsConfig) and isinstance(after, HyperConnectionsConfig):
-        all_must_agree("residual", ("dynamic", "embedding", "reduce", "eps"), before, after)
+        all_must_agree("residual", ("dynamic", "embedding", "reduce"), before, after)
         if before.group_norm is None:
             after = after.model_copy(update={"group_norm": None})
         must_agree("residual.group_norm", before.group_norm, after.group_norm)
-        divisors = {
+        constants = {
+            "eps": before.eps,
             "slot_norm_dim": before.slot_norm_dim or before.slot_width,
             "group_norm_dim": before.group_norm_dim or old.d_model,
         }
-        return after.model_copy(update=divisors)
+        return after.model_copy(update=constants)
     if isinstance(before, PlainResidualConfig) and isinstance(after, HyperConnectionsConfig):
         _check_slots(old, before, after)
         # A norm of groups in front of the last norm would change the function by the eps of both.
@@ -92,7 +94,7 @@ def _check_slots(old: ModelConfig, before: PlainResidualConfig, after: HyperConn
 
 
 def _check_norm(where: str, old: NormConfig, new: NormConfig) -> None:
-    all_must_agree(where, ("kind", "eps"), old, new)
+    must_agree(f"{where}.kind", old.kind, new.kind)
 
 
 def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormConfig:
