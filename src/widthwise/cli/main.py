@@ -1,10 +1,8 @@
 """The list of verbs, and what becomes of their errors."""
 
 import os
-import signal
 import sys
 import warnings
-from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -27,6 +25,7 @@ from widthwise.cli.pad import pad
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
 from widthwise.cli.search import search
+from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.sweep import sweep
 from widthwise.cli.train import train
 from widthwise.config_io import UserError
@@ -72,9 +71,7 @@ def main() -> None:
     # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a shell's job in the background
-            signal.signal(number, _stop)  # as an exception, behind which half-written folders are removed
+    stop_by_exception()
     try:
         raise SystemExit(app(standalone_mode=False))
     except UserError as error:
@@ -95,10 +92,6 @@ def main() -> None:
             raise
         # Where a folder may not be entered, even the question whether a file exists fails.
         _leave(UserError(f"{error.filename}: {error.strerror}"), 2)
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted("stopped by a signal; what has finished is kept", number)
 
 
 def _leave(error: Exception, exit_code: int) -> NoReturn:
