@@ -112,6 +112,19 @@ class TestNewFolder:
                 pytest.fail("began to fill it")
         assert (tmp_path / "full" / "mine").read_text() == "mine"
 
+    def test_what_a_killed_process_left_is_removed_or_named(self, tmp_path):
+        """Of the same name removed; of another named, as it may be at work on another machine; what is alive stays."""
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        leftovers = {name: tmp_path / f".{name}.{gone.pid}.0a1b2c3d" for name in ("out", "other")}
+        kept = [leftovers["other"], tmp_path / f".out.{os.getpid()}.0a1b2c3d", tmp_path / f".out.{gone.pid}.mine"]
+        for folder in {*leftovers.values(), *kept}:
+            folder.mkdir()
+            (folder / "file").write_text("x")
+        with pytest.warns(UserWarning, match=r"other\.\d+\.0a1b2c3d: was left"), new_folder(tmp_path / "out"):
+            assert not leftovers["out"].exists()
+        assert {*kept, tmp_path / "out"} == set(tmp_path.iterdir())
+
 
 def test_read_json_names_the_file(tmp_path):
     (tmp_path / "bad.json").write_text("{")
@@ -126,10 +139,10 @@ def test_json_that_cannot_be_read_is_named(text):
         parse_json(text, "here")
 
 
-def test_whole_numbers_beyond_64_bits_read_as_floats():
-    whole = [0, -1, 2**63 - 1, 1 - 2**63]
-    assert all(type(read) is int and read == value for value in whole for read in [parse_json(str(value), "here")])
-    assert parse_json(str(2**63), "here") == 2.0**63
+def test_whole_numbers_beyond_all_floats_read_as_infinity():
+    for value in (0, -1, 2**63, 10**299):
+        assert type(parse_json(str(value), "here")) is int
+        assert parse_json(str(value), "here") == value
     assert parse_json("-" + "9" * 5000, "here") == -math.inf
 
 

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -46,7 +48,7 @@ def writing(path: Path) -> Iterator[None]:
 def parse_json(text: str, where: str) -> Any:
     """JSON that a stranger may have written. Raises UserError, which begins with `where`, for anything else.
 
-    A whole number beyond 64 bits reads as a float, so that no later conversion overflows.
+    A whole number too large for a float reads as infinity, so that no later conversion overflows.
     """
     try:
         return json.loads(text, parse_int=_number)
@@ -55,8 +57,7 @@ def parse_json(text: str, where: str) -> Any:
 
 
 def _number(digits: str) -> int | float:
-    value = int(digits) if len(digits) <= 20 else None  # of more digits, Python refuses to convert 4300
-    return float(digits) if value is None or abs(value) >= 2**63 else value
+    return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def read_json(path: Path) -> Any:
@@ -87,10 +88,42 @@ PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 """How a manifest names another file: by a path that stays inside the manifest's own folder."""
 
 
+def _temporary(path: Path) -> Path:
+    """Where a file or folder is written before it gets its name; nobody else writes there."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+
+
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Removes the temporaries of processes that are gone: those of `name`, without one all of the folder.
+
+    Others are warned of: what has another name may be at work on another machine.
+    """
+    for path in folder.glob(".*.*.*"):
+        ours = re.fullmatch(r"\.(.+)\.(\d{1,9})\.[0-9a-f]{8}", path.name)
+        if ours is None or _is_alive(int(ours[2])):
+            continue
+        if name is not None and name != ours[1]:
+            warnings.warn(f"{path}: was left by a process that was killed; it can be deleted", stacklevel=2)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user
+        return True
+    return True
+
+
 def write_atomic(path: Path, content: str | bytes) -> None:
     """Writes a file that survives a power cut, whole or not at all. Raises UserError where it cannot."""
     data = content.encode() if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,7 +144,7 @@ def write_first(path: Path, content: str) -> str:
 
     Raises UserError where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = _temporary(path)
     if not path.exists():
         write_atomic(temporary, content)
         try:
@@ -132,10 +165,12 @@ def check_free(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to be filled by the block, which then becomes `folder`, whole or not at all.
 
+    What a killed process left of an earlier attempt is removed; what was left under another name is warned of.
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    remove_leftovers(folder.parent, folder.name)
+    partial = _temporary(folder)
     try:
         partial.mkdir(parents=True)
         yield partial

@@ -1,6 +1,7 @@
 import errno
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -173,3 +174,22 @@ def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoin
     assert checkpoint.latest_valid(tmp_path) == (None, [])
     checkpoint.remove_partial(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path):
+    """Names with letters sort above digits, so that copies once pushed out every checkpoint."""
+    newest = saved(tmp_path, 2, 4)[-1]
+    foreign = [tmp_path / name for name in ("step_best", "step_4", "step_00000004.bak", "step_00000004 copy", "step_")]
+    for path in foreign:
+        shutil.copytree(newest, path)
+    half = tmp_path / ".step_best.partial"
+    half.mkdir()
+    assert checkpoint.latest_valid(tmp_path) == (newest, [])
+    checkpoint.prune(tmp_path, keep_last=1)
+    checkpoint.remove_partial(tmp_path)
+    assert set(tmp_path.iterdir()) == {newest, half, *foreign}
+
+
+def test_steps_of_any_length_are_ordered_as_numbers(tmp_path):
+    paths = saved(tmp_path, 99_999_999, 100_000_000)
+    assert checkpoint.checkpoint_paths(tmp_path) == paths[::-1]

@@ -54,13 +54,23 @@ class Damage:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The finished checkpoints of a run's `checkpoints` folder, newest first."""
-    return sorted((path for path in folder.glob("step_*") if path.is_dir()), key=lambda path: path.name, reverse=True)
+    """The finished checkpoints of a run's `checkpoints` folder, newest first.
+
+    Only what `save` names is one: a copy under another name is its owner's, neither used nor deleted.
+    """
+    found = [path for path in folder.glob("step_*") if path.is_dir() and _name(_step(path.name)) == path.name]
+    return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
-    """Of a finished checkpoint, from its name."""
-    return int(path.name.removeprefix("step_"))
+    """The step of a finished checkpoint, from its name."""
+    return _step(path.name)
+
+
+def _step(name: str) -> int:
+    """The step in a name, -1 where there is none."""
+    digits = name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
 
 def latest_valid(folder: Path) -> tuple[Path | None, list[Damage]]:
@@ -97,7 +107,7 @@ def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimiz
 
     A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
     """
-    path, partial = folder / _name(step), folder / f".{_name(step)}.partial"
+    path, partial = folder / _name(step), _partial(folder, step)
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -155,11 +165,16 @@ def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
 def remove_partial(folder: Path) -> None:
     """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
     for path in folder.glob(".step_*.partial"):
-        shutil.rmtree(path, ignore_errors=True)
+        if path == _partial(folder, _step(path.name[1:].removesuffix(".partial"))):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _name(step: int) -> str:
     return f"step_{step:08d}"
+
+
+def _partial(folder: Path, step: int) -> Path:
+    return folder / f".{_name(step)}.partial"
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:
