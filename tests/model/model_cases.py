@@ -1,5 +1,7 @@
 """Small models of every kind for the tests: odd sizes, weights large enough that the logits vary."""
 
+from itertools import cycle
+
 import torch
 from hypothesis import strategies as st
 
@@ -135,8 +137,8 @@ OVER_WIDTH = {
 }
 """(m, n) of the virtual-width paper, for layers of one width."""
 
-CASES = [(shape, name) for shape in ("x", "zigzag") for name in VARIANTS] + [("uniform", name) for name in OVER_WIDTH]
-"""Shapes and names for `variant`."""
+CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) for name in OVER_WIDTH)]
+"""Shapes and names for `variant`, every name once."""
 
 
 def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTemplate:

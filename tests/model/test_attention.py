@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from itertools import cycle
 
 import pytest
 import torch
@@ -36,8 +37,9 @@ def written_out(queries, keys, values, mask, scale):
     return torch.stack(found, dim=1)
 
 
-@pytest.mark.parametrize(("head_dim", "v_head_dim"), SIZES)
-@pytest.mark.parametrize(("n_heads", "n_kv_heads"), HEADS)
+@pytest.mark.parametrize(
+    ("head_dim", "v_head_dim", "n_heads", "n_kv_heads"), [s + h for s, h in zip(SIZES, cycle(HEADS))]
+)
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("backend", [None, SDPBackend.MATH])
 def test_values_of_any_size_are_weighted_by_the_softmax(head_dim, v_head_dim, n_heads, n_kv_heads, is_masked, backend):
@@ -77,22 +79,23 @@ def test_what_autograd_keeps_grows_with_the_length_and_not_with_its_square(head_
 
 
 def attention_configs():
-    for n_heads, n_kv_heads in HEADS:
-        for head_dim, v_head_dim in SIZES:
-            for rope_base in (50.0, None):
-                for qk_norm in (None, QKNormConfig(), QKNormConfig(over="all_heads", q_norm_dim=3)):
-                    if rope_base is None or head_dim % 2 == 0:
-                        yield AttentionConfig(
-                            n_heads=n_heads,
-                            n_kv_heads=n_kv_heads,
-                            head_dim=head_dim,
-                            v_head_dim=None if v_head_dim == head_dim else v_head_dim,
-                            scale=0.6,
-                            rope_base=rope_base,
-                            bias=v_head_dim != 3,
-                            out_bias=n_heads != 4,
-                            qk_norm=qk_norm,
-                        )
+    heads = cycle(HEADS)
+    for head_dim, v_head_dim in SIZES:
+        for rope_base in (50.0, None):
+            n_heads, n_kv_heads = next(heads)
+            for qk_norm in (None, QKNormConfig(), QKNormConfig(over="all_heads", q_norm_dim=3)):
+                if rope_base is None or head_dim % 2 == 0:
+                    yield AttentionConfig(
+                        n_heads=n_heads,
+                        n_kv_heads=n_kv_heads,
+                        head_dim=head_dim,
+                        v_head_dim=None if v_head_dim == head_dim else v_head_dim,
+                        scale=0.6,
+                        rope_base=rope_base,
+                        bias=v_head_dim != 3,
+                        out_bias=n_heads != 4,
+                        qk_norm=qk_norm,
+                    )
 
 
 def context(resolved, batch, length, device="cpu"):

@@ -1,26 +1,34 @@
 import pytest
 import torch
-from model_cases import decoder, random_tokens, variant
+from model_cases import config, decoder, random_tokens, variant
 
 pytestmark = pytest.mark.slow
 
 
-def compiled_layers(model):
+def compiled_layers(model, backend="aot_eager"):
     for layer in model.layers:
-        layer.compile(dynamic=False)
+        layer.compile(backend=backend, dynamic=False)
     return model
 
 
+UNIFORM = config("uniform")
+ONE_LAYER = UNIFORM.model_copy(update={"layers": UNIFORM.layers[:1]})
+"""Inductor takes some ten seconds for a layer: it compiles C++."""
+
+
 @pytest.mark.parametrize(
-    "name",
-    ["plain", "qk_norm_all_heads", "values_of_other_sizes", "reordered", "slots", "slots_static_padded"],
+    ("resolved", "backend"),
+    [
+        *((variant("x", name), "aot_eager") for name in ("plain", "qk_norm_all_heads", "values_of_other_sizes")),
+        *((variant("x", name), "aot_eager") for name in ("reordered", "slots", "slots_static_padded")),
+        (ONE_LAYER, "inductor"),
+    ],
 )
-def test_compiled_layers_equal_eager_ones(name):
+def test_compiled_layers_equal_eager_ones(resolved, backend):
     torch._dynamo.reset()
-    resolved = variant("x", name)
     tokens, targets = random_tokens(2, 9), random_tokens(2, 9, seed=1)
     losses, gradients = [], []
-    for prepare in (lambda model: model, compiled_layers):
+    for prepare in (lambda model: model, lambda model: compiled_layers(model, backend)):
         model = prepare(decoder(resolved, dtype=torch.float32))
         objective, loss, *_ = model.loss(tokens, targets)
         objective.backward()

@@ -1,6 +1,7 @@
 """What one site of hyper-connections does to the slots of a token."""
 
 import math
+from itertools import cycle
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from widthwise.model.residual.hyper_connections import HyperConnection, HyperCon
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
 SIZES = [(1, 1), (1, 4), (2, 3), (2, 4), (3, 3), (3, 7)]
 """(m, n): blocks of a sublayer, slots of the stream."""
+TYPED_SIZES = list(zip(SIZES, cycle([torch.float64, torch.float32, torch.bfloat16])))
 SLOT_WIDTH = 9
 
 
@@ -186,9 +188,9 @@ class TestFormulas:
             product = product @ (torch.eye(n, dtype=torch.float64) + table(site)[:, carry]).T
         torch.testing.assert_close(state, expected + product @ start, **TIGHT)
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize(("m", "n"), SIZES)
-    def test_without_a_dynamic_matrix_all_tokens_have_the_static_coefficients_whatever_the_scale(self, m, n, dtype):
+    @pytest.mark.parametrize(("size", "dtype"), TYPED_SIZES)
+    def test_without_a_dynamic_matrix_all_tokens_have_the_static_coefficients_whatever_the_scale(self, size, dtype):
+        m, n = size
         dynamic, static = connection(m, n).to(dtype), connection(m, n, dynamic=False).to(dtype)
         dynamic.dynamic.weight.data.zero_()
         static.static.weight.data.copy_(dynamic.static.weight.data)
@@ -338,11 +340,11 @@ class TestMoreSlots:
 
 
 class TestStart:
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("dynamic", [False, True])
-    @pytest.mark.parametrize(("m", "n"), SIZES)
-    def test_a_site_reads_the_first_slots_and_adds_block_after_block(self, m, n, dynamic, dtype):
+    @pytest.mark.parametrize(("size", "dtype"), TYPED_SIZES)
+    def test_a_site_reads_the_first_slots_and_adds_block_after_block(self, size, dynamic, dtype):
         """Eq. (11) and (12), to the last bit."""
+        m, n = size
         site = connection(m, n, is_random=False, dynamic=dynamic).to(dtype)
         state, update = state_of(site, dtype), update_of(site, dtype)
         x, out = connect(site, state, update)

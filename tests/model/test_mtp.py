@@ -1,3 +1,5 @@
+from itertools import cycle
+
 import pytest
 import torch
 from literal_decoder import attention, normalised, sublayer, swiglu
@@ -65,8 +67,7 @@ def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[to
     return found
 
 
-@pytest.mark.parametrize("stream", STREAMS)
-@pytest.mark.parametrize("share_reduce", [True, False])
+@pytest.mark.parametrize(("stream", "share_reduce"), list(zip(STREAMS, cycle([True, False]))))
 def test_objective_losses_and_gradients_equal_the_definition(stream, share_reduce):
     model = mtp_decoder(stream, 3, mtp={"coefficient": 0.7, "share_reduce": share_reduce}, logit_multiplier=0.5)
     text, n = random_tokens(2, 8), 7
@@ -186,8 +187,7 @@ def test_a_token_score_looks_at_the_token_that_a_depth_embeds():
         assert len(set(by_token.values())) > 3
 
 
-@pytest.mark.parametrize("share_reduce", [True, False])
-@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize(("stream", "share_reduce"), list(zip(STREAMS, cycle([True, False]))))
 def test_cost_equals_the_built_heads_and_their_flops(stream, share_reduce, monkeypatch):
     monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
     n_depths, n = 3, 11

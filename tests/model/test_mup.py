@@ -1,6 +1,7 @@
 import itertools
 import math
 import re
+from itertools import cycle
 
 import pytest
 import torch
@@ -15,8 +16,7 @@ from widthwise.shape.template import ModelTemplate
 RECIPE = {"init": {"width_multiplier": 8}}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("by_layer", [False, True])
+@pytest.mark.parametrize(("variant", "by_layer"), list(zip(VARIANTS, cycle([False, True]))))
 def test_every_parameter_is_in_exactly_one_group(variant, by_layer):
     changes = {"residual": {"kind": "plain", "resize": "projection"}} | VARIANTS[variant]
     model = build(config("zigzag", **changes), 0)

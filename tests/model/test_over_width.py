@@ -192,10 +192,10 @@ def over_width(m: int, n: int, **options):
 class TestWholeModelBeforeTraining:
     """Beside a decoder with the plain residual."""
 
-    @pytest.mark.parametrize("dynamic", [False, True])
-    @pytest.mark.parametrize("reduce", ["full", "slot"])
-    @pytest.mark.parametrize("embedding", ["expand", "slot", "pad"])
-    @pytest.mark.parametrize(("m", "n"), [(1, 2), (2, 3), (2, 4), (4, 4), (5, 8)])
+    @pytest.mark.parametrize(("reduce", "dynamic"), [("full", False), ("slot", True)])
+    @pytest.mark.parametrize(
+        ("m", "n", "embedding"), [(1, 2, "expand"), (2, 3, "slot"), (2, 4, "pad"), (4, 4, "expand"), (5, 8, "slot")]
+    )
     def test_is_the_plain_one_of_the_same_seed_to_the_last_bit(self, m, n, embedding, reduce, dynamic):
         options = {"embedding": embedding, "reduce": reduce, "dynamic": dynamic, "group_norm": "none"}
         model, plain = build(over_width(m, n, **options), seed=3), build(config("uniform"), seed=3)

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 from measured import counted_flops, on_meta, parameters_by_part
-from model_cases import SHAPES_AND_ENDPOINTS, config, decoder, random_tokens
+from model_cases import config, decoder, random_tokens
 
 from widthwise.config_io import parse, to_data
 from widthwise.model.decoder import Decoder
@@ -26,7 +26,7 @@ OPTIONS = {
         {"slot_width": 4, "n_slots": 9, "dynamic": False, "embedding": "pad"},
     ],
 }
-SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (5, 5, 9), (9, 9, 5), (9, 9, 7), (1, 3, 3)]
+SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
 """Widths of the stream as it arrives, of what a sublayer reads and of what it writes, in a variant's quanta."""
 
 
@@ -116,7 +116,7 @@ class TestSite:
         out = residual.to_slots(built.write(kept, update), 3 * D_MODEL)
         assert_gradients_reach(x.square().sum() + out.square().sum(), slots, update, *built.parameters())
 
-    def test_leaves_its_inputs_alone(self, data, site):
+    def test_leaves_its_inputs_alone_and_does_not_mix_tokens(self, data, site):
         residual, (d_before, _, d_write), built, slots = self.build(data, site)
         update, before = random(2, 3, d_write), slots.detach().clone()
         stream = residual.from_slots(slots)
@@ -124,10 +124,6 @@ class TestSite:
         built.write(kept, update)
         assert torch.equal(update, random(2, 3, d_write))
         assert torch.equal(residual.to_slots(stream, d_before), before)
-
-    def test_tokens_do_not_mix(self, data, site):
-        residual, (_, _, d_write), built, slots = self.build(data, site)
-        update = random(2, 3, d_write)
 
         def run(tokens: slice):
             x, kept = built.read(residual.from_slots(slots[:, tokens]))
@@ -210,7 +206,9 @@ class TestEnds:
 
 
 @pytest.mark.parametrize("data", CASES)
-@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
+@pytest.mark.parametrize(
+    ("shape", "endpoints"), [("x", "slim"), ("zigzag", "full"), ("growing", "slim"), ("narrowing", "full")]
+)
 def test_decoder_of_every_variant(data, shape, endpoints):
     """Cost equals the built parameters, gradients reach all of them, cached decoding equals the full forward."""
     resolved = config(shape, endpoints, residual=data)

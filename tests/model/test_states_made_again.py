@@ -18,13 +18,14 @@ def loss_and_gradients(state_every: int, options: dict, precision: torch.dtype, 
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("changes", [{}, {"mtp": {"n_depths": 2}, "endpoints": "full"}])
+@pytest.mark.parametrize(
+    ("precision", "changes"), [(torch.float32, {"mtp": {"n_depths": 2}, "endpoints": "full"}), (torch.bfloat16, {})]
+)
 def test_gradients_of_a_model_do_not_depend_on_them(options, precision, changes):
     changes = dict(changes)
     truth = loss_and_gradients(1, options, precision, changes)
     assert all((gradient != 0).any() for gradient in truth)
-    for state_every in (2, 3, 4, 10, 99):
+    for state_every in (2, 3, 10, 99):
         for ours, expected in zip(loss_and_gradients(state_every, options, precision, changes), truth, strict=True):
             assert torch.equal(ours, expected)
 

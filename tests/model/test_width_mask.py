@@ -114,14 +114,14 @@ def test_evaluates_as_a_step(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("width", [0.0, 0.5, 3.3, 255.5, 256.0, 400.49, 512.0])
-def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training, width):
+def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training):
     mask = mask_of(training, kind=kind)
     margin = mask.edge(HALFWAY).margin
-    inner, outer = width - margin > CENTRES, width + margin < CENTRES
-    assert (values(mask, width)[inner] == 1).all()
-    assert (values(mask, width)[outer] == 0).all()
-    assert not slopes(mask, width)[inner | outer].any()
+    for width in (0.0, 0.5, 3.3, 255.5, 256.0, 400.49, 512.0):
+        inner, outer = width - margin > CENTRES, width + margin < CENTRES
+        assert (values(mask, width)[inner] == 1).all()
+        assert (values(mask, width)[outer] == 0).all()
+        assert not slopes(mask, width)[inner | outer].any()
 
 
 class TestTemperature:

@@ -1,0 +1,37 @@
+"""The recipes of configs/, and which of them differ in numbers alone."""
+
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from widthwise.config_io import merge, read_recipe
+
+RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+T = TypeVar("T")
+
+
+def recipe_data(path: Path) -> list[dict]:
+    """The recipe of the file, or of each of its variants, of each group of a sweep, and of each point of a ladder."""
+    data = read_recipe(path)
+    variants = data.pop("compare", {"variants": {"": {}}})["variants"]
+    groups = data.pop("sweep", {}).get("groups", {})
+    ladder = data.pop("ladder", {"rungs": {}, "variants": {}})
+    rungs = [merge(rung, change) for rung in ladder["rungs"].values() for change in ladder["variants"].values()]
+    changes = (*variants.values(), *(group["change"] for group in groups.values()), *rungs)
+    return [merge(data, change) for change in changes]
+
+
+def one_of_each_kind(found: Iterable[T], data: Callable[[T], Any]) -> list[T]:
+    """Of those whose data differ in numbers alone the first."""
+    kinds: dict[Hashable, T] = {}
+    for each in found:
+        kinds.setdefault(_without_numbers(data(each)), each)
+    return list(kinds.values())
+
+
+def _without_numbers(data: Any) -> Hashable:
+    if isinstance(data, dict):
+        return frozenset((0 if isinstance(key, int) else key, _without_numbers(value)) for key, value in data.items())
+    if isinstance(data, (list, tuple)):
+        return frozenset(map(_without_numbers, data))
+    return data if isinstance(data, (str, bool)) or data is None else 0
