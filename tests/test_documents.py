@@ -42,6 +42,7 @@ def test_recipe_resolves_and_reads_back_equal(path: Path) -> None:
         assert parse(Recipe, parse_yaml(to_yaml(resolved), "dump")) == resolved
 
 
+@pytest.mark.slow
 def test_every_kind_of_recipe_trains(tmp_path: Path) -> None:
     """In toy size those that differ in numbers alone are one."""
     toys = [(path, toy(data)) for path in RECIPES for data in recipe_data(path)]

@@ -29,7 +29,7 @@ from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
 
 pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:ffn.score ln_mean")]
-N_BATCHES, BATCH = 25, 20
+N_BATCHES, BATCH = 8, 20
 EMBEDDING_STDS = (0.3, 0.02, 1e-3)
 APPLIED: Counter[str] = Counter()
 """How often each expansion was part of a composition; SEEDS: the compositions."""
@@ -70,10 +70,10 @@ def test_compositions_keep_logits_losses_gradients_and_the_way_back(batch):
 def test_compositions_contain_every_expansion_often():
     if len(SEEDS) < N_BATCHES * BATCH:
         pytest.skip("needs all compositions")
-    assert {name: n for name in OPERATIONS if (n := APPLIED[name]) < 20} == {}
+    assert {name: n for name in OPERATIONS if (n := APPLIED[name]) < 5} == {}
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", range(2))
 def test_everything_new_learns_after_three_steps_at_most(batch):
     """Of growths without a step in between; one growth needs two, see `test_expansions`."""
     for seed in range(batch * 20, (batch + 1) * 20):
@@ -86,7 +86,7 @@ def test_everything_new_learns_after_three_steps_at_most(batch):
                 assert not (entries & is_new[name] & ~cannot[name]).any(), f"seed {seed}: {names}, {name}"
 
 
-@pytest.mark.parametrize("seed", range(0, 100, 5))
+@pytest.mark.parametrize("seed", range(0, 100, 7))
 def test_free_entries_may_be_anything(seed):
     grown, names = composed(seed)
     weights, tokens = with_random_weights(grown.config, seed), tokens_for(seed)[:, :-1]
@@ -98,7 +98,7 @@ def test_free_entries_may_be_anything(seed):
     assert difference(before, logits_of(grown.now, weights, tokens)) <= (1e-8 if has_layer_norms else 1e-11), names
 
 
-@pytest.mark.parametrize("seed", range(0, 100, 5))
+@pytest.mark.parametrize("seed", range(0, 100, 9))
 def test_growth_follows_from_the_seed_and_commutes_with_saving(seed):
     grown, _ = composed(seed)
     weights = with_random_weights(grown.config, seed)
@@ -113,7 +113,7 @@ def test_growth_follows_from_the_seed_and_commutes_with_saving(seed):
     assert all(is_new[name].any() for name in first if not torch.equal(first[name], other[name]))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_growth_to_the_same_model_changes_no_bit(seed):
     config = random_model(random.Random(seed))
     weights = with_random_weights(config, seed)
@@ -129,7 +129,7 @@ def test_growth_to_the_same_model_changes_no_bit(seed):
 JOINT = Counter()
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", range(2))
 def test_all_at_once_is_exact_or_refused(batch):
     """One growth to the config that a composition leads to."""
     for seed in range(100 + batch * 20, 100 + (batch + 1) * 20):
@@ -140,7 +140,7 @@ def test_all_at_once_is_exact_or_refused(batch):
     assert JOINT["exact"] >= 4 * JOINT["refused"]
 
 
-@pytest.mark.parametrize("batch", range(4))
+@pytest.mark.parametrize("batch", range(2))
 def test_any_wanted_config_is_exact_or_refused(batch):
     """Sizes and constants changed by no rule: nothing goes wrong silently, and nothing but UserError is raised."""
     outcomes = Counter()
