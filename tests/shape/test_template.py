@@ -4,9 +4,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quadratic_cost import QuadraticCost
 
-from widthwise.config_io import UserError, merge, parse, parse_yaml, read_recipe, to_data, to_yaml
+from widthwise.config_io import UserError, merge, parse, parse_yaml, read_recipe, to_yaml
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
+from widthwise.shape.rounding import round_nearest
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.solve import solve_widths
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
 ROOT = Path(__file__).parents[2]
@@ -53,10 +57,8 @@ class TestPaper:
 
     def test_full_endpoints_are_the_release(self, size):
         oracle = DENSE[size]
-        full = recipe(f"x_{size.lower()}", shape={"endpoints": "full"})
-        # The release chose the widths with slim endpoints in mind, so they are given.
-        given_widths = {"kind": "explicit", "widths": ORACLE["configs"][size]["widths"], "endpoints": "full"}
-        config = parse(ModelTemplate, {**to_data(full), "shape": given_widths}).resolve(SEQ_LEN)
+        config = recipe(f"x_{size.lower()}", shape={"endpoints": "full"}).resolve(SEQ_LEN)
+        assert config.widths == ORACLE["configs"][size]["widths"]
         assert config.cost().forward_flops(SEQ_LEN) == oracle["forward_flops_full_x"]
         if oracle["params_full_x"] is not None:
             assert config.cost().params == oracle["params_full_x"]
@@ -100,7 +102,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
 @pytest.mark.parametrize("match", QUANTITIES)
-@pytest.mark.parametrize("endpoints", ["slim", "full"])
+@pytest.mark.parametrize("endpoints", ["slim", "full_matched"])
 @pytest.mark.parametrize("attention", [{"head_dim": 4}, {"head_dim": None, "n_heads": 4, "kv_group_size": 4}])
 def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
     template = small(
@@ -111,6 +113,14 @@ def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpo
     )
     costs = [QUANTITIES[match](each.resolve(100).cost(), 100) for each in (template, template.uniform())]
     assert costs[0] == pytest.approx(costs[1], rel=0.01)
+
+
+def test_full_endpoints_that_are_matched_leave_less_for_the_widths():
+    """Appendix A without the correction for its ends, with a mean of 564.0 at 200M."""
+    matched = recipe("x_200m", shape={"endpoints": "full_matched"}).resolve(SEQ_LEN)
+    widths = round_nearest(solve_widths(SCHEDULES["x"], QuadraticCost(640, 16), 16, 12, 0.3), 32)
+    assert matched.widths == widths.tolist()
+    assert widths.mean() == 564.0
 
 
 def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not():

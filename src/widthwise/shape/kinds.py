@@ -56,8 +56,10 @@ class SolvedShape(Config):
     at seq_len, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
-    endpoints: Literal["slim", "full"] = "slim"
-    """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer (its release)."""
+    endpoints: Literal["slim", "full", "full_matched"] = "slim"
+    """Whether first-layer inputs and last-layer outputs stop at d_model (the paper) or span the layer. With `full` the
+    widths are those of slim ends (its release, which costs more than the uniform model); with `full_matched` they are
+    solved for the full ones."""
 
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         """The rounded widths. least_quantum: what every width must be a multiple of for the sake of heads and slots."""

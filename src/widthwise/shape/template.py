@@ -78,7 +78,7 @@ class ModelTemplate(Config):
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
         mtp = self._mtp(residual.slot_shape(self.d_model)[1])
-        norms_layer = residual.final_norm_spans_layer and self.shape.endpoints == "full"
+        norms_layer = residual.final_norm_spans_layer and self.shape.endpoints != "slim"
         final_norm_width = widths[-1] if norms_layer else self.d_model
         with mistakes_at("model"):
             return ModelConfig(
@@ -98,7 +98,8 @@ class ModelTemplate(Config):
 
     def uniform(self) -> "ModelTemplate":
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
-        return self.model_copy(update={"shape": UniformShape(endpoints=self.shape.endpoints), "layers": {}})
+        endpoints = "slim" if self.shape.endpoints == "slim" else "full"
+        return self.model_copy(update={"shape": UniformShape(endpoints=endpoints), "layers": {}})
 
     def baseline(self) -> "ModelTemplate":
         """What a model is shown beside: the uniform model; of a uniform model, the same layers on the plain residual
@@ -126,17 +127,17 @@ class ModelTemplate(Config):
                 )
         return widths
 
-    def endpoint_widths(self, widths: Any) -> tuple[Any, Any]:
+    def endpoint_widths(self, widths: Any, is_slim: bool) -> tuple[Any, Any]:
         """What each layer reads and writes: its width, but at slim ends no more than d_model."""
         d_in, d_out = widths.copy(), widths.copy()
-        if self.shape.endpoints == "slim":
+        if is_slim:
             d_in[0] = min(d_in[0], self.d_model)
             d_out[-1] = min(d_out[-1], self.d_model)
         return d_in, d_out
 
     def _layer(self, index: int, widths: list[int]) -> LayerConfig:
         where = f"model.layers.{index}"
-        d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths))
+        d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths, self.shape.endpoints == "slim"))
         layer = self._layer_of(widths[index], d_in, d_out, where)
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
@@ -183,7 +184,7 @@ class TemplateCost(WidthCost):
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
         """(n_layers,) widths -> (n_layers,) costs."""
         sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
-        d_in, d_out = self.template.endpoint_widths(sizes)
+        d_in, d_out = self.template.endpoint_widths(sizes, self.template.shape.endpoints != "full_matched")
         template, residual = self.template, self.template.residual
         cost = (
             template.attention.cost(sizes, d_in)
