@@ -88,7 +88,10 @@ class TestParse:
                 {"items": [{"name": "a", "colour": {"kind": "blu"}}]},
                 "recipe: items.0.colour.kind: got 'blu'; did you mean 'blue'?",
             ),
-            ({"items": [{"name": "a", "colour": {}}]}, "recipe: items.0.colour.kind: is required but missing"),
+            (
+                {"items": [{"name": "a", "colour": {"height": 3}}]},
+                "recipe: items.0.colour.kind: is required but missing",
+            ),
             ({"items": [{}]}, "recipe: items.0.name: is required but missing"),
             ({"size": 13}, "recipe: size: got 13, which is unlucky"),
             ({3: 1}, "recipe: 3: unknown key; allowed: by_number, is_open, items, pairs, size, text"),
@@ -131,6 +134,9 @@ class TestParse:
     @pytest.mark.parametrize("config_class", [Item, ModelTemplate, ModelConfig])
     def test_what_is_no_mapping_is_refused(self, data, config_class):
         refusal(parse, config_class, data)
+
+    def test_a_section_without_kind_is_of_the_default_one_where_that_has_its_keys(self):
+        assert parse(Item, {"name": "a", "colour": {"depth": 3}}).colour == Red(depth=3)
 
     def test_what_is_not_plain_data_is_refused(self):
         circle: dict[str, Any] = {}

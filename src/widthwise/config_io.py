@@ -47,14 +47,14 @@ class Config(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
+    def _check_keys(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         unknown = [key for key in data if key not in cls.model_fields]
         if unknown:
             context = {"key": str(unknown[0]), "hint": nearest_hint(str(unknown[0]), cls.model_fields)}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
-        return {key: _frozen(value) for key, value in data.items()}
+        return {key: _of_default_kind(cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
 
 
 def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:
@@ -72,6 +72,14 @@ def checked_copy(config: ConfigT, path: str, **changes: Any) -> ConfigT:
 def _frozen(value: Any) -> Any:
     """Lists as tuples: data has only the one, configs only the other, and strict validation converts neither."""
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def _of_default_kind(default: Any, value: Any) -> Any:
+    """A section that names no kind is of the kind it has where it is left out, if that kind has all its keys."""
+    if not isinstance(value, dict) or not isinstance(default, Config) or "kind" in value:
+        return value
+    fields = type(default).model_fields
+    return {"kind": fields["kind"].default, **value} if {"kind", *value} <= set(fields) else value
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from widthwise.recipe.recipe import load_recipe
+from widthwise.reports.page.formats import signed
 
 
 def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwise) -> None:
@@ -91,7 +92,7 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, 
 
 
 def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, widthwise) -> None:
-    """d_model is a multiple of head and slot, 24; within a step of it, the uniform model meets the budget."""
+    """d_model is a multiple of head and slot, 24; no other is nearer to the budget."""
     stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"
     out = tmp_path / "slots.yaml"
     asked = ("--turn-width", 0.5, "--turn-layer", 0.5, "--budget", "700k", "--out", out)
@@ -102,11 +103,11 @@ def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path,
     assert summary["d_model"] % 24 == 0
     assert all(width % 24 == 0 for width in summary["widths"])
     budgets = []
-    for d_model in (summary["d_model"], summary["d_model"] + 24):
+    for d_model in (summary["d_model"] - 24, summary["d_model"], summary["d_model"] + 24):
         _, text, _ = widthwise("inspect", recipe, stream, f"model.d_model={d_model}", "--json")
         budgets.append(json.loads(text)["params"]["total"])
-    assert budgets[0] <= 700_000 < budgets[1]
-    assert summary["baseline"]["params"]["total"] == budgets[0]
+    assert min(budgets, key=lambda params: abs(params - 700_000)) == budgets[1]
+    assert summary["baseline"]["params"]["total"] == budgets[1]
 
 
 def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, widthwise) -> None:
@@ -120,11 +121,18 @@ def test_a_designed_recipe_keeps_the_overrides(recipe: Path, tmp_path: Path, wid
 
 
 def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:
-    _, out, _ = widthwise("design", recipe, "--kind", "uniform", "--budget", "1M", "--json")
-    summary = json.loads(out)
-    one_wider = summary["d_model"] + 8
-    assert summary["params"]["total"] <= 1e6
-    assert 6 * 16 * one_wider**2 + 2 * 257 * one_wider > 1e6
+    """To the nearest d_model, here 96 (935,328 parameters) or 104 (1,093,144), and the miss is said."""
+
+    def params(d_model: int) -> int:
+        return 6 * (16 * d_model**2 + 2 * d_model) + (2 * 257 + 1) * d_model
+
+    for budget, d_model in (("1.01M", 96), ("1.03M", 104)):
+        asked = ("design", recipe, "--kind", "uniform", "--budget", budget)
+        summary = json.loads(widthwise(*asked, "--json")[1])
+        miss = params(d_model) / (float(budget[:-1]) * 1e6) - 1
+        assert summary["params"]["total"] == params(d_model)
+        assert summary["budget"]["miss"] == pytest.approx(miss)
+        assert f"budget: {budget} params, missed by {signed(100 * miss, 2)}%" in widthwise(*asked)[1]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,10 @@ def design(
     quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
     match: Annotated[str, typer.Option(help="What to match: params, active_params, flops or kv_bytes.")] = "params",
     rounding: Annotated[str, typer.Option(help="nearest (the paper) or balanced (meets the budget).")] = "balanced",
-    budget: Annotated[str | None, typer.Option(help="Size the model first: 30M parameters, 2G FLOPs, ...")] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Size the model first, to the nearest: 30M parameters, 2G FLOPs, ..."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the inspection as JSON.")] = False,
 ) -> None:
     """Solve a shape whose cost equals the uniform model's, and write it as a recipe that extends the base.
@@ -28,7 +31,7 @@ def design(
     """
     from rich.console import Console
 
-    from widthwise.cli.tables import cost_table, layer_table
+    from widthwise.cli.tables import budget_line, cost_table, layer_table
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
@@ -39,4 +42,6 @@ def design(
         console = Console()
         console.print(layer_table(summary))
         console.print(cost_table(summary))
+        if "budget" in summary:
+            console.print(budget_line(summary["budget"]), highlight=False)
         console.print(text if out is None else f"wrote {out}", highlight=False)

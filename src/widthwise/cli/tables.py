@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from widthwise.model.config import PARTS
-from widthwise.reports.page.formats import hidden_widths, si
+from widthwise.reports.page.formats import hidden_widths, si, signed
 
 LAYER_HEADERS = (
     "layer",
@@ -61,6 +61,11 @@ def cost_table(summary: dict[str, Any]) -> Table:
             cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
             table.add_row(name, _exact(value), *cells)
     return table
+
+
+def budget_line(budget: dict[str, Any]) -> str:
+    """How far a designed model is from the budget it was asked to meet, from its inspection."""
+    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"
 
 
 def _kind(summary: dict[str, Any]) -> str:

@@ -44,10 +44,8 @@ def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe
     _check_equal(name, recipe, other_name, other, list(HELD_OUT))
 
 
-def check_matched(
-    name: str, recipe: Recipe, baseline_name: str, baseline: Recipe, match: Matched, section: str
-) -> None:
-    """Raises UserError where a recipe is not comparable with the baseline. section: where the recipe file says match.
+def check_matched(name: str, recipe: Recipe, baseline_name: str, baseline: Recipe, match: Matched, advice: str) -> None:
+    """Raises UserError where a recipe is not comparable with the baseline. advice: how to ask for no match.
 
     Recipes are comparable where data and tokens agree, and the matched quantity to within one percent. Where that is
     the compute of training, tokens follow from it; the runs of a seed see the same ones as far as they go.
@@ -58,8 +56,7 @@ def check_matched(
     if abs(ratio - 1) > LARGEST_MISMATCH:
         raise UserError(
             f"{name}: {match} is {ratio:.4f} of {baseline_name}'s, and a matched comparison allows "
-            f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, match)}, or say match: none under {section}, or "
-            "--match none"
+            f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, match)}, or {advice}"
         )
 
 

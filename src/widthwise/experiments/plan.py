@@ -125,5 +125,6 @@ def check_fair(plan: Plan) -> None:
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():
         check_trainable(recipe, name)
-        check_matched(name, recipe, plan.baseline, baseline, plan.match, "compare")
+        advice = "say match: none under compare, or --match none"
+        check_matched(name, recipe, plan.baseline, baseline, plan.match, advice)
     plan.trend_values()  # raises where no line can be fitted

@@ -54,7 +54,8 @@ def design_recipe(
 ) -> tuple[str, dict[str, Any]]:
     """The new recipe as YAML, written to `out` if given, and the inspection of its model beside the uniform one.
 
-    The recipe extends the base. Raises UserError where the request cannot be met, naming what could be.
+    The recipe extends the base. With a budget the inspection says how far the model is from it, as a fraction. Raises
+    UserError where the request cannot be met, naming what could be.
     """
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
@@ -67,6 +68,9 @@ def design_recipe(
     change = merge(change, {"model": {"shape": request.shape()}})
     recipe = parse(Recipe, merge(base_data, change), "design")
     summary = inspect_recipe(recipe)
+    if request.budget is not None:
+        miss = HEADLINES[request.match](summary) / parse_quantity(request.budget) - 1
+        summary["budget"] = {"match": request.match, "asked": parse_quantity(request.budget), "miss": miss}
     folder = Path.cwd() if out is None else out.resolve().parent
     text = dump_yaml({"extends": os.path.relpath(base.resolve(), folder), **change})
     if out is not None:
@@ -96,7 +100,7 @@ def parse_quantity(text: str) -> float:
 
 
 def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
-    """The widest uniform d_model whose matched quantity stays within the budget, embedding and head included."""
+    """The uniform d_model whose matched quantity is nearest to the budget, embedding and head included."""
     assert request.budget is not None
     template = recipe.model
     if not isinstance(template, ModelTemplate):
@@ -120,4 +124,4 @@ def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle)
-    return low * quantum
+    return min(low, high, key=lambda n_quanta: abs(cost(n_quanta) - budget)) * quantum

@@ -174,7 +174,8 @@ class SweepPlan:
         recipe = self._recipe(name, group, values)
         check_trainable(recipe, name)
         if self.baseline is not None:
-            check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, "sweep")
+            advice = "say match: none under sweep, or --match none"
+            check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
             check_same_windows(name, recipe, *self.reference)
         return Point(name, group, values, recipe)
