@@ -248,7 +248,7 @@ class Grown:
                 a, b = plan.old.layers[old].ffn, plan.new.layers[new].ffn
                 if isinstance(a, HourglassConfig) and isinstance(b, HourglassConfig):
                     earlier = before.get(old, tuple(range(a.n_blocks)))
-                    now = step.blocks_of(new, a.n_blocks, b.n_blocks)
+                    now = step.blocks_of(new, a, b)
                     blocks[new] = tuple(None if block is None else earlier[block] for block in now)
             layers = tuple(None if old is None else layers[old] for old in step.layers)
         return Correspondence(layers, {new: found for new, found in blocks.items() if layers[new] is not None})

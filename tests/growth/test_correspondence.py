@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.growth.maps.correspondence import Correspondence, align
+from widthwise.model.ffn.hourglass import HourglassConfig
 
 WIDTHS = st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=5)
 
@@ -53,17 +54,27 @@ def test_layers_that_are_lost_or_change_places_are_refused(layers):
         align(shaped([12] * 2), shaped([12] * 3), layers)
 
 
-def test_names_follow_layers_and_blocks():
-    correspondence = Correspondence((None, 0, 1), {2: (0, None, 1)})
-    n_blocks = {1: (2, 3), 2: (2, 3)}
+def test_names_follow_layers():
+    correspondence = Correspondence((None, 0, 1))
     names = {
         "embedding.weight": "embedding.weight",
         "mtp.0.layer.ffn.w_up.weight": "mtp.0.layer.ffn.w_up.weight",
         "layers.0.ffn.w_up.weight": None,
         "layers.1.attention.w_q.bias.weight": "layers.0.attention.w_q.bias.weight",
-        "layers.1.ffn.blocks.1.w_up.weight": "layers.0.ffn.blocks.1.w_up.weight",
-        "layers.1.ffn.blocks.2.w_up.weight": None,
-        "layers.2.ffn.blocks.1.w_up.weight": None,
-        "layers.2.ffn.blocks.2.norm.weight": "layers.1.ffn.blocks.1.norm.weight",
+        "layers.2.ffn.w_up.weight": "layers.1.ffn.w_up.weight",
     }
-    assert {name: correspondence.old_name(name, n_blocks) for name in names} == names
+    assert {name: correspondence.old_name(name) for name in names} == names
+
+
+def test_added_blocks_come_last_unless_they_are_given():
+    old, new = (HourglassConfig(n_blocks=n, d_hidden=5) for n in (2, 3))
+    correspondence = Correspondence((0, 1), {1: (0, None, 1)})
+    assert correspondence.blocks_of(0, old, new) == correspondence.blocks_of(None, old, new) == (0, 1, None)
+    blocks = correspondence.blocks_of(1, old, new)
+    names = {
+        "norm.weight": "norm.weight",
+        "blocks.0.w_up.weight": "blocks.0.w_up.weight",
+        "blocks.1.w_up.weight": None,
+        "blocks.2.norm.weight": "blocks.1.norm.weight",
+    }
+    assert {name: new.name_before(old, name, blocks) for name in names} == names

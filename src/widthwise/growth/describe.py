@@ -1,44 +1,36 @@
 """A growth in words: the expansions it consists of, and the constants that are not what its recipe says."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from widthwise.config_io import to_data
 from widthwise.growth.maps.attention import AttentionMaps
-from widthwise.growth.maps.correspondence import numbers_of_blocks
 from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn import FFN
-from widthwise.model.ffn.dynamic import DynamicConfig
-from widthwise.model.ffn.hourglass import HourglassConfig
-from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.layer import LayerConfig
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-
-Blocks = tuple[int | None, ...]
-"""Of each block of a grown hourglass the one it comes from; see `Correspondence`."""
 
 
 def expansions(plan: Plan) -> list[str]:
     """One line for each expansion, with all layers that it is the same in."""
     old, new = plan.old, plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
-    n_blocks = numbers_of_blocks(old, new, plan.correspondence)
-    by_layer = []
-    for j, source in enumerate(plan.correspondence.layers):
-        blocks = plan.correspondence.blocks_of(j, *n_blocks[j]) if j in n_blocks else ()
-        found = [_added(new.layers[j])] if source is None else _layer(old.layers[source], new.layers[j], stream, blocks)
-        by_layer.append((j, found))
+
+    def changes(j: int | None, before: LayerConfig, after: LayerConfig) -> list[str]:
+        blocks = plan.correspondence.blocks_of(j, before.ffn, after.ffn)
+        sizes = *_width(before, after, stream), *_attention(before.attention, after.attention)
+        return [*sizes, *after.ffn.growth_in_words(before.ffn, blocks)]
+
+    by_layer = [
+        (j, [_added(layer)] if source is None else changes(j, old.layers[source], layer))
+        for j, (source, layer) in enumerate(zip(plan.correspondence.layers, new.layers))
+    ]
     lines = [*_model(old, new), *_grouped(by_layer)]
     if old.mtp is not None and new.mtp is not None:
-        blocks = (*range(old.mtp.layer.ffn.n_residual_additions),)
-        lines += [f"further heads: {text}" for text in _layer(old.mtp.layer, new.mtp.layer, stream, blocks)]
+        lines += [f"further heads: {text}" for text in changes(None, old.mtp.layer, new.mtp.layer)]
     return lines
 
 
@@ -61,15 +53,7 @@ def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
     """What is of no layer."""
     if new.d_model != old.d_model:
         yield f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)"
-    before, after = old.residual, new.residual
-    if isinstance(after, HyperConnectionsConfig):
-        if not isinstance(before, HyperConnectionsConfig):
-            yield f"residual: {before.kind} -> {after.n_slots} slots of {after.slot_width} (virtual width)"
-        else:
-            if after.slot_width != before.slot_width:
-                yield f"residual: slots {before.slot_width} -> {after.slot_width} wide (hidden dimension expansion)"
-            if after.n_slots != before.n_slots:
-                yield f"residual: {before.n_slots} -> {after.n_slots} slots (virtual width)"
+    yield from new.residual.growth_in_words(old.residual)
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
         yield f"learned positions: {n_before} -> {n_after}"
@@ -82,10 +66,6 @@ def _added(layer: LayerConfig) -> str:
         f"added, width {layer.d_model}, {heads}, {layer.ffn.kind} feed-forward of {hidden} hidden units, silent at "
         "first (layer addition)"
     )
-
-
-def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, blocks: Blocks) -> list[str]:
-    return [*_width(old, new, stream), *_attention(old.attention, new.attention), *_ffn(old.ffn, new.ffn, blocks)]
 
 
 def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[str]:
@@ -115,53 +95,6 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
         yield f"attention values {old.value_dim} -> {new.value_dim} a head (heads expansion)"
     if new.head_dim != old.head_dim:
         yield f"attention queries and keys {old.head_dim} -> {new.head_dim} a head (attention expansion)"
-
-
-def _ffn(old: FFN, new: FFN, blocks: Blocks) -> Iterator[str]:
-    if type(old) is not type(new):
-        assert isinstance(new, MoEConfig)
-        yield (
-            f"feed-forward {old.kind} -> {new.n_experts} experts of {new.d_expert} hidden units, {new.top_k} a token "
-            "(upcycling)"
-        )
-        return
-    yield from WORDS[type(new)](old, new, blocks)
-
-
-def _units(old: Any, new: Any, blocks: Blocks) -> Iterator[str]:
-    if new.d_ff != old.d_ff:
-        yield f"feed-forward {old.d_ff} -> {new.d_ff} hidden units (MLP expansion)"
-
-
-def _blocks(old: HourglassConfig, new: HourglassConfig, blocks: Blocks) -> Iterator[str]:
-    for place, (source, after) in enumerate(zip(blocks, new.hidden_widths)):
-        if source is None:
-            yield f"feed-forward block {place} added, {after} hidden units, silent at first (block addition)"
-        elif after != old.hidden_widths[source]:
-            before = old.hidden_widths[source]
-            yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
-
-
-def _experts(old: MoEConfig, new: MoEConfig, blocks: Blocks) -> Iterator[str]:
-    n_parts = new.n_experts // old.n_experts
-    is_cut = n_parts > 1 and new.d_expert * n_parts == old.d_expert
-    if n_parts > 1:
-        how = "experts cut" if is_cut else "experts duplicated"
-        yield f"{old.n_experts} -> {new.n_experts} experts, {old.top_k} -> {new.top_k} a token ({how})"
-    if new.d_expert != old.d_expert:
-        name = "experts cut" if is_cut else "MLP expansion"
-        yield f"experts {old.d_expert} -> {new.d_expert} hidden units ({name})"
-    if new.d_shared != old.d_shared:
-        yield f"shared expert {old.d_shared} -> {new.d_shared} hidden units (MLP expansion)"
-
-
-WORDS: dict[type, Callable[[Any, Any, Blocks], Iterator[str]]] = {
-    SwiGLUConfig: _units,
-    MLPConfig: _units,
-    DynamicConfig: _units,
-    HourglassConfig: _blocks,
-    MoEConfig: _experts,
-}
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,7 @@ def _attention(model: ModelConfig, layers: Iterable[int], **changes: int) -> Exp
 
 def widen_ffn(model: ModelConfig, layers: Iterable[int], d_ff: int) -> Expansion:
     """MLP expansion (Definition 3.1): hidden units, of every kind of feed-forward; of each expert, of each block."""
-    return _ffn(model, layers, lambda ffn: checked_copy(ffn, "ffn", **{_hidden_key(ffn): d_ff}))
-
-
-def _hidden_key(ffn: FFN) -> str:
-    return next(key for key in ("d_ff", "d_expert", "d_hidden") if key in type(ffn).model_fields)
+    return _ffn(model, layers, lambda ffn: checked_copy(ffn, "ffn", **{next(iter(ffn.hidden_axes)): d_ff}))
 
 
 def add_heads(model: ModelConfig, layers: Iterable[int], n_heads: int, n_kv_heads: int) -> Expansion:

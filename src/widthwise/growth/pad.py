@@ -14,11 +14,10 @@ from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
 from widthwise.model.layer import LayerConfig
-from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
 """What `Plan.weights` is told to fill new entries with."""
-HIDDEN_KEYS = ("d_ff", "d_expert", "d_shared", "d_hidden")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
     """The config with its sizes rounded up. Raises UserError."""
     d_model = multiples.d_model
-    if d_model > 1 and not isinstance(model.residual, PlainResidualConfig):
+    if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
     if d_model > 1 and model.final_norm.kind == "layer":
         raise UserError(
@@ -113,7 +112,7 @@ def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
 
 
 def _ffn(old: FFN, multiple: int, where: str) -> FFN:
-    sizes = {key: _padded_hidden(getattr(old, key), multiple) for key in HIDDEN_KEYS if key in type(old).model_fields}
+    sizes = {field: _padded_hidden(getattr(old, field), multiple) for field in old.hidden_axes}
     return checked_copy(old, where, **sizes)
 
 

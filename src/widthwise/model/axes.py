@@ -111,6 +111,10 @@ class Norm(Weight):
         super().__init__(axes, axes, (size(axes),), start=1.0)
         self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
 
+    def gain_factor(self, other: "Norm") -> float:
+        """What the gain is multiplied by in another norm of the same eps * norm_dim, for the same output."""
+        return math.sqrt(self.norm_dim / other.norm_dim)
+
     def extra_repr(self) -> str:
         return f"{self.in_axes}, eps={self.eps}, norm_dim={self.norm_dim}"
 

@@ -41,10 +41,7 @@ class ModelConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _layers_fit(self) -> "ModelConfig":
-        named = {f"layers.{index}": layer for index, layer in enumerate(self.layers)}
-        if self.mtp is not None:
-            named["mtp.layer"] = self.mtp.layer
-        for name, layer in named.items():
+        for name, layer in self.named_layers():
             found = layer.ffn.vocab_size
             if found not in (None, self.vocab_size):
                 raise ValueError(f"{name}.ffn: its vocab_size is {found}; must be the model's, {self.vocab_size}")
@@ -70,6 +67,11 @@ class ModelConfig(Config):
         if width != d_model and not residual.final_norm_spans_layer:
             raise ValueError(f"final_norm_width: got {width}; with {residual.kind} it is d_model, {d_model}")
         return self
+
+    def named_layers(self) -> list[tuple[str, LayerConfig]]:
+        """Every layer with its path, that of further heads too."""
+        named = [(f"layers.{i}", layer) for i, layer in enumerate(self.layers)]
+        return named if self.mtp is None else [*named, ("mtp.layer", self.mtp.layer)]
 
     @property
     def n_layers(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from widthwise.config_io import UserError, mistakes_at, options_of
 from widthwise.model.attention import AttentionTemplate
-from widthwise.model.ffn.hourglass import Blocks, HourglassTemplate
+from widthwise.model.ffn.hourglass import BlockOptions, HourglassTemplate
 from widthwise.shape.kinds import UniformShape
 from widthwise.shape.search_space import GRIDS, SearchSpace
 from widthwise.shape.template import ModelTemplate
@@ -121,7 +121,7 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
     """The base with these sizes; the feed-forward of an hourglass base keeps its norm and its sharing of weights."""
-    kept = options_of(Blocks, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
+    kept = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
         "n_layers": sizes.n_layers,

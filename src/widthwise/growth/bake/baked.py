@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.bake.one_eps import (
     Factor,
-    layers_of,
     norms_of,
     scaled,
     stream_factor,
@@ -25,11 +24,8 @@ from widthwise.model.attention import SCALES, Attention, AttentionConfig
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
-from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual import Residual
-from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
 from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
@@ -74,12 +70,10 @@ def _one_if_near(factor: float) -> float:
 def left_explicit(config: ModelConfig) -> list[str]:
     """Of a baked model the constants that have no standard form, a line for each."""
     found = []
-    for where, layer in layers_of(config):
-        attention, ffn = layer.attention, layer.ffn
-        if attention.rope_frequencies is not None:
+    for where, layer in config.named_layers():
+        if layer.attention.rope_frequencies is not None:
             found.append(f"{where}.attention.rope_frequencies: no rope_base gives them")
-        if isinstance(ffn, DynamicConfig) and ffn.grown_from:
-            found.append(f"{where}.ffn.grown_from: {list(ffn.grown_from)}; a width counts the first of these units")
+        found += [f"{where}.ffn.{line}" for line in layer.ffn.left_by_bake()]
     for where, norm, width in norms_of(config):
         if norm.stat_width is not None:
             found.append(f"{where}.stat_width: {norm.stat_width}; the norm measures fewer coordinates than its {width}")
@@ -99,7 +93,7 @@ def _baked_config(config: ModelConfig, form: NormForm, one_eps: bool) -> ModelCo
         config,
         "model",
         layers=tuple(_layer(layer, form, one_eps) for layer in config.layers),
-        residual=_residual(config.residual),
+        residual=config.residual.baked(),
         final_norm=form(config.final_norm, config.final_norm_width),
         mtp=mtp,
     )
@@ -119,13 +113,6 @@ def _with_own_eps(norm: NormConfig, width: int) -> NormConfig:
 
 def _with_same_eps(norm: NormConfig, width: int) -> NormConfig:
     return norm.model_copy(update={"norm_dim": width})
-
-
-def _residual(residual: Residual) -> Residual:
-    if not isinstance(residual, HyperConnectionsConfig):
-        return residual
-    eps = residual.eps * ((residual.slot_norm_dim or residual.slot_width) / residual.slot_width)
-    return residual.model_copy(update={"slot_norm_dim": None, "group_norm_dim": None, "eps": eps})
 
 
 def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
@@ -167,8 +154,7 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
     """Of norms that make up for another divisor by their gain and eps: all but those of queries and keys."""
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
-        path, _, leaf = name.rpartition(".")
-        if not isinstance(before, Norm) or leaf in ("q_norm", "k_norm"):
+        if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):
             continue
         after = parts[name]
         assert isinstance(after, Norm)
@@ -177,5 +163,4 @@ def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
                 f"{name}: divides by {before.norm_dim} and shares its eps with norms that divide by another size, so "
                 "that they have no standard form together"
             )
-        if not isinstance(parts[path], HyperConnection):  # which divides by the root of norm_dim once more
-            yield f"{name}.weight", math.sqrt(before.norm_dim / after.norm_dim)
+        yield f"{name}.weight", before.gain_factor(after)

@@ -13,31 +13,15 @@ from widthwise.config_io import UserError
 from widthwise.model.axes import LayerNorm, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.mlp import MLPConfig
-from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import After, NormConfig
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 
 Factor = tuple[str, float]
 """A parameter and what it is multiplied by."""
 
-BAKED_AROUND = (SwiGLUConfig, MLPConfig, MoEConfig)
-"""Feed-forwards that read the stream through one norm, or as it is, and write a multiple of their last matrix."""
-
-
-def layers_of(config: ModelConfig) -> Iterator[tuple[str, LayerConfig]]:
-    """Every layer with its path."""
-    for i, layer in enumerate(config.layers):
-        yield f"layers.{i}", layer
-    if config.mtp is not None:
-        yield "mtp.layer", config.mtp.layer
-
 
 def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
     """Every norm that has a config of its own, with its path and the divisor that it has in a model that never grew."""
-    for where, layer in layers_of(config):
+    for where, layer in config.named_layers():
         for name, norm_dim in layer.usual_norm_dims.items():
             yield f"{where}.{name}", getattr(layer, name), norm_dim
     yield "final_norm", config.final_norm, config.final_norm_width
@@ -48,21 +32,15 @@ def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 
 def stream_factor(config: ModelConfig) -> float:
     """c, 1 where every norm divides by its width already. Raises UserError where one c does not serve all norms."""
-    if all(norm.norm_dim == width for _, norm, width in norms_of(config)) and _slots_divide_by_width(config):
+    has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
+    if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
         return 1.0
     _check_one_factor(config)
     return math.sqrt(config.d_model / config.final_norm.norm_dim)
 
 
-def _slots_divide_by_width(config: ModelConfig) -> bool:
-    residual = config.residual
-    if not isinstance(residual, HyperConnectionsConfig):
-        return True
-    return residual.slot_norm_dim in (None, residual.slot_width) and residual.group_norm_dim in (None, config.d_model)
-
-
 def _check_one_factor(config: ModelConfig) -> None:
-    if config.residual.kind != "plain":
+    if not config.residual.is_sum:
         raise UserError(f"residual.kind: got {config.residual.kind}; one eps needs norms of a plain residual")
     if config.mtp is not None:
         raise UserError("mtp: has norms of its own; one eps needs a model without further heads")
@@ -79,8 +57,8 @@ def _check_one_factor(config: ModelConfig) -> None:
             f"norm_dim: got {sorted(divisors)}; one eps needs norms that all divide by the same number, because the "
             "stream has one factor"
         )
-    for where, layer in layers_of(config):
-        if not isinstance(layer.ffn, BAKED_AROUND):
+    for where, layer in config.named_layers():
+        if not layer.ffn.bakes_with_one_eps:
             raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs swiglu, mlp or moe")
 
 

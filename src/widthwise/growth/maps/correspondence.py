@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from widthwise.config_io import UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.hourglass import HourglassConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.layer import LayerConfig
 
 
@@ -16,7 +16,7 @@ class Correspondence:
     layers: tuple[int | None, ...]
     """One a new layer."""
     blocks: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    """By new layer, one a block of its hourglass; where not given, added blocks come last."""
+    """By new layer, one a block of its feed-forward; where not given, added blocks come last."""
 
     def pairs(self) -> list[tuple[int, int]]:
         """(old, new) positions of the layers that stay."""
@@ -26,29 +26,19 @@ class Correspondence:
         """(old, new) positions of the layer that stays nearest to one that is added; of two the one before it."""
         return min(self.pairs(), key=lambda pair: (abs(pair[1] - new_layer), pair[1] > new_layer))
 
-    def blocks_of(self, new_layer: int, n_old: int, n_new: int) -> tuple[int | None, ...]:
-        given = self.blocks.get(new_layer)
+    def blocks_of(self, new_layer: int | None, old: FFNConfig, new: FFNConfig) -> tuple[int | None, ...]:
+        """For each block of a feed-forward the old one it comes from. new_layer: None in further heads."""
+        n_old, n_new = old.n_residual_additions, new.n_residual_additions
+        given = None if new_layer is None else self.blocks.get(new_layer)
         return given or (*range(n_old), *[None] * (n_new - n_old))
 
-    def old_name(self, name: str, n_old_blocks: dict[int, tuple[int, int]]) -> str | None:
-        """What a parameter was called before growth, None where its layer or block is new.
-
-        n_old_blocks: new layer -> numbers of old and new blocks, of layers with hourglasses.
-        """
+    def old_name(self, name: str) -> str | None:
+        """What a parameter would be called before growth by its layer alone; None where that is new."""
         found = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
         if found is None:
             return name
-        new_layer, rest = int(found[1]), found[2]
-        old_layer = self.layers[new_layer]
-        if old_layer is None:
-            return None
-        block = re.fullmatch(r"ffn\.blocks\.(\d+)\.(.*)", rest)
-        if block is not None and new_layer in n_old_blocks:
-            old_block = self.blocks_of(new_layer, *n_old_blocks[new_layer])[int(block[1])]
-            if old_block is None:
-                return None
-            rest = f"ffn.blocks.{old_block}.{block[2]}"
-        return f"layers.{old_layer}.{rest}"
+        old_layer = self.layers[int(found[1])]
+        return None if old_layer is None else f"layers.{old_layer}.{found[2]}"
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
@@ -99,13 +89,3 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
 
 def _can_become(old: LayerConfig, new: LayerConfig) -> bool:
     return new.d_model >= old.d_model and new.d_in >= old.d_in and new.d_out >= old.d_out
-
-
-def numbers_of_blocks(old: ModelConfig, new: ModelConfig, correspondence: Correspondence) -> dict[int, tuple[int, int]]:
-    """New layer -> numbers of old and new blocks, of layers with hourglasses."""
-    found = {}
-    for i, j in correspondence.pairs():
-        a, b = old.layers[i].ffn, new.layers[j].ffn
-        if isinstance(a, HourglassConfig) and isinstance(b, HourglassConfig):
-            found[j] = (a.n_blocks, b.n_blocks)
-    return found

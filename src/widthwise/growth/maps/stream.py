@@ -19,8 +19,7 @@ from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.model.residual.interface import PrefixLayout, SlotLayout
 
 FRESH, FOREIGN = -1, -2
 
@@ -153,8 +152,8 @@ Kept = list[tuple[LayerConfig, LayerConfig]]
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
     """Of a growth. layers: (old, new) positions of the layers that stay. Raises UserError where there is none."""
     kept = [(old.layers[i], new.layers[j]) for i, j in layers]
-    if isinstance(new.residual, HyperConnectionsConfig):
-        return _slot_map(old, new, kept)
+    if isinstance(new.residual.layout, SlotLayout):
+        return _slot_map(old, new, new.residual.layout, kept)
     pairs = {(old.d_model, new.d_model), (old.final_norm_width, new.final_norm_width), *_widths(kept)}
     average = _has_layer_norms(old) and any(a != b for a, b in pairs)
     if average:
@@ -181,12 +180,10 @@ def _norms(model: ModelConfig) -> list[NormConfig]:
     return [model.final_norm, *further, *(norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm))]
 
 
-def _slot_map(old: ModelConfig, new: ModelConfig, kept: Kept) -> SlotMap:
-    residual = new.residual
-    assert isinstance(residual, HyperConnectionsConfig)
-    before = old.residual if isinstance(old.residual, HyperConnectionsConfig) else None
-    slot_width = residual.slot_width if before is None else before.slot_width
-    n_slots = residual.n_owned_slots if before is None else before.n_slots
+def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: Kept) -> SlotMap:
+    before = old.residual.layout if isinstance(old.residual.layout, SlotLayout) else None
+    slot_width = slots.slot_width if before is None else before.slot_width
+    n_slots = slots.n_owned_slots if before is None else before.n_slots
     widens = any(a != b for a, b in {(old.d_model, new.d_model), *_widths(kept)})
     if before is None and widens:
         raise UserError("residual: hyper-connections and other widths are two growths; make them one after the other")
@@ -195,36 +192,36 @@ def _slot_map(old: ModelConfig, new: ModelConfig, kept: Kept) -> SlotMap:
             f"final_norm_width: got {old.final_norm_width}; slots need a last norm over the {old.d_model} coordinates "
             "of the head, and another one would change the function"
         )
-    if residual.slot_width < slot_width or residual.n_slots < n_slots:
+    if slots.slot_width < slot_width or slots.n_slots < n_slots:
         raise UserError(
-            f"residual: got {residual.n_slots} slots of {residual.slot_width} where there were {n_slots} of "
-            f"{slot_width}; growth takes nothing away"
+            f"residual: got {slots.n_slots} slots of {slots.slot_width} where there were {n_slots} of {slot_width}; "
+            "growth takes nothing away"
         )
-    if new.d_model // residual.slot_width != old.d_model // slot_width:
+    if new.d_model // slots.slot_width != old.d_model // slot_width:
         raise UserError(
             f"d_model: got {new.d_model}; a stream of slots grows by wider slots, so that it must be "
-            f"{old.d_model // slot_width} of them: {old.d_model // slot_width * residual.slot_width}"
+            f"{old.d_model // slot_width} of them: {old.d_model // slot_width * slots.slot_width}"
         )
-    has_means = _has_layer_norms(old) or (before is not None and before.group_norm == "layer")
-    if has_means and (widens or residual.slot_width != slot_width):
+    has_means = _has_layer_norms(old) or (before is not None and before.has_means)
+    if has_means and (widens or slots.slot_width != slot_width):
         raise UserError(
-            f"residual.slot_width: got {residual.slot_width}; neither slots nor layers of slots can grow under layer "
+            f"residual.slot_width: got {slots.slot_width}; neither slots nor layers of slots can grow under layer "
             "norms, whose means would change; add slots, or grow the feed-forwards and heads"
         )
     for a, b in _widths(kept):
-        if b // residual.slot_width < a // slot_width:
+        if b // slots.slot_width < a // slot_width:
             raise UserError(f"d_model: got {b} where there were {a}: fewer slots; growth takes nothing away")
-    return SlotMap(slot_width, residual.slot_width, n_slots)
+    return SlotMap(slot_width, slots.slot_width, n_slots)
 
 
 def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> None:
     """Coordinates that stay as they are though another layer owns them: only `carry` leaves them alone."""
-    residual = old.residual
-    assert isinstance(residual, PlainResidualConfig)
+    layout = old.residual.layout
+    assert isinstance(layout, PrefixLayout)
     widest = next((pair for pair in sorted(stream.pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
-    if residual.resize != "carry" and widest is not None:
+    if layout.resize != "carry" and widest is not None:
         raise UserError(
-            f"residual.resize: got {residual.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
+            f"residual.resize: got {layout.resize}; a layer that grows from {widest[0]} to {widest[1]} would keep "
             "coordinates that resizing fills anew; grow all layers alike, or use carry"
         )
     last = (old.final_norm_width, new.final_norm_width)
@@ -239,15 +236,15 @@ def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
     """Of layers that are added (see `Correspondence.layers`): where a wider layer does not find what was carried, none
     may come between two others that is narrower or wider than both. Behind the last layer all is carried.
     """
-    residual = new.residual
-    if not isinstance(residual, PlainResidualConfig) or residual.resize == "carry":
+    layout = new.residual.layout
+    if not isinstance(layout, PrefixLayout) or layout.resize == "carry":
         return
     for j, layer in enumerate(new.layers):
         after = new.layers[j + 1].d_in if j + 1 < new.n_layers else 0
         path = [new.widths_before[j], layer.d_in, layer.d_model, layer.d_out, after]
         if sources[j] is None and path not in (sorted(path), sorted(path, reverse=True)):
             raise UserError(
-                f"layers.{j}.d_model: got {layer.d_model} for an added layer; with residual.resize {residual.resize} "
+                f"layers.{j}.d_model: got {layer.d_model} for an added layer; with residual.resize {layout.resize} "
                 "its width must lie between those of its neighbours, the last one's at most at its predecessor's"
             )
 
@@ -263,5 +260,5 @@ def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
         raise UserError("d_model: layer norms need fresh coordinates that are means, rms norms ones that are 0")
     if any(layer.norm_placement != "pre" for layer in old.layers):
         raise UserError("d_model: cannot grow behind reordered layer norms, whose output has a mean of its own")
-    if any(getattr(layer.ffn, "norm", None) not in (None, "pre") for layer in old.layers):
+    if any(layer.ffn.norm_placement("pre") != "pre" for layer in old.layers):
         raise UserError("ffn.norm: blocks without layer norms of their own cannot see the mean of a grown stream")

@@ -3,6 +3,7 @@
 From it follow the grown weights, the optimizer's state, which entries are new, and the way back.
 """
 
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,19 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.maps.correspondence import Correspondence, align, numbers_of_blocks
+from widthwise.growth.maps.correspondence import Correspondence, align
 from widthwise.growth.maps.stream import StreamMap, stream_map
 from widthwise.growth.plan.added import SUBLAYERS, added_plan, copied_plan, starter
 from widthwise.growth.plan.fresh import Fresh
 from widthwise.growth.plan.rules import Owner, weight_plan
-from widthwise.growth.plan.slots import coefficient_map, table_plan
+from widthwise.growth.plan.slots import slot_plan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.growth.target.model import grown_config
-from widthwise.model.axes import Control, Vector, Weight
+from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.ffn.interface import FFNConfig
+from widthwise.model.layer import DecoderLayer
 from widthwise.model.memory import allocating
-from widthwise.model.residual.hyper_connections import HyperConnection
 
 NewLayers = Literal["drawn", "copied"]
 
@@ -112,8 +114,7 @@ def plan_growth(
 def _planned(old: ModelConfig, new: ModelConfig, correspondence: Correspondence, new_layers: NewLayers) -> Plan:
     models = blueprint(old), blueprint(new)
     stream = stream_map(old, new, correspondence.pairs())
-    blocks = numbers_of_blocks(old, new, correspondence)
-    planner = _Planner(*models, correspondence, stream, blocks, new_layers == "copied")
+    planner = _Planner(*models, correspondence, stream, new_layers == "copied")
     tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
     _check_nothing_lost(models[0], tensors)
     return Plan(old, new, correspondence, tensors)
@@ -132,7 +133,6 @@ class _Planner:
     new: Decoder
     correspondence: Correspondence
     stream: StreamMap
-    n_blocks: dict[int, tuple[int, int]]
     copies_layers: bool
 
     @cached_property
@@ -151,22 +151,28 @@ class _Planner:
             return self._added(name, owner)
         before = _weight(self.old_modules, old_name)
         assert before is not None
-        parent, old_parent = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
-        if isinstance(parent, HyperConnection) and isinstance(old_parent, HyperConnection):
-            if isinstance(owner, Vector):
-                return table_plan(old_name, old_parent, parent, starter(name, self.new, owner))
-            if isinstance(owner, Control):
-                rows = coefficient_map(old_parent, parent)
-                columns = self.stream.slot_read(before.in_axes["slot_width"], owner.in_axes["slot_width"])
-                return TensorPlan(old_name, (rows, columns))
-        return weight_plan(
-            old_name, Owner(name.removesuffix(".weight"), before, owner, parent, old_parent), self.stream
-        )
+        parents = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
+        place = Owner(name.removesuffix(".weight"), before, owner, *parents, _ffn_of(self.new_modules, name))
+        of_slots = slot_plan(old_name, place, self.stream, starter(name, self.new, owner))
+        return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
     def _old_name(self, name: str) -> str | None:
         """None where the old model has no such parameter."""
-        old_name = self.correspondence.old_name(name, self.n_blocks)
+        old_name = self.correspondence.old_name(name)
+        if old_name is not None:
+            old_name = self._as_old_ffn(name, old_name)
         return None if old_name is None or _weight(self.old_modules, old_name) is None else old_name
+
+    def _as_old_ffn(self, name: str, old_name: str) -> str | None:
+        """What the old feed-forward calls it, where it is part of one. old_name: in the layer it comes from."""
+        old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
+        if old is None or new is None:
+            return old_name
+        layer, ffn, leaf = old_name.partition(".ffn.")
+        found = re.match(r"layers\.(\d+)\.", name)
+        blocks = self.correspondence.blocks_of(int(found[1]) if found else None, old, new)
+        before = new.name_before(old, leaf, blocks)
+        return None if before is None else f"{layer}{ffn}{before}"
 
     def _is_added(self, name: str) -> bool:
         return self._old_name(name) is None
@@ -191,6 +197,13 @@ def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
     """Whose parameter has that name."""
     owner = modules.get(name.removesuffix(".weight"))
     return owner if isinstance(owner, Weight) else None
+
+
+def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
+    """Of the feed-forward that a parameter is part of."""
+    layer, _, inside = name.partition(".ffn.")
+    owner = modules.get(layer)
+    return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
 
 
 def _parent(name: str) -> str:

@@ -20,17 +20,14 @@ from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, Turned
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import Attention
 from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, Norm, Vector, Weight
-from widthwise.model.ffn.dynamic import DynamicConfig
+from widthwise.model.ffn.interface import FFNConfig
 from widthwise.model.ffn.moe import MoE, MoEConfig
-from widthwise.model.ffn.unit_ranks import old_index
 from widthwise.model.positions import LearnedPositions
 
 TABLES = (Embedding, LearnedPositions)
 """Whose rows are those of their in_axes."""
 EXPERTS = ("w_gate", "w_up", "w_down")
 """Matrices that stand one below the other, a part for each expert."""
-UNITS = ("d_ff", "d_expert")
-"""Hidden units: new ones read what they like, and are not heard."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Owner:
     parent: nn.Module
     """In the grown model; of a bias the parent of its matrix."""
     old_parent: nn.Module
+    ffn: FFNConfig | None = None
+    """Of the grown model, where the module is part of a feed-forward."""
 
     @property
     def is_bias(self) -> bool:
@@ -122,8 +121,8 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
         return _coordinates(owner, role, stream.slot_read(n_old, n_new), stream.slot_written(n_old, n_new))
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")
-    if name in UNITS:
-        return _units(owner, n_old, n_new, zero=role == "in")
+    if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
+        return _units(owner, owner.ffn, n_old, n_new, zero=role == "in")
     if name == "n_experts":
         return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
     if name == "n_positions" and n_new >= n_old:
@@ -141,13 +140,11 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
     return AxisMap.of(written.n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
 
 
-def _units(owner: Owner, n_old: int, n_new: int, zero: bool) -> AxisMap:
+def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, zero: bool) -> AxisMap:
+    """Of hidden units. New ones read what they like, and are not heard."""
     if n_new < n_old:
         raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
-    config = getattr(owner.parent, "config", None)
-    if isinstance(config, DynamicConfig) and n_new > n_old:
-        return AxisMap.of(n_old, old_index((*config.grown_from, n_new)), zero)
-    return AxisMap.appended(n_old, n_new, zero)
+    return AxisMap.of(n_old, ffn.units_before(n_old, n_new), zero)
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:

@@ -9,9 +9,25 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.maps.axis_map import AxisMap, product
+from widthwise.growth.maps.stream import StreamMap
 from widthwise.growth.plan.fresh import AsStarted, Draw
+from widthwise.growth.plan.rules import Owner
 from widthwise.growth.plan.tensor_plan import TensorPlan
+from widthwise.model.axes import Control, Vector
 from widthwise.model.residual.hyper_connections import HyperConnection
+
+
+def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
+    """Of a parameter of a hyper-connection; None of all others. start: fills an untrained one."""
+    old, new = owner.old_parent, owner.parent
+    if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
+        return None
+    if isinstance(owner.new, Vector):
+        return table_plan(source, old, new, start)
+    if isinstance(owner.new, Control):
+        columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])
+        return TensorPlan(source, (coefficient_map(old, new), columns))
+    return None
 
 
 def coefficient_map(old: HyperConnection, new: HyperConnection) -> AxisMap:

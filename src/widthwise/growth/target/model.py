@@ -7,26 +7,23 @@ stays as well, whatever the recipe says: a baked or imported model brings its ow
 
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy
+from widthwise.config_io import UserError, checked_copy, mistakes_at
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.maps.stream import StreamMap, check_added, stream_map
-from widthwise.growth.target.agreement import all_must_agree, must_agree
 from widthwise.growth.target.attention import added_attention, grown_attention
-from widthwise.growth.target.ffn import grown_ffn
+from widthwise.model.agreement import all_must_agree, must_agree
 from widthwise.model.config import ModelConfig
-from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
 from widthwise.model.norm import PLACEMENTS, NormConfig
-from widthwise.model.residual import Residual
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
-from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.model.residual.interface import ResidualConfig
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence) -> ModelConfig:
     """`wanted` with the constants of `old`. Raises UserError where what is wanted would be another function."""
-    for name in ("vocab_size", "tie_embeddings", "embedding_multiplier", "logit_multiplier"):
-        must_agree(name, getattr(old, name), getattr(wanted, name))
+    for model in (old, wanted):
+        _check_known(model)
+    all_must_agree(("vocab_size", "tie_embeddings", "embedding_multiplier", "logit_multiplier"), old, wanted)
     if old.positions is None or wanted.positions is None:
         must_agree("positions", old.positions, wanted.positions)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
@@ -49,48 +46,33 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     )
 
 
-def _residual(old: ModelConfig, wanted: ModelConfig) -> Residual:
+def _check_known(model: ModelConfig) -> None:
+    """Raises UserError for a component that says nothing of how it grows."""
+    residual = model.residual
+    if residual.kept is None or residual.layout is None:
+        raise UserError(
+            f"residual: growth does not know residual `{residual.kind}`; its config must say `kept` and `layout`"
+        )
+    for where, layer in model.named_layers():
+        if layer.ffn.kept is None:
+            raise UserError(
+                f"{where}.ffn: growth does not know feed-forward `{layer.ffn.kind}`; its config must say `kept`"
+            )
+
+
+def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
     """Raises UserError where the one residual is not the other at any size."""
     before, after = old.residual, wanted.residual
     must_agree("residual.multiplier", before.multiplier, after.multiplier)
-    if isinstance(before, PlainResidualConfig) and isinstance(after, PlainResidualConfig):
-        must_agree("residual.resize", before.resize, after.resize)
-        return after
-    if isinstance(before, HyperConnectionsConfig) and isinstance(after, HyperConnectionsConfig):
-        all_must_agree("residual", ("dynamic", "embedding", "reduce"), before, after)
-        if before.group_norm is None:
-            after = after.model_copy(update={"group_norm": None})
-        must_agree("residual.group_norm", before.group_norm, after.group_norm)
-        constants = {
-            "eps": before.eps,
-            "slot_norm_dim": before.slot_norm_dim or before.slot_width,
-            "group_norm_dim": before.group_norm_dim or old.d_model,
-        }
-        return after.model_copy(update=constants)
-    if isinstance(before, PlainResidualConfig) and isinstance(after, HyperConnectionsConfig):
-        _check_slots(old, before, after)
-        # A norm of groups in front of the last norm would change the function by the eps of both.
-        return after.model_copy(update={"group_norm": None})
-    raise UserError(f"residual.kind: got {after.kind} where it was {before.kind}; growth takes nothing away")
-
-
-def _check_slots(old: ModelConfig, before: PlainResidualConfig, after: HyperConnectionsConfig) -> None:
-    """Raises UserError where a plain stream is not that of its slots."""
-    widest, d_model = max(old.d_model, *old.widths), old.d_model
-    if before.resize != "carry" and len({*old.widths, d_model}) > 1:
+    with mistakes_at("residual"):
+        grown = after.with_constants_of(before, old.d_model, old.widths)
+    slot_width = grown.slot_shape(old.d_model)[1]
+    if old.mtp is not None and type(before) is not type(after) and slot_width != before.slot_shape(old.d_model)[1]:
         raise UserError(
-            f"residual.resize: got {before.resize}; slots carry coordinates, so that only carry can become slots"
-        )
-    if after.embedding in ("expand", "slot") and widest > d_model:
-        raise UserError(
-            f"residual.embedding: got {after.embedding}, which fills coordinates {d_model} to {widest} that start at "
-            "0; use direct or pad"
-        )
-    if old.mtp is not None and after.slot_width != d_model:
-        raise UserError(
-            f"residual.slot_width: got {after.slot_width}; further heads join slots as wide as d_model, {d_model}, and "
+            f"residual.slot_width: got {slot_width}; further heads join slots as wide as d_model, {old.d_model}, and "
             "cannot join narrower ones with the same matrix"
         )
+    return grown
 
 
 def _check_norm(where: str, old: NormConfig, new: NormConfig) -> None:
@@ -114,7 +96,8 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         # A norm behind a sublayer sees its update, which is 0 in coordinates that are new to it.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     attention = grown_attention(old.attention, new.attention, where)
-    ffn = grown_ffn(old.ffn, new.ffn, old.d_model != new.d_model, f"{where}.ffn")
+    with mistakes_at(f"{where}.ffn"):
+        ffn = new.ffn.with_constants_of(old.ffn, reads_more=old.d_model != new.d_model)
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
 
 
@@ -135,8 +118,7 @@ def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> L
 
 def _reads_normed(layer: LayerConfig) -> bool:
     """Whether the norms of its feed-forward stand before it."""
-    own = layer.ffn.norm if isinstance(layer.ffn, HourglassConfig) else None
-    return (own or layer.norm_placement) in ("pre", "shared")
+    return layer.ffn.norm_placement(layer.norm_placement) in ("pre", "shared")
 
 
 def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig | None:
@@ -144,7 +126,8 @@ def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig 
     if before is None or after is None:
         must_agree("mtp", before, after)
         return None
-    all_must_agree("mtp", ("n_depths", "share_reduce"), before, after)
+    with mistakes_at("mtp"):
+        all_must_agree(("n_depths", "share_reduce"), before, after)
     for name in ("slot_norm", "final_norm"):
         _check_norm(f"mtp.{name}", getattr(before, name), getattr(after, name))
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]

@@ -8,9 +8,9 @@ when units come in between (see `unit_ranks`). Numbers of units are of those tha
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pydantic
 import torch
@@ -23,12 +23,13 @@ from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
+from widthwise.model.agreement import must_agree
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
 from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import swiglu_cost
-from widthwise.model.ffn.unit_ranks import grown_centres
+from widthwise.model.ffn.unit_ranks import grown_centres, old_index
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
@@ -62,6 +63,8 @@ class WidthChoice(Config):
 class DynamicConfig(WidthChoice, FFNConfig):
     """down(mask * silu(gate(x)) * up(x)) with a mask for each token."""
 
+    kept = ("min_fraction", "score")
+    hidden_axes: ClassVar = {"d_ff": "d_ff"}
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
     """Units."""
@@ -106,6 +109,28 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "DynamicWidth":
         return DynamicWidth(self, d_model, d_out, norm)
+
+    def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
+        """Units keep their ranks, and widths, centres and temperatures the sizes they were meant for."""
+        super().with_constants_of(old, reads_more)
+        assert isinstance(old, DynamicConfig)
+        must_agree("mask.kind", old.mask.kind, self.mask.kind)
+        if reads_more and old.score.is_stream_mean:
+            raise ValueError(
+                f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
+                "linear or mlp"
+            )
+        if self.d_ff < old.d_ff:
+            raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
+        grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
+        return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
+
+    def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
+        return old_index(self.sizes) if n_new > n_old else range(n_old)
+
+    def left_by_bake(self) -> Iterator[str]:
+        if self.grown_from:
+            yield f"grown_from: {list(self.grown_from)}; a width counts the first of these units"
 
 
 class DynamicTemplate(WidthChoice, HiddenWidthTemplate):

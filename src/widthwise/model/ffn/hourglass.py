@@ -3,15 +3,17 @@
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import pydantic
 from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
+from widthwise.model.agreement import must_agree
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
@@ -20,7 +22,7 @@ BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Of each block before it (the paper) or after it, one norm before the whole stack, or none."""
 
 
-class Blocks(Config):
+class BlockOptions(Config):
     """What blocks have in common: what does not depend on the width of the layer."""
 
     share_weights: bool = False
@@ -32,9 +34,11 @@ class Blocks(Config):
     without attention."""
 
 
-class HourglassConfig(Blocks, FFNConfig):
+class HourglassConfig(BlockOptions, FFNConfig):
     """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
 
+    kept = ("share_weights", "norm", "block_multiplier")
+    hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks
     """K, gated maps in a row."""
@@ -84,6 +88,31 @@ class HourglassConfig(Blocks, FFNConfig):
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
         return Hourglass(self, d_model, d_out, norm)
 
+    def norm_placement(self, placement: str) -> str:
+        return self.norm or placement
+
+    def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
+        grown = super().with_constants_of(old, reads_more)
+        if self.share_weights:
+            must_agree("n_blocks", old.n_residual_additions, self.n_blocks)
+        return grown
+
+    def name_before(self, old: FFNConfig, name: str, blocks: Blocks) -> str | None:
+        first, _, rest = name.partition(".")
+        if first != "blocks":
+            return name
+        block, _, rest = rest.partition(".")
+        source = blocks[int(block)]
+        return None if source is None else f"blocks.{source}.{rest}"
+
+    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        for place, (source, after) in enumerate(zip(blocks, self.hidden_widths)):
+            if source is None:
+                yield f"feed-forward block {place} added, {after} hidden units, silent at first (block addition)"
+            elif after != old.hidden_widths[source]:
+                before = old.hidden_widths[source]
+                yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
+
 
 def _with_shared_weights(costs: list[Cost]) -> Cost:
     """The blocks together, their common parameters once."""
@@ -91,7 +120,7 @@ def _with_shared_weights(costs: list[Cost]) -> Cost:
     return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
 
 
-class HourglassTemplate(Blocks, HiddenWidthTemplate):
+class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
 
     hidden_key = "d_hidden"
@@ -111,7 +140,7 @@ class HourglassTemplate(Blocks, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> HourglassConfig:
         d_hidden = self.whole_hidden(d_model)
-        return HourglassConfig(n_blocks=self.n_blocks, d_hidden=d_hidden, **options_of(Blocks, self))
+        return HourglassConfig(n_blocks=self.n_blocks, d_hidden=d_hidden, **options_of(BlockOptions, self))
 
 
 class Hourglass(FeedForward):

@@ -1,13 +1,15 @@
 """What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
+from widthwise.model.agreement import all_must_agree, must_agree
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormSite
@@ -23,6 +25,12 @@ balance_loss, router_z_loss: scalars without gradient, to report.
 """
 
 
+Blocks = Sequence[int | None]
+"""For each block of a grown feed-forward the old one it comes from, None where it is added. Those that are no stack
+have one block.
+"""
+
+
 class FeedForward(nn.Module, ABC):
     """A feed-forward with its norm."""
 
@@ -32,7 +40,23 @@ class FeedForward(nn.Module, ABC):
 
 
 class FFNConfig(Config, ABC):
-    """One layer's feed-forward with explicit sizes."""
+    """One layer's feed-forward with explicit sizes.
+
+    What growth needs to know of it stands at the end. Unless a class sets `kept`, growth and padding refuse it.
+    """
+
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+
+    kept: ClassVar[tuple[str, ...] | None] = None
+    """Fields that growth leaves as they are, because another value would be another function. None: growth does not
+    know this feed-forward."""
+    hidden_axes: ClassVar[dict[str, str]] = {}
+    """Fields that count hidden units -> the axis of the module's matrices that they size. New units of such an axis
+    read what they like and are not heard at first; padding rounds the fields up."""
+    bakes_with_one_eps: ClassVar[bool] = False
+    """Whether it reads the stream through one norm, or as it is, and writes a multiple of its last matrix, so that a
+    factor of the stream passes through it."""
 
     @property
     @abstractmethod
@@ -60,6 +84,40 @@ class FFNConfig(Config, ABC):
     @abstractmethod
     def build(self, d_model: int, d_out: int, norm: NormSite) -> FeedForward:
         """The module. norm: where the layer's feed-forward norm stands."""
+
+    def norm_placement(self, placement: str) -> str:
+        """Where its norms stand in a layer whose norms stand at `placement`."""
+        return placement
+
+    def with_constants_of(self, old: "FFNConfig", reads_more: bool) -> "FFNConfig":
+        """This config with the constants of `old`, from which its layer grows.
+
+        A conversion from another kind begins here: a class that can become one overrides this, and `name_before` where
+        parameters are called otherwise. reads_more: whether the layer reads a wider stream than before. Raises
+        ValueError `field: ...` where `old` cannot become this without changing the function.
+        """
+        must_agree("kind", old.kind, self.kind)
+        all_must_agree(self.kept or (), old, self)
+        return self
+
+    def name_before(self, old: "FFNConfig", name: str, blocks: Blocks) -> str | None:
+        """What a parameter of the module was called in that of `old`; None where it is new."""
+        return name
+
+    def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
+        """For each of n_new hidden units the old one that stands there, -1 where there was none."""
+        return (*range(n_old), *[-1] * (n_new - n_old))
+
+    def growth_in_words(self, old: "FFNConfig", blocks: Blocks) -> Iterator[str]:
+        """A line for each expansion that makes this of `old`."""
+        for field in self.hidden_axes:
+            before, after = getattr(old, field), getattr(self, field)
+            if after != before:
+                yield f"feed-forward {before} -> {after} hidden units (MLP expansion)"
+
+    def left_by_bake(self) -> Iterator[str]:
+        """The constants of a grown feed-forward that have no usual form, each as `field: why`."""
+        yield from ()
 
 
 class FFNTemplate(Config, ABC):

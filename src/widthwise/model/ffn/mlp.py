@@ -6,7 +6,7 @@ arXiv:2109.08668 (relu2).
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
@@ -60,6 +60,9 @@ class MLPOptions(Config):
 class MLPConfig(MLPOptions, FFNConfig):
     """down(activation(up(x)))."""
 
+    kept = ("activation", "bias")
+    hidden_axes: ClassVar = {"d_ff": "d_ff"}
+    bakes_with_one_eps = True
     kind: Literal["mlp"] = "mlp"
     d_ff: Width
     """Hidden width, in channels."""

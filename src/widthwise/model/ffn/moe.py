@@ -3,7 +3,8 @@
 Sources: Shazeer et al. 2017, arXiv:1701.06538; the variable-width paper's mixture, arXiv:2606.18246.
 """
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 import pydantic
 import torch
@@ -15,8 +16,8 @@ from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
-from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
+from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.swiglu import SwiGLU, SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import WIDEST, Count, Width
 
@@ -63,6 +64,9 @@ class MoEConfig(Routing, FFNConfig):
     The weights are the softmax over the logits of the chosen. No noise, no capacity, no token dropped.
     """
 
+    kept = ()
+    hidden_axes: ClassVar = {"d_expert": "d_expert", "d_shared": "d_ff"}
+    bakes_with_one_eps = True
     kind: Literal["moe"] = "moe"
     d_expert: Width
     """Hidden width of each expert, in channels."""
@@ -79,6 +83,49 @@ class MoEConfig(Routing, FFNConfig):
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "MoE":
         return MoE(self, d_model, d_out, norm)
+
+    def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
+        """A SwiGLU becomes equal experts, told apart by where a new router sends what."""
+        if isinstance(old, SwiGLUConfig):
+            if self.d_expert < old.d_ff:
+                raise ValueError(
+                    f"d_expert: got {self.d_expert}; every expert starts as the whole feed-forward, so that it must be "
+                    f"at least {old.d_ff}"
+                )
+            return self
+        grown = super().with_constants_of(old, reads_more)
+        assert isinstance(old, MoEConfig)
+        n_copies, rest = divmod(self.n_experts, old.n_experts)
+        if rest or n_copies == 0 or self.top_k != old.top_k * n_copies:
+            raise ValueError(
+                f"n_experts: got {self.n_experts} with top_k {self.top_k} where there were {old.n_experts} with top_k "
+                f"{old.top_k}; single experts cannot join, because they would take tokens or weight from the others: "
+                "multiply n_experts and top_k by one number, or grow d_expert or d_shared"
+            )
+        if self.d_expert < old.d_expert and self.d_expert * n_copies != old.d_expert:
+            raise ValueError(
+                f"d_expert: got {self.d_expert} where it was {old.d_expert}; it grows, or experts are cut into equal "
+                "parts"
+            )
+        return grown
+
+    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        if not isinstance(old, MoEConfig):
+            yield (
+                f"feed-forward {old.kind} -> {self.n_experts} experts of {self.d_expert} hidden units, {self.top_k} a "
+                "token (upcycling)"
+            )
+            return
+        n_parts = self.n_experts // old.n_experts
+        is_cut = n_parts > 1 and self.d_expert * n_parts == old.d_expert
+        if n_parts > 1:
+            how = "experts cut" if is_cut else "experts duplicated"
+            yield f"{old.n_experts} -> {self.n_experts} experts, {old.top_k} -> {self.top_k} a token ({how})"
+        if self.d_expert != old.d_expert:
+            name = "experts cut" if is_cut else "MLP expansion"
+            yield f"experts {old.d_expert} -> {self.d_expert} hidden units ({name})"
+        if self.d_shared != old.d_shared:
+            yield f"shared expert {old.d_shared} -> {self.d_shared} hidden units (MLP expansion)"
 
 
 class MoETemplate(Routing, HiddenWidthTemplate):

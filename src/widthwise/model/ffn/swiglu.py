@@ -1,6 +1,6 @@
 """Gated feed-forward. Source: Shazeer 2020, arXiv:2002.05202."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -21,6 +21,9 @@ def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
 class SwiGLUConfig(FFNConfig):
     """down(silu(gate(x)) * up(x))."""
 
+    kept = ()
+    hidden_axes: ClassVar = {"d_ff": "d_ff"}
+    bakes_with_one_eps = True
     kind: Literal["swiglu"] = "swiglu"
     d_ff: Width
     """Hidden width, in channels."""

@@ -5,7 +5,7 @@ All of it is computed in fp32, or wider where the model is: in bf16 a width coul
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -40,6 +40,9 @@ class WidthScore(nn.Module, ABC):
 
 class WidthScoreConfig(Config, ABC):
     """A kind of score and its options."""
+
+    is_stream_mean: ClassVar[bool] = False
+    """Whether it is a mean over the coordinates of the stream, which is another one over a wider stream."""
 
     def cost(self, d_model: float) -> Cost:
         """Kept for the backward pass: nothing beside x, from which the score is computed again."""
@@ -165,6 +168,7 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
     within a few thousandths of the mean of its biases then.
     """
 
+    is_stream_mean = True
     kind: Literal["ln_mean"] = "ln_mean"
 
     def cost(self, d_model: float) -> Cost:
@@ -193,6 +197,7 @@ class LayerNormMeanScore(FeatureScore):
 class RMSMeanScoreConfig(FeatureScoreConfig):
     """mean(x) / rms(x), between -1 and 1: what is left of the paper's score without the centring."""
 
+    is_stream_mean = True
     kind: Literal["rms_mean"] = "rms_mean"
 
     def build(self, d_model: int) -> "RMSMeanScore":
@@ -208,6 +213,7 @@ class RMSMeanScore(FeatureScore):
 class RawMeanScoreConfig(FeatureScoreConfig):
     """The mean of the residual stream before the norm: the paper's score without its norm. It has no bound."""
 
+    is_stream_mean = True
     kind: Literal["raw_mean"] = "raw_mean"
 
     def cost(self, d_model: float) -> Cost:

@@ -8,7 +8,7 @@ arXiv:2503.14125).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import pydantic
@@ -18,10 +18,18 @@ from widthwise.config_io import Config, options_of
 from widthwise.kernels import read_slots, write_slots
 from widthwise.kernels.boundary import PendingWrite, Reading, boundary, defers_writes, written
 from widthwise.kernels.hyper_connections import reference
-from widthwise.model.axes import Control, RMSNorm, Scale, Vector
+from widthwise.model.agreement import must_agree
+from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
+from widthwise.model.residual.interface import (
+    Exit,
+    PrefixLayout,
+    ResidualConfig,
+    ResidualTemplate,
+    Site,
+    SlotLayout,
+)
 from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
 from widthwise.model.residual.pattern import Pattern
 from widthwise.sizes import NSlots, Width
@@ -75,6 +83,7 @@ def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynami
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """A stream of n_slots slots."""
 
+    kept = ("dynamic", "embedding", "reduce")
     slot_width: Width
     n_slots: NSlots
     n_owned_slots: NSlots
@@ -154,6 +163,58 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
 
     def from_slots(self, slots: Tensor) -> Tensor:
         return slots
+
+    @property
+    def layout(self) -> SlotLayout:
+        return SlotLayout(self.slot_width, self.n_slots, self.n_owned_slots, has_means=self.group_norm == "layer")
+
+    def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
+        """A plain residual becomes slots whose coefficients start where it is what it was."""
+        if not isinstance(old, HyperConnectionsConfig):
+            self._check_was_prefix(old, d_model, widths)
+            # A norm of groups in front of the last norm would change the function by the eps of both.
+            return self.model_copy(update={"group_norm": None})
+        super().with_constants_of(old, d_model, widths)
+        if old.group_norm is not None:
+            must_agree("group_norm", old.group_norm, self.group_norm)
+        constants = {
+            "eps": old.eps,
+            "group_norm": old.group_norm,
+            "slot_norm_dim": old.slot_norm_dim or old.slot_width,
+            "group_norm_dim": old.group_norm_dim or d_model,
+        }
+        return self.model_copy(update=constants)
+
+    def _check_was_prefix(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> None:
+        """Raises ValueError where a stream is not that of its slots."""
+        layout, widest = old.layout, max(d_model, *widths)
+        if not (isinstance(layout, PrefixLayout) and old.is_sum):
+            raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots")
+        if layout.resize != "carry" and len({d_model, *widths}) > 1:
+            raise ValueError(
+                f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
+            )
+        if self.embedding in ("expand", "slot") and widest > d_model:
+            raise ValueError(
+                f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; use "
+                "direct or pad"
+            )
+
+    def growth_in_words(self, old: ResidualConfig) -> Iterator[str]:
+        if not isinstance(old, HyperConnectionsConfig):
+            yield f"residual: {old.kind} -> {self.n_slots} slots of {self.slot_width} (virtual width)"
+            return
+        if self.slot_width != old.slot_width:
+            yield f"residual: slots {old.slot_width} -> {self.slot_width} wide (hidden dimension expansion)"
+        if self.n_slots != old.n_slots:
+            yield f"residual: {old.n_slots} -> {self.n_slots} slots (virtual width)"
+
+    def has_usual_divisors(self, d_model: int) -> bool:
+        return self.slot_norm_dim in (None, self.slot_width) and self.group_norm_dim in (None, d_model)
+
+    def baked(self) -> "HyperConnectionsConfig":
+        eps = self.eps * ((self.slot_norm_dim or self.slot_width) / self.slot_width)
+        return self.model_copy(update={"slot_norm_dim": None, "group_norm_dim": None, "eps": eps})
 
 
 class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
@@ -241,6 +302,13 @@ class Unwritten(NamedTuple):
     coefficients: Tensor
 
 
+class SlotNorm(RMSNorm):
+    """The norm behind which dynamic coefficients look at a slot, divided by the root of norm_dim once more."""
+
+    def gain_factor(self, other: Norm) -> float:
+        return 1.0
+
+
 class HyperConnection(Site):
     """One sublayer's mixtures. The stream is a tensor (B, T, n_slots, slot_width), or the write that will make it."""
 
@@ -252,7 +320,7 @@ class HyperConnection(Site):
         self.static = Vector(self.table, start=pattern)
         if config.dynamic:
             slot = {"slot_width": config.slot_width}
-            self.norm = RMSNorm(slot, config.eps, config.slot_norm_dim or config.slot_width)
+            self.norm = SlotNorm(slot, config.eps, config.slot_norm_dim or config.slot_width)
             self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
             self.scale = Scale(self.table, start=1.0)
 

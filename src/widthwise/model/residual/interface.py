@@ -1,17 +1,39 @@
 """What every residual variant is: a config with costs, a module for each sublayer's site, modules for the two ends."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
+from widthwise.model.agreement import all_must_agree
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormConfig
 
 Stream = Any
 """What flows from layer to layer. Only the variant that made it looks inside."""
+
+
+@dataclass(frozen=True)
+class PrefixLayout:
+    """Every layer owns a prefix of one vector, as wide as it is."""
+
+    resize: str = "carry"
+    """What a layer wider than its predecessor finds in its new coordinates; with `carry` what was last written."""
+
+
+@dataclass(frozen=True)
+class SlotLayout:
+    """Every layer owns the first of n_slots equal slots, as many as fill its width."""
+
+    slot_width: int
+    n_slots: int
+    n_owned_slots: int
+    """Those that the widest layer owns."""
+    has_means: bool = False
+    """Whether a mean over coordinates of several slots is taken, which wider slots would change."""
 
 
 class Site(nn.Module, ABC):
@@ -38,7 +60,22 @@ class Exit(nn.Module, ABC):
 
 
 class ResidualConfig(Config, ABC):
-    """One residual for all layers, with every size written out. d_model: width of embedding and head."""
+    """One residual for all layers, with every size written out. d_model: width of embedding and head.
+
+    What growth needs to know of it stands at the end. Unless a class sets `kept` and `layout`, growth and padding
+    refuse it.
+    """
+
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+        multiplier: float
+
+    kept: ClassVar[tuple[str, ...] | None] = None
+    """Fields that growth leaves as they are, because another value would be another function; `multiplier` is kept in
+    any case. None: growth does not know this residual."""
+    is_sum: ClassVar[bool] = False
+    """Whether the stream is the sum of the embedding and of what sublayers write, so that a factor of them all is a
+    factor of the stream."""
 
     final_norm_spans_layer: ClassVar[bool] = False
     """Whether the last norm may cover what the last layer owns; where not, it covers the head's d_model."""
@@ -90,6 +127,35 @@ class ResidualConfig(Config, ABC):
     @abstractmethod
     def from_slots(self, slots: Tensor) -> Stream:
         """The inverse of `to_slots`."""
+
+    @property
+    def layout(self) -> PrefixLayout | SlotLayout | None:
+        """How layers share the stream, from which follows how it grows. None: growth does not know."""
+        return None
+
+    def with_constants_of(self, old: "ResidualConfig", d_model: int, widths: Sequence[int]) -> "ResidualConfig":
+        """This config with the constants of `old`, from which a model grows.
+
+        A conversion from another kind begins here: a class that can become one overrides this. d_model, widths: of the
+        model before, of its head and of its layers. Raises ValueError `field: ...` where `old` cannot become this
+        without changing the function.
+        """
+        if type(old) is not type(self):
+            raise ValueError(f"kind: got {self.kind} where it was {old.kind}; growth takes nothing away")
+        all_must_agree(self.kept or (), old, self)
+        return self
+
+    def growth_in_words(self, old: "ResidualConfig") -> Iterator[str]:
+        """A line for each expansion that makes this of `old`."""
+        yield from ()
+
+    def has_usual_divisors(self, d_model: int) -> bool:
+        """Whether its norms divide by what they would in a model that never grew."""
+        return True
+
+    def baked(self) -> "ResidualConfig":
+        """With the divisors of a model that never grew, and other constants that make up for them."""
+        return self
 
 
 class ResidualTemplate(Config, ABC):

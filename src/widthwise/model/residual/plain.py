@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost, linear
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import Exit, ResidualConfig, ResidualTemplate, Site
+from widthwise.model.residual.interface import Exit, PrefixLayout, ResidualConfig, ResidualTemplate, Site
 
 
 class Stream(NamedTuple):
@@ -120,6 +120,8 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     """
 
     final_norm_spans_layer = True
+    kept = ("resize",)
+    is_sum = True
     kind: Literal["plain"] = "plain"
     resize: Literal["carry", "zero", "projection"] = "carry"
     """What a layer wider than its predecessor finds in its new coordinates."""
@@ -164,6 +166,10 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
 
     def from_slots(self, slots: Tensor) -> Stream:
         return Stream(slots.squeeze(-2))
+
+    @property
+    def layout(self) -> PrefixLayout:
+        return PrefixLayout(self.resize)
 
 
 class PlainEntry(nn.Module):

@@ -1,4 +1,6 @@
-"""What a growth leaves as it is."""
+"""What a component keeps when a model grows: fields of its config that are no sizes."""
+
+from collections.abc import Iterable
 
 from widthwise.config_io import Config, UserError, to_data
 
@@ -13,7 +15,7 @@ def _shown(value: object) -> str:
     return repr(to_data(value)) if isinstance(value, Config) else repr(value)
 
 
-def all_must_agree(where: str, names: tuple[str, ...], old: object, new: object) -> None:
-    """The same of fields of two configs; of fields that neither has, nothing is asked."""
+def all_must_agree(names: Iterable[str], old: Config, new: Config) -> None:
+    """`must_agree` for fields of two configs of one kind."""
     for name in names:
-        must_agree(f"{where}.{name}", getattr(old, name, None), getattr(new, name, None))
+        must_agree(name, getattr(old, name), getattr(new, name))
