@@ -252,8 +252,11 @@ def test_the_reference_is_the_definition():
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [*((case, torch.float32) for case in CASES), *((case, torch.bfloat16) for case in CASES[::4])],
+    ids=str,
+)
 def test_triton_equals_reference(process_with, case, dtype):
     assert_equal(process_with("1", interpreted, case, dtype), case, dtype)
 

@@ -124,14 +124,12 @@ def test_shapes_and_types_are_known_without_values(dtype):
     torch.library.opcheck(grouped_mm, (x.T, torch.randn(6, 3), ends))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
-def test_compiles_to_one_graph(dtype, tolerance):
+def test_compiles_to_one_graph():
     torch._dynamo.reset()
-    compiled = torch.compile(fused.grouped_swiglu, fullgraph=True, dynamic=False)
-    arguments = inputs(13, 7, 5, 9, 4, 2, dtype, torch.float32)
+    compiled = torch.compile(fused.grouped_swiglu, backend="aot_eager", fullgraph=True, dynamic=False)
+    arguments = inputs(13, 7, 5, 9, 4, 2, torch.float32, torch.float32)
     for ours, truth in zip(*(result(op, arguments) for op in (compiled, fused.grouped_swiglu)), strict=True):
-        torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
 
 
 def test_environment_chooses_the_form(monkeypatch):

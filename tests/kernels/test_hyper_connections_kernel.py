@@ -88,11 +88,11 @@ def assert_same(ours: list[Tensor], truth: list[Tensor], tolerance: float) -> No
 
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("tokens", [(2, 3), (1, 1), (2, 0)])
-def test_fused_equals_reference(site, dynamic, tokens):
-    chain = Chain(site, n_sites=2, tokens=tokens, dynamic=dynamic)
-    ours, truth = chain.fused(), chain.reference()
-    assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
+def test_fused_equals_reference(site, dynamic):
+    for tokens in ((2, 3), (1, 1), (2, 0)):
+        chain = Chain(site, n_sites=2, tokens=tokens, dynamic=dynamic)
+        ours, truth = chain.fused(), chain.reference()
+        assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -151,8 +151,7 @@ def test_tanh_is_exact_to_the_rounding_of_a_coefficient():
         torch.testing.assert_close(kept.carry.flatten().double(), truth[..., 1].flatten(), rtol=0, atol=2.5e-7)
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("state_every", [2, 3, 5, 9])
+@pytest.mark.parametrize(("dynamic", "state_every"), [(True, 2), (False, 3), (True, 5), (False, 9)])
 class TestStatesMadeAgain:
     N_SITES = 7
 

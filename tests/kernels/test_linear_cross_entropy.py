@@ -18,8 +18,7 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
 
 
 @pytest.mark.parametrize("logits_per_chunk", [1, 11, 12, 33, 164, 165, 166, 10**6])
-@pytest.mark.parametrize("z_coefficient", [0.0, 0.3])
-@pytest.mark.parametrize("multiplier", [1.0, 0.125])
+@pytest.mark.parametrize(("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)])
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, logits_per_chunk, z_coefficient, multiplier):
     monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cpu", logits_per_chunk)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)

@@ -39,6 +39,13 @@ def test_decoder_equals_the_papers_equation_for_every_shape_and_resize(shape, en
     assert_equals_literal(model, random_tokens(2, 5))
 
 
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+def test_the_head_reads_what_the_last_layer_wide_enough_wrote(resize):
+    """Behind layers that widened in between and filled their own coordinates otherwise."""
+    resolved = config("zigzag", d_model=40, residual={"kind": "plain", "resize": resize})
+    assert_equals_literal(decoder(resolved), random_tokens(2, 5))
+
+
 @pytest.mark.parametrize(("shape", "name"), CASES)
 def test_decoder_equals_the_papers_equation_for_every_variant(shape, name):
     endpoints = "full" if shape == "zigzag" else "slim"
