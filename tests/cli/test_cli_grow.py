@@ -91,6 +91,18 @@ def test_plan_only_writes_nothing(small: str, widthwise: Callable) -> None:
     assert sorted(Path().rglob("*")) == before
 
 
+def test_sizes_grow_the_recipe_of_the_run_as_a_recipe_with_these_sizes_would(small: str, widthwise: Callable) -> None:
+    sizes = ("--d-model", 48, "--head-dim", 12, "--d-ff", 192, "--add-layers", 1, "train.steps=5")
+    outputs = [
+        widthwise("grow", small, *arguments, "--plan-only", "--json") for arguments in (("--to", "wide.yaml"), sizes)
+    ]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == 0
+    code, out, err = widthwise("grow", small, *sizes, "--out", "large")
+    assert code == 0, err
+    assert "0 do not" in out
+
+
 def test_layers_say_where_added_ones_go(small: str, widthwise: Callable) -> None:
     arguments = ("--layers", "0,1,2,3,4,5,new", "--new-layers", "copied", "--seed", 7, "--reset", "new")
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", *arguments, "--out", "large")
@@ -133,9 +145,15 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
             "--rewarmup-steps: got 9; the run has only 2",
         ),
         (("model.n_layers=7", "--out", "large"), "model.n_layers: small has every layer written out"),
-        (("model.d_model=48", "--out", "large"), "give --to RECIPE"),
+        (("model.d_model=48", "--out", "large"), "use --d-model"),
         (("--to", "wide.yaml", "--out", "small"), "small: exists already"),
         (("--to", "nowhere.yaml", "--out", "large"), "nowhere.yaml: cannot be read"),
+        (("--to", "wide.yaml", "--d-ff", 192, "--out", "large"), "--to: conflicts with --d-ff"),
+        (("--d-ff", 96, "--out", "large"), "got 96 hidden units where there were 128"),
+        (
+            ("--d-ff", 10**12, "--out", "large"),
+            "d_ff: got 1000000000000; input should be less than or equal to 1048576",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(

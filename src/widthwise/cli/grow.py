@@ -16,6 +16,16 @@ def grow(
     ] = None,
     to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; the run's own where not given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
+    d_model: Annotated[
+        int | None, typer.Option(min=1, help="Width of the run's own recipe; all widths grow in proportion.")
+    ] = None,
+    n_heads: Annotated[int | None, typer.Option(min=1, help="Heads of every layer; groups keep their size.")] = None,
+    n_kv_heads: Annotated[int | None, typer.Option(min=1, help="Key-value heads of every layer.")] = None,
+    head_dim: Annotated[int | None, typer.Option(min=1, help="Size of every head.")] = None,
+    d_ff: Annotated[
+        int | None, typer.Option(min=1, help="Hidden units of every feed-forward, expert or block.")
+    ] = None,
+    add_layers: Annotated[int, typer.Option(min=0, max=10_000, help="Further layers, evenly among the others.")] = 0,
     layers: Annotated[
         str | None,
         typer.Option(help="For each layer the old one it comes from, as 0,1,new,2 (or null); added ones lie evenly."),
@@ -40,11 +50,13 @@ def grow(
 ) -> None:
     """Make the model of a run larger without changing what it computes, and go on from there with `resume`.
 
-    Example: `widthwise grow runs/small --to configs/large.yaml train.steps=4000 --out runs/large`
+    Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
+    runs/large`, or `--to configs/large.yaml` in place of the sizes.
     """
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
+    from widthwise.growth.resized import NewSizes
     from widthwise.runs.conversion import carry_out
     from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
     from widthwise.runs.source import Source
@@ -52,8 +64,9 @@ def grow(
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
     options = GrowOptions(_sources(layers), new_layers, reset, seed, allow_change, rewarmup_steps)
+    sizes = NewSizes(d_model, n_heads, n_kv_heads, head_dim, d_ff, add_layers)
     source = Source.of(run)
-    intention = growth_intended(source, wanted_recipe(source, to, overrides or ()), options)
+    intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
     if out is None or plan_only:
         show_growth(intention.record(), as_json)
         return

@@ -9,6 +9,7 @@ from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
 from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
+from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
@@ -39,13 +40,23 @@ class GrowOptions:
     no more than are left."""
 
 
-def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str]) -> Recipe:
-    """The recipe of a file, or that of the run at its checkpoint, with changes `a.b=c`. Raises UserError."""
+def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES) -> Recipe:
+    """The recipe of a file, or that of the run at its checkpoint with other sizes; with changes `a.b=c`.
+
+    Raises UserError.
+    """
     if to is not None:
+        if sizes != SAME_SIZES:
+            named = next(name for name, size in vars(sizes).items() if size)
+            raise UserError(f"--to: conflicts with --{named.replace('_', '-')}; a recipe has sizes of its own")
         return load_recipe(to, overrides)
-    if not overrides:
-        raise UserError("grow: got nothing to grow to; give --to RECIPE, or changes such as model.layers.0.ffn.d_ff=96")
-    data = to_data(source.recipe.model_copy(update={"model": source.model, "growth": ()}))
+    if sizes == SAME_SIZES and not overrides:
+        raise UserError(
+            "grow: got nothing to grow to; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
+            "model.layers.0.ffn.d_ff=96"
+        )
+    model = resized(source.model, sizes)
+    data = to_data(source.recipe.model_copy(update={"model": model, "growth": ()}))
     for override in overrides:
         _check_override(override, source)
         apply_override(data, override)
@@ -59,7 +70,7 @@ def _check_override(override: str, source: Source) -> None:
     if section == "model" and name in OF_ALL_LAYERS:
         raise UserError(
             f"{key}: {source.run.path} has every layer written out, so that this cannot be said of all at once; name "
-            "them, as model.layers.0.ffn.d_ff=96, or give --to RECIPE"
+            "them, as model.layers.0.ffn.d_ff=96, or use --d-model, --d-ff, --add-layers, ..., or --to RECIPE"
         )
 
 
