@@ -7,16 +7,17 @@ metrics.jsonl      one record a line: {"step", "event": "train" | "validation" |
 result.json        written once, when the run has finished
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
-lock               held by the process that writes here
+lock, holder       held by the process that writes here, and its number
 """
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from widthwise.config_io import UserError, parse_yaml, read_text
 from widthwise.files import fsync_file, parse_json, read_json_mapping, write_atomic, writing
@@ -106,18 +107,16 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it."""
+        holder = self.path / "holder"
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / "lock", "a+")  # noqa: SIM115 (closed below)
-        with file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.seek(0)
-                raise RunInUse(f"{self.path}: is in use by process {file.read().strip() or 'unknown'}") from None
-            with writing(self.path / "lock"):
-                file.truncate(0)
-                os.write(file.fileno(), str(os.getpid()).encode())  # unbuffered: closing must not fail once more
+                lock = FileLock(self.path / "lock").acquire(timeout=0)
+            except Timeout:
+                process = read_text(holder) if holder.is_file() else "unknown"
+                raise RunInUse(f"{self.path}: is in use by process {process}") from None
+        with lock:
+            write_atomic(holder, str(os.getpid()))
             yield
 
 
