@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from widthwise.config_io import parse
-from widthwise.growth.expansions import widen_stream
+from widthwise.config_io import ConfigT, parse
+from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
@@ -43,8 +44,15 @@ def model(size: str) -> ModelConfig:
 
 
 def growth(size: str) -> Plan:
-    wanted, layers = widen_stream(model(size), N_MORE[size])
-    return plan_growth(model(size), wanted, layers)
+    old = model(size)
+    layers = tuple(wider(layer, ("d_model", "d_in", "d_out"), N_MORE[size]) for layer in old.layers)
+    wanted = wider(old, ("d_model", "final_norm_width"), N_MORE[size]).model_copy(update={"layers": layers})
+    return plan_growth(old, wanted, Correspondence.same(old))
+
+
+def wider(config: ConfigT, sizes: Sequence[str], n_more: int) -> ConfigT:
+    """A copy in which these sizes are larger."""
+    return config.model_copy(update={name: getattr(config, name) + n_more for name in sizes})
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:

@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import expansions
 import torch
+from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
 from widthwise.config_io import merge, parse, to_data
-from widthwise.growth import expansions
-from widthwise.growth.expansions import Expansion, changed, same_layers
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig

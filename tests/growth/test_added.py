@@ -1,9 +1,9 @@
+import expansions
 import pytest
 import torch
 from applied_plans import weights_of
 from growth_cases import logits_of, shaped, small_model, tokens_for, with_random_weights
 
-from widthwise.growth import expansions
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.decoder import build

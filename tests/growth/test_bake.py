@@ -1,13 +1,13 @@
 import math
 import re
 
+import expansions
 import pytest
 import torch
 from applied_plans import applied, give_state, grown, state_of, step, weights_of
 from model_cases import CASES, OVER_WIDTH, VARIANTS, config, decoder, random_tokens, variant
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.growth import expansions
 from widthwise.growth.bake.baked import bake_plan, left_explicit
 from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.growth.plan.model_plan import plan_growth

@@ -1,11 +1,11 @@
 from dataclasses import replace
 
+import expansions
 import pytest
 import torch
 from applied_plans import weights_of
 from model_cases import config, decoder, random_tokens, variant
 
-from widthwise.growth import expansions
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.certify import certificate
 from widthwise.growth.certify.certificate import Certificate, certify

@@ -1,8 +1,8 @@
+import expansions as grow
 import pytest
 from model_cases import config, variant
 
 from widthwise.config_io import parse
-from widthwise.growth import expansions as grow
 from widthwise.growth.describe import expansions, kept_constants
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.shape.template import ModelTemplate

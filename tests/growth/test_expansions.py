@@ -1,5 +1,6 @@
 """Each expansion alone: exact, alive within two steps, and with the zeros that it needs and no others."""
 
+import expansions
 import pytest
 import torch
 from growth_cases import (
@@ -19,7 +20,6 @@ from growth_cases import (
 )
 
 from widthwise.config_io import UserError
-from widthwise.growth import expansions
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig

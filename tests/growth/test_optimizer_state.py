@@ -1,11 +1,11 @@
 import math
 
+import expansions
 import pytest
 import torch
 from applied_plans import applied, give_state, state_of, step
 from model_cases import decoder, random_tokens, variant
 
-from widthwise.growth import expansions
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.growth.plan.model_plan import plan_growth

@@ -1,3 +1,4 @@
+import expansions
 import pytest
 import torch
 from growth_cases import shaped, small_model
@@ -5,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
-from widthwise.growth import expansions
 from widthwise.growth.maps.stream import FOREIGN, FRESH, PrefixMap, SlotMap, stream_map
 
 PAIRS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=4).map(

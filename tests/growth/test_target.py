@@ -1,8 +1,8 @@
+import expansions
 import pytest
 from growth_cases import shaped, small_model
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.growth import expansions
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.target.model import grown_config

@@ -1,10 +1,10 @@
+import expansions
 import pytest
 import torch
 from growth_cases import shaped, small_model, with_random_weights
 from model_cases import config, decoder
 from torch import Tensor
 
-from widthwise.growth import expansions
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.plan.fresh import Constant, Mean, Mirrored, Revived, Turned
 from widthwise.growth.plan.model_plan import plan_growth

@@ -2,6 +2,7 @@
 
 import math
 
+import expansions
 import pytest
 import torch
 from growth_cases import (
@@ -19,7 +20,6 @@ from growth_cases import (
 from torch import nn
 
 from widthwise.config_io import UserError, merge, parse, to_data
-from widthwise.growth import expansions
 from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.axes import RMSNorm
 from widthwise.model.config import ModelConfig

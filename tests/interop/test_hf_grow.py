@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
-
-from widthwise.config_io import UserError
-from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.expansions import (
+from expansions import (
     Expansion,
     add_heads,
     add_layers,
@@ -20,6 +16,10 @@ from widthwise.growth.expansions import (
     widen_stream,
     widen_values,
 )
+from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
+
+from widthwise.config_io import UserError
+from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.interop.hf_export import Surroundings, export_hf

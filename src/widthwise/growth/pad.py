@@ -7,7 +7,7 @@ Kernels and tensor parallelism ask for it: whole tiles, as many heads on every d
 from dataclasses import dataclass
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.growth.expansions import changed, same_layers
+from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.attention import AttentionConfig
@@ -40,7 +40,7 @@ def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
 
     Raises UserError where a size cannot be padded.
     """
-    return plan_growth(model, padded(model, multiples), same_layers(model))
+    return plan_growth(model, padded(model, multiples), Correspondence.same(model))
 
 
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
@@ -56,8 +56,9 @@ def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
     mtp = model.mtp
     if mtp is not None:
         mtp = mtp.model_copy(update={"layer": _layer(mtp.layer, multiples, "mtp.layer")})
-    return changed(
+    return checked_copy(
         model,
+        "model",
         d_model=_up(model.d_model, d_model),
         final_norm_width=_up(model.final_norm_width, d_model),
         layers=layers,

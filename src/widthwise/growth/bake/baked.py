@@ -16,8 +16,8 @@ from widthwise.growth.bake.one_eps import (
     stream_factor,
     stream_factors,
 )
-from widthwise.growth.expansions import same_layers
 from widthwise.growth.maps.axis_map import AxisMap
+from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, Attention, AttentionConfig
@@ -59,7 +59,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
         name: TensorPlan(name, tuple(AxisMap.same(n) for n in parameter.shape), scale=_one_if_near(factors[name]))
         for name, parameter in parameters.items()
     }
-    return Plan(config, new, same_layers(config), tensors)
+    return Plan(config, new, Correspondence.same(config), tensors)
 
 
 def _one_if_near(factor: float) -> float:

@@ -18,6 +18,11 @@ class Correspondence:
     blocks: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
     """By new layer, one a block of its feed-forward; where not given, added blocks come last."""
 
+    @classmethod
+    def same(cls, model: ModelConfig) -> "Correspondence":
+        """Every layer becomes the one at its own place."""
+        return cls(tuple(range(model.n_layers)))
+
     def pairs(self) -> list[tuple[int, int]]:
         """(old, new) positions of the layers that stay."""
         return [(old, new) for new, old in enumerate(self.layers) if old is not None]

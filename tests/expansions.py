@@ -1,4 +1,4 @@
-"""The expansions by name, each a change of the config; what becomes of the weights follows from it (`plan`).
+"""The expansions by name, each a change of the config; growth reads what becomes of the weights from it.
 
 Sizes are of the grown model. Layers are counted from 0. The first six are those of the paper, arXiv:2308.06103.
 """
@@ -28,8 +28,8 @@ def changed(model: ModelConfig, **changes: Any) -> ModelConfig:
 
 
 def same_layers(model: ModelConfig) -> Correspondence:
-    """Of a growth that adds none."""
-    return Correspondence(tuple(range(model.n_layers)))
+    """The correspondence of a growth that adds no layer."""
+    return Correspondence.same(model)
 
 
 def _layers(model: ModelConfig, layers: Iterable[int], change: Callable[[LayerConfig], LayerConfig]) -> Expansion:
