@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, mistakes_at
-from widthwise.growth.expansions import add_layers
 from widthwise.model.attention import SCALES, AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
@@ -155,4 +154,12 @@ def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
     """The first and the last stay where they are, because their ends may be slim."""
     n_old, n_new = model.n_layers, model.n_layers + n_added
     kept = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
-    return add_layers(model, set(range(n_new)) - kept)[0]
+    old, layers = iter(model.layers), []
+    for position in range(n_new):
+        layers.append(next(old) if position in kept else _inner(layers[-1]))
+    return checked_copy(model, "model", layers=tuple(layers))
+
+
+def _inner(layer: LayerConfig) -> LayerConfig:
+    """A layer that reads and writes its whole width, as those between the ends do."""
+    return layer.model_copy(update={"d_in": layer.d_model, "d_out": layer.d_model})
