@@ -102,8 +102,10 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
 @pytest.mark.parametrize("match", QUANTITIES)
-@pytest.mark.parametrize("endpoints", ["slim", "full_matched"])
-@pytest.mark.parametrize("attention", [{"head_dim": 4}, {"head_dim": None, "n_heads": 4, "kv_group_size": 4}])
+@pytest.mark.parametrize(
+    ("endpoints", "attention"),
+    [("slim", {"head_dim": None, "n_heads": 4, "kv_group_size": 4}), ("full_matched", {"head_dim": 4})],
+)
 def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
     template = small(
         d_model=512,

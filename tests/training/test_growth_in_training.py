@@ -44,7 +44,14 @@ def test_the_held_out_loss_is_the_same_before_and_after(finished: Path) -> None:
         assert record["params_after"] > record["params_before"]
 
 
-@pytest.mark.parametrize("step", [0, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(
+    ("finished", "step"),
+    [
+        *(("twice", step) for step in (0, 3, 4, 5, 6, 7, 8)),
+        *((kind, step) for kind in GROWING if kind != "twice" for step in (4, 6)),
+    ],
+    indirect=["finished"],
+)
 def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished: Path, tmp_path: Path, step: int) -> None:
     run = unfinished_copy(finished, tmp_path / "run", step)
     resume(run)
