@@ -5,10 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import apply_override, parse
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
+
+
+def step_config(micro_batch_size: int = 6, **changes: Any) -> TrainConfig:
+    """The train section of a recipe as far as one step of a given batch needs it."""
+    return TrainConfig(**{"steps": 1, "batch_size": micro_batch_size, "precision": "fp32", **changes})
 
 
 def tiny_recipe(*overrides: str) -> Recipe:

@@ -8,9 +8,10 @@ from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
+from widthwise.runs import train as train_module
+from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint
-from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 
 
@@ -135,12 +136,11 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(finished, tmp_pa
 
 
 def test_a_signal_behind_the_last_step_lets_the_run_finish_and_stops_what_would_follow(finished, tmp_path, monkeypatch):
-    def pressed(loop: TrainingLoop) -> dict[str, Any]:
+    def pressed(*found: Any) -> dict[str, Any]:
         signal.raise_signal(signal.SIGTERM)
-        return result_of(loop)
+        return run_result(*found)
 
-    result_of = TrainingLoop._result
-    monkeypatch.setattr(TrainingLoop, "_result", pressed)
+    monkeypatch.setattr(train_module, "run_result", pressed)
     with pytest.raises(Interrupted, match=r"run: has finished; stopped after it") as caught:
         train(tiny_recipe(), tmp_path / "run")
     assert caught.value.exit_code == 128 + signal.SIGTERM

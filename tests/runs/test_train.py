@@ -16,7 +16,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train, train_or_resume
 from widthwise.runs.trained import load_trained
-from widthwise.training import loop
+from widthwise.training import learner
 
 
 @pytest.fixture(scope="module")
@@ -211,14 +211,17 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
     def run_out_of_memory(*arguments, **settings):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(loop, "optimizer_step", run_out_of_memory)
+    monkeypatch.setattr(learner, "optimizer_step", run_out_of_memory)
     with pytest.raises(UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of .* = 4"):
         train(tiny_recipe(), tmp_path / "run")
 
 
 def test_a_model_beyond_memory_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"model: [\d,]+ parameters do not fit"):
-        train(tiny_recipe(f"model.vocab_size={2**45}"), tmp_path / "run")
+        train(
+            tiny_recipe("model.shape={kind: uniform}", f"model.vocab_size={2**24}", f"model.d_model={2**18}"),
+            tmp_path / "run",
+        )
     assert not RunDir(tmp_path / "run").exists
 
 

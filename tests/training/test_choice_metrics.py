@@ -5,7 +5,7 @@ from tiny_runs import Listener, tiny_recipe
 from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
-from widthwise.training import loop
+from widthwise.training import learner
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 
 MIXTURE = "0: {ffn: {kind: moe, n_experts: 5, top_k: 2, d_expert: 7}}"
@@ -50,7 +50,7 @@ def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():
     found.objective.backward()
     means = ChoiceMeans()
     means.add(found.choices, 6)
-    norms = choice_record(model, means, None)["score_grad_norm"]
+    norms = choice_record(model, means)["score_grad_norm"]
     ffn = model.layers[1].ffn
     gradients = [ffn.score.v.weight.grad, ffn.bias.weight.grad]
     assert norms == [None, pytest.approx(torch.cat([each.flatten() for each in gradients]).norm().item()), None]
@@ -82,12 +82,12 @@ def test_training_records_and_result_of_a_mixture(tmp_path):
 
 
 def test_progress_runs_to_one_with_the_steps(tmp_path, monkeypatch):
-    seen, step = [], loop.optimizer_step
+    seen, step = [], learner.optimizer_step
 
     def watched(model, *arguments, **settings):
         seen.append(model.progress.item())
         return step(model, *arguments, **settings)
 
-    monkeypatch.setattr(loop, "optimizer_step", watched)
+    monkeypatch.setattr(learner, "optimizer_step", watched)
     train(tiny_recipe(), tmp_path / "run")
     assert seen == pytest.approx([number / 9 for number in range(1, 10)])

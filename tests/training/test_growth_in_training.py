@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
-from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy, without_measurements
+from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_copy, without_measurements
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
-from widthwise.recipe.width_budget import LagrangianBudget
+from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
-from widthwise.training import loop
-from widthwise.training.growth_step import carried_prices, grow, state_by_name
+from widthwise.training import learner
+from widthwise.training.growth_step import grow, state_by_name
+from widthwise.training.objective import carried_state
 
 
 @pytest.fixture(scope="module", params=GROWING)
@@ -199,9 +200,20 @@ def test_a_grown_optimizer_shares_nothing_with_the_old_one() -> None:
 def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:
     growth = "growth=[{at_step: 4, model: {n_layers: 5}, layers: [null, 0, 1, 2, null]}]"
     plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, growth).phases[1].growth.plan
-    layerwise, shared = (LagrangianBudget(target=0.5, scope=scope) for scope in ("layer", "model"))
-    assert carried_prices([1.0, 2.0, 6.0], layerwise, plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
-    assert carried_prices([2.0], shared, plan) == [2.0]
+    layerwise, shared, penalty, none = (
+        step_config(width_budget=each)
+        for each in (
+            LagrangianBudget(target=0.5, scope="layer"),
+            LagrangianBudget(target=0.5, scope="model"),
+            PenaltyBudget(weight=1.0),
+            None,
+        )
+    )
+    assert carried_state([1.0, 2.0, 6.0], layerwise, layerwise, plan) == [3.0, 1.0, 2.0, 6.0, 3.0]
+    assert carried_state([2.0], shared, shared, plan) == [2.0]
+    for other in (shared, penalty, none):
+        assert carried_state([9.0], other, layerwise, plan) == [0.0] * 5
+    assert carried_state([2.0], shared, none, plan) == []
 
 
 def test_what_was_split_learns_at_the_rate_of_its_factor() -> None:
@@ -231,6 +243,6 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiled.append(model.config.n_layers)
         compile_layers(model, "eager")
 
-    monkeypatch.setattr(loop, "compile_layers", compile_in_seconds)
+    monkeypatch.setattr(learner, "compile_layers", compile_in_seconds)
     train(tiny_recipe(TWICE, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
     assert compiled == [3, 5, 5]

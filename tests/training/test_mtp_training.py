@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
@@ -16,6 +16,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
 from widthwise.training.validation import validate
 
@@ -34,8 +35,8 @@ def finished(tmp_path_factory):
 
 def step(model, micro_batch_size):
     recipe = tiny_recipe().optimizer
-    settings = {"precision": "fp32", "z_loss": 0.01, "max_grad_norm": 1.0}
-    return optimizer_step(model, recipe.build(model), BATCH, micro_batch_size=micro_batch_size, **settings)
+    config = step_config(micro_batch_size, z_loss=0.01)
+    return optimizer_step(model, recipe.build(model), BATCH, Objective(config, model.config, BATCH.device), config)
 
 
 @STREAMS

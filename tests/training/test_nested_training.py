@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
@@ -14,7 +14,7 @@ from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.objective import NestedPasses
+from widthwise.training.objective import NestedPasses, Objective
 from widthwise.training.step import optimizer_step
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
@@ -54,8 +54,10 @@ def fresh():
 
 
 def step(model, optimizer, passes, micro_batch_size=6):
-    settings = {"micro_batch_size": micro_batch_size, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1e9}
-    return optimizer_step(model, optimizer, BATCH, passes=passes, **settings)
+    config = step_config(micro_batch_size, max_grad_norm=1e9)
+    objective = Objective(config, model.config, BATCH.device)
+    objective.draw_passes = lambda: passes
+    return optimizer_step(model, optimizer, BATCH, objective, config)
 
 
 @pytest.mark.parametrize("micro_batch_size", [6, 4])
@@ -79,12 +81,11 @@ def losses_at(fractions, nested, n_steps=120):
     optimizer = AdamWConfig(lr=0.01).build(model)
     data = open_data(recipe.data)
     loader = Loader(data.train, seq_len=32, batch_size=8, seed=1)
-    settings = {"micro_batch_size": 8, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0}
+    config = step_config(8, nested=NestedConfig(chosen=False) if nested else None)
+    objective = Objective(config, model.config, BATCH.device)
     torch.manual_seed(0)
-    narrower = NestedPasses(NestedConfig(chosen=False), recipe.explicit_model)
     for _ in range(n_steps):
-        passes = narrower.draw() if nested else [None]
-        optimizer_step(model, optimizer, next(loader), passes=passes, **settings)
+        optimizer_step(model, optimizer, next(loader), objective, config)
     held_out = Loader(data.held_out, seq_len=32, batch_size=60, seed=0).batch(0)
     with torch.no_grad():
         model.eval()

@@ -1,9 +1,10 @@
 import pytest
 import torch
-from tiny_runs import tiny_recipe
+from tiny_runs import step_config, tiny_recipe
 
 from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import AdamWConfig
+from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
 
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
@@ -15,8 +16,8 @@ def fresh(dtype=torch.float64):
 
 
 def step(model, optimizer, **changes):
-    settings = {"micro_batch_size": 6, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1.0, **changes}
-    return optimizer_step(model, optimizer, BATCH, **settings)
+    config = step_config(**changes)
+    return optimizer_step(model, optimizer, BATCH, Objective(config, model.config, BATCH.device), config)
 
 
 def gradients(model):

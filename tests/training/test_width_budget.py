@@ -1,6 +1,6 @@
 import pytest
 import torch
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 from torch.nn.functional import silu
 
 from widthwise.config_io import UserError, parse
@@ -11,9 +11,10 @@ from widthwise.model.init import fill
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.objective import WidthBudget
+from widthwise.training.objective import Objective, WidthBudget
 from widthwise.training.step import optimizer_step
 
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
@@ -104,24 +105,18 @@ def step_of(budget, micro_batch_size, mask="ste"):
     with torch.no_grad():
         for layer in model.layers:
             layer.ffn.score.v.weight.normal_(generator=torch.Generator().manual_seed(2))
-    settings = {"micro_batch_size": micro_batch_size, "precision": "fp32", "z_loss": 0.0, "max_grad_norm": 1e9}
-    found = optimizer_step(
-        model, AdamWConfig(lr=0.01).build(model), BATCH, width_budget=budget and budget(recipe), **settings
-    )
-    return model, found
+    config = step_config(micro_batch_size, max_grad_norm=1e9, width_budget=budget and budget[0])
+    objective = Objective(config, model.config, CPU)
+    objective.load_state(budget[1] if budget else [])
+    return model, optimizer_step(model, AdamWConfig(lr=0.01).build(model), BATCH, objective, config)
 
 
-def priced(recipe):
-    budget = budget_of(recipe, kind="lagrangian", target=0.5, damping=0.0)
-    budget.load_state([0.4])
-    return budget
+PRICED = (LagrangianBudget(target=0.5, damping=0.0), [0.4])
+"""A budget, and the prices it starts from."""
+PENALTY = (PenaltyBudget(weight=0.4), [0.0])
 
 
-def penalty(recipe):
-    return budget_of(recipe, kind="penalty", weight=0.4)
-
-
-@pytest.mark.parametrize("budget", [priced, penalty])
+@pytest.mark.parametrize("budget", [PRICED, PENALTY], ids=["lagrangian", "penalty"])
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
 def test_linear_terms_do_not_depend_on_micro_batches(float64, budget, micro_batch_size):
     (whole, _), (split, _) = step_of(budget, 6), step_of(budget, micro_batch_size)
@@ -130,13 +125,13 @@ def test_linear_terms_do_not_depend_on_micro_batches(float64, budget, micro_batc
 
 
 def test_the_budget_is_not_part_of_the_reported_loss_but_of_the_gradient():
-    (model, with_budget), (plain, without) = step_of(penalty, 6), step_of(None, 6)
+    (model, with_budget), (plain, without) = step_of(PENALTY, 6), step_of(None, 6)
     assert with_budget.loss == without.loss
     assert model.layers[0].ffn.bias.weight.grad != plain.layers[0].ffn.bias.weight.grad
 
 
 def test_a_hard_mask_leaves_the_budget_its_gradient():
-    model, _ = step_of(penalty, 6, mask="hard")
+    model, _ = step_of(PENALTY, 6, mask="hard")
     plain, _ = step_of(None, 6, mask="hard")
     assert all(layer.ffn.bias.weight.grad > 0 for layer in model.layers)
     assert all(not layer.ffn.bias.weight.grad for layer in plain.layers)

@@ -11,8 +11,6 @@ import torch
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.hf_subject import HFSubject
 from widthwise.analysis.subject import Subject
-from widthwise.analysis.token_widths.relations import analyse_widths
-from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.config_io import UserError, read_text
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
@@ -26,6 +24,7 @@ from widthwise.model.token_widths import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import held_out_text
+from widthwise.runs.result import model_analyses
 from widthwise.runs.trained import load_trained, newest_checkpoint, tokenizer_of
 from widthwise.training.observer import Observer
 from widthwise.training.validation import validate
@@ -93,7 +92,7 @@ class RunSource(ModelSource):
             trained.recipe.seq_len,
             None if positions is None else positions.n_positions,
             trained.step,
-            lambda held_out: _widths(model, held_out),
+            lambda held_out: _analyses(model, held_out),
             [str(damage) for damage in trained.damages],
         )
 
@@ -103,12 +102,9 @@ class RunSource(ModelSource):
         return held_out_text(data, f"held-out documents of {data.manifest.corpus.name}")
 
 
-def _widths(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
-    summary = validate(model, held_out).token_widths if dynamic_layers(model.config) else None
-    return {
-        "token_widths": None if summary is None else analyse_widths(model, held_out, summary),
-        "virtual_width": analyse_virtual_width(model, held_out),
-    }
+def _analyses(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
+    widths = validate(model, held_out).token_widths if dynamic_layers(model.config) else None
+    return model_analyses(model, held_out, widths)
 
 
 class HFSource(ModelSource):

@@ -94,7 +94,7 @@ def carry_out(
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
             adopt(optimizer, model, grown_state(plan, optimizer_state, intention.reset))
         notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
-        state = continued_state(state, recipe, plan, feed, source.recipe.train.width_budget)
+        state = continued_state(state, recipe, plan, feed, source.recipe.train)
         state.notes += notes
         files = {CERTIFICATE: json.dumps(certificate.record(), indent=2) + "\n"}
         write_run(source.run, out, recipe, feed.identity, model, optimizer, state, _event(source, intention), files)

@@ -14,15 +14,13 @@ from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.width_budget import WidthBudgetConfig
+from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of, recorded_identity
 from widthwise.runs.environment import environment
 from widthwise.runs.import_ import IMPORTED
 from widthwise.training import checkpoint
-from widthwise.training.growth_step import carried_prices
-from widthwise.training.objective import WidthBudget
+from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer
 from widthwise.training.state import RunState
 
@@ -70,29 +68,16 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
     return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
 
 
-def continued_state(
-    state: RunState, recipe: Recipe, plan: Plan, feed: Feed, budget_before: WidthBudgetConfig | None
-) -> RunState:
-    """Where the new run stands. budget_before: of the old run."""
+def continued_state(state: RunState, recipe: Recipe, plan: Plan, feed: Feed, before: TrainConfig) -> RunState:
+    """Where the new run stands. before: the train section of the old run."""
     return RunState(
         **{
             **state.as_data(),
             "window_steps": recipe.train.loss_window_steps,
             "loader": feed.loader,
-            "width_prices": _prices(state.width_prices, recipe.train.width_budget, budget_before, plan),
+            "width_prices": carried_state(state.width_prices, before, recipe.train, plan),
         }
     )
-
-
-def _prices(
-    prices: list[float], budget: WidthBudgetConfig | None, before: WidthBudgetConfig | None, plan: Plan
-) -> list[float]:
-    """Those of the old run where the budgets are of one kind, else those at the start."""
-    if budget is None:
-        return []
-    if before is None or (before.kind, before.is_layerwise) != (budget.kind, budget.is_layerwise):
-        return WidthBudget(budget, plan.new, torch.device("cpu")).state()
-    return carried_prices(prices, budget, plan)
 
 
 def write_run(

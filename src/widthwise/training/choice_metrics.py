@@ -9,7 +9,6 @@ from torch import Tensor
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.token_widths import dynamic_modules
-from widthwise.training.objective import WidthBudget
 
 
 class _Reported(NamedTuple):
@@ -73,12 +72,12 @@ def score_gradient_norms(model: Decoder) -> list[float | None]:
     return norms
 
 
-def choice_record(model: Decoder, choices: ChoiceMeans, budget: WidthBudget | None) -> dict[str, Any]:
+def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
     """What a training record says about choices; empty where no layer chooses. Call between a step and the next."""
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
         record["score_grad_norm"] = score_gradient_norms(model)
-    return record | ({} if budget is None else budget.record())
+    return record
 
 
 def dead_scores(record: dict[str, Any]) -> list[str]:

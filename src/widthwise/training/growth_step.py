@@ -1,16 +1,11 @@
 """Growth of a model that is being trained, with the state of its optimizer."""
 
-from collections.abc import Sequence
-
 import torch
 
 from widthwise.growth.optimizer_state import State, grown_state
-from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.token_widths import dynamic_layers
 from widthwise.recipe.growth_events import Growth
 from widthwise.recipe.optimizer import Optimizer
-from widthwise.recipe.width_budget import WidthBudgetConfig
 
 
 def grow(
@@ -45,14 +40,3 @@ def adopt(optimizer: torch.optim.Optimizer, model: Decoder, state: State) -> Non
         parameter = parameters[name]
         # Copied, because kernels may round differently by alignment, and a part may be the old optimizer's own.
         optimizer.state[parameter] = {key: value.to(parameter.device, copy=True) for key, value in parts.items()}
-
-
-def carried_prices(prices: Sequence[float], budget: WidthBudgetConfig, plan: Plan) -> list[float]:
-    """Of a width budget. With a price for each dynamic-width layer, added layers start at the mean."""
-    if not budget.is_layerwise:
-        return list(prices)
-    before = [layer.index for layer in dynamic_layers(plan.old)]
-    by_layer = dict(zip(before, prices))
-    mean = sum(prices) / len(prices)
-    sources = (plan.correspondence.layers[layer.index] for layer in dynamic_layers(plan.new))
-    return [mean if source is None else by_layer.get(source, mean) for source in sources]

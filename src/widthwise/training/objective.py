@@ -1,4 +1,4 @@
-"""What joins the loss of the tokens in a step: a price on width, and passes at forced widths."""
+"""What an optimizer step minimises: the loss of its passes over a batch, and a price on the width that tokens use."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,15 +6,79 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Loss
 from widthwise.model.ffn.interface import Choices
 from widthwise.model.token_widths import dynamic_layers, flops_shares, forced_fractions, width_fractions
 from widthwise.recipe.nested import NestedConfig
+from widthwise.recipe.recipe import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
+from widthwise.training.choice_metrics import ChoiceMeans
+
+
+class Objective:
+    """The objective of one model: the sum over the passes of a step.
+
+    Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
+    layers.
+    """
+
+    def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
+        budget, nested = config.width_budget, config.nested
+        self.z_loss = config.z_loss
+        self._budget = None if budget is None else WidthBudget(budget, model, device)
+        self._nested = None if nested is None else NestedPasses(nested, model)
+
+    def draw_passes(self) -> Sequence[float | None]:
+        """The width fraction that each pass of the next step forces; None leaves it to the tokens."""
+        return (None,) if self._nested is None else self._nested.draw()
+
+    def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
+        """The term of one pass, a scalar to differentiate. The budget joins only where tokens chose their widths."""
+        if self._budget is None or width_fraction is not None:
+            return loss.objective
+        return loss.objective + self._budget.term(loss.choices)
+
+    def end_step(self, choices: ChoiceMeans) -> None:
+        """Takes in what the layers chose over the whole batch."""
+        if self._budget is not None:
+            self._budget.end_step(choices.by_layer("width_fraction"))
+
+    def state(self) -> list[float]:
+        """What a checkpoint keeps. Waits for the device."""
+        return [] if self._budget is None else self._budget.state()
+
+    def load_state(self, state: Sequence[float]) -> None:
+        """Goes on from a `state`."""
+        if self._budget is not None:
+            self._budget.load_state(state)
+
+    def record(self) -> dict[str, Any]:
+        """What a training record says."""
+        return {} if self._budget is None else self._budget.record()
+
+
+def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: Plan) -> list[float]:
+    """The state of an objective for the model that a plan grows; that of a new one where the budgets differ in kind.
+
+    With a price for each dynamic-width layer, added layers start at the mean.
+    """
+    old, new = before.width_budget, after.width_budget
+    if new is None:
+        return []
+    if old is None or (old.kind, old.is_layerwise) != (new.kind, new.is_layerwise):
+        return Objective(after, plan.new, torch.device("cpu")).state()
+    if not new.is_layerwise:
+        return list(state)
+    by_layer = dict(zip((layer.index for layer in dynamic_layers(plan.old)), state))
+    mean = sum(state) / len(state)
+    sources = (plan.correspondence.layers[layer.index] for layer in dynamic_layers(plan.new))
+    return [mean if source is None else by_layer.get(source, mean) for source in sources]
 
 
 class WidthBudget:
-    """A budget at work on one model. Its tensors stay on the device: no step waits for them."""
+    """A width budget applied to one model. Its tensors stay on the device, so that no step waits for them."""
 
     def __init__(self, config: WidthBudgetConfig, model: ModelConfig, device: torch.device):
         self.config = config
@@ -45,20 +109,20 @@ class WidthBudget:
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:
-        """What a training record says. width_price: the price of the next step, or one a dynamic layer."""
+        """What a training record says. width_price: the price of the next step, or one for each dynamic layer."""
         if not self.config.has_price:
             return {}
         prices = self.state()
         return {"width_price": prices if self.config.is_layerwise else prices[0]}
 
     def end_step(self, means: Sequence[Tensor | None]) -> None:
-        """Moves the prices. means: of each layer, the mean fraction over the whole batch; None where there is none."""
+        """Moves the prices. means: each layer's mean fraction over the whole batch; None for a layer without one."""
         dynamic = torch.stack([mean for mean in means if mean is not None]).double()
         self.prices = self.config.next_price(self._averages @ dynamic, self.prices)
 
 
 class NestedPasses:
-    """Nested training at work on one model."""
+    """Nested training of one model: draws the widths that a step forces."""
 
     def __init__(self, config: NestedConfig, model: ModelConfig):
         self._config = config

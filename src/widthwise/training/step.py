@@ -1,16 +1,16 @@
 """One optimizer step."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from widthwise.kernels.precision import Precision, autocast
+from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
+from widthwise.recipe.recipe import TrainConfig
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
-from widthwise.training.objective import WidthBudget
+from widthwise.training.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -23,48 +23,35 @@ class StepOutcome:
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """What the layers chose, over the batch; of the first pass too."""
+    """What the layers chose, averaged over the batch; of the first pass too."""
     mtp_losses: MTPLosses
-    """Of the further heads, likewise."""
+    """The losses of the further heads, likewise."""
 
 
 def optimizer_step(
-    model: Decoder,
-    optimizer: torch.optim.Optimizer,
-    batch: Tensor,
-    *,
-    micro_batch_size: int,
-    precision: Precision,
-    z_loss: float,
-    max_grad_norm: float,
-    passes: Sequence[float | None] = (None,),
-    width_budget: WidthBudget | None = None,
+    model: Decoder, optimizer: torch.optim.Optimizer, batch: Tensor, objective: Objective, config: TrainConfig
 ) -> StepOutcome:
     """Moves the weights along the gradient of the mean objective over the batch. batch: integers (B, seq_len + 1).
 
-    passes: the objective is the sum over forward passes at these forced widths; None leaves the width to the tokens,
-    and only there the budget joins. The gradient does not depend on `micro_batch_size`, the number of sequences in a
-    forward pass, except for rounding and for terms that are not linear in the tokens: a mixture's balance loss, and of
-    budgets the quadratic term, damping and spread.
+    The gradient does not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for
+    rounding and for terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width
+    budget the quadratic term, damping and spread.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
     choices, mtp_losses = ChoiceMeans(), MTPLosses()
-    for rows in batch.split(micro_batch_size):
+    passes = objective.draw_passes()
+    for rows in batch.split(config.sequences_per_pass):
         weight = len(rows) / len(batch)
         for index, width_fraction in enumerate(passes):
-            with autocast(batch.device, precision):
-                found = model.loss(rows[:, :-1], rows[:, 1:], z_loss, width_fraction)
-            objective = found.objective
-            if width_budget is not None and width_fraction is None:
-                objective = objective + width_budget.term(found.choices)
-            (objective * weight).backward()
+            with autocast(batch.device, config.precision):
+                found = model.loss(rows[:, :-1], rows[:, 1:], objective.z_loss, width_fraction)
+            (objective.term(found, width_fraction) * weight).backward()
             if index == 0:
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     optimizer.step()
-    if width_budget is not None:
-        width_budget.end_step(choices.by_layer("width_fraction"))
+    objective.end_step(choices)
     return StepOutcome(loss / batch[:, 1:].numel(), grad_norm, choices, mtp_losses)

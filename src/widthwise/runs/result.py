@@ -1,44 +1,41 @@
-"""What a finished run leaves behind for reports and comparisons."""
+"""The result of a finished run: what reports and comparisons read."""
 
 import statistics
 from typing import Any
 
+from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.analysis.virtual_width import analyse_virtual_width
+from widthwise.data.held_out import HeldOut
 from widthwise.model.config import cost_summary, pflops_days
-from widthwise.recipe.recipe import Recipe
+from widthwise.model.decoder import Decoder
 from widthwise.training.compute import DESCENDED, inherited
-from widthwise.training.state import RunState
+from widthwise.training.loop import TrainingLoop
 from widthwise.training.validation import Validation
 
 
-def run_result(
-    name: str,
-    recipe: Recipe,
-    state: RunState,
-    validation: Validation,
-    token_widths: dict[str, Any] | None,
-    virtual_width: dict[str, Any] | None,
-    records: list[dict[str, Any]],
-) -> dict[str, Any]:
-    """The content of result.json. records: of the whole run; token_widths and virtual_width: what
-    `analyse_widths` and `analyse_virtual_width` found, if anything.
+def run_result(loop: TrainingLoop, validation: Validation) -> dict[str, Any]:
+    """The content of result.json, from a finished loop and its last validation. The model is looked into here.
 
     cost is that of the last model; tokens and training compute are of all steps, those of a run included that this one
     comes from; tokens_per_second is that of the last model's median record, so that neither start-up nor
     compilation nor a hiccup counts.
     """
+    recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
+    analyses = model_analyses(loop.learner.model, loop.held_out, validation.token_widths)
+    state.wall_seconds = loop.wall_seconds
     cost = cost_summary(recipe.final_model, recipe.seq_len)
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
-        "token_widths": token_widths,
+        "token_widths": analyses["token_widths"],
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
-        "virtual_width": virtual_width,
+        "virtual_width": analyses["virtual_width"],
         "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }
     return {
         "status": "finished",
-        "name": name,
+        "name": loop.name,
         "seed": recipe.train.seed,
         "steps": recipe.train.steps,
         "tokens": spent.tokens,
@@ -55,6 +52,17 @@ def run_result(
         "pflops_days": pflops_days(spent.training_flops, 1),
         **{key: value for key, value in found.items() if value is not None},
         "notes": state.notes,
+    }
+
+
+def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:
+    """What only some models have: `token_widths` and `virtual_width`, each None for the others.
+
+    widths: `Validation.token_widths`.
+    """
+    return {
+        "token_widths": None if widths is None else analyse_widths(model, held_out, widths),
+        "virtual_width": analyse_virtual_width(model, held_out),
     }
 
 
