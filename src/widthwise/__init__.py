@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from widthwise.experiments.plan import read_plan
     from widthwise.model.config import ModelConfig, cost_summary
     from widthwise.model.decoder import Decoder, build
+    from widthwise.model.ffn import register_ffn
     from widthwise.model.generate import SamplingConfig, generate
     from widthwise.model.mup import coordinate_check, parameter_groups
+    from widthwise.model.residual import register_residual
     from widthwise.recipe.inspection import inspect_recipe
     from widthwise.recipe.recipe import Recipe, load_recipe
     from widthwise.reports.writing import write_report
@@ -39,7 +41,9 @@ _HOMES = {
     "model.config": ("ModelConfig", "cost_summary"),
     "model.decoder": ("Decoder", "build"),
     "model.generate": ("SamplingConfig", "generate"),
+    "model.ffn": ("register_ffn",),
     "model.mup": ("coordinate_check", "parameter_groups"),
+    "model.residual": ("register_residual",),
     "recipe.inspection": ("inspect_recipe",),
     "recipe.recipe": ("Recipe", "load_recipe"),
     "reports.writing": ("write_report",),
@@ -77,6 +81,8 @@ __all__ = [
     "parameter_groups",
     "prepare",
     "read_plan",
+    "register_ffn",
+    "register_residual",
     "resume",
     "run_plan",
     "search",

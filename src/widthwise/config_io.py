@@ -255,6 +255,8 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
             allowed = [tag.strip("' ") for tag in str(context["expected_tags"]).split(",")]
             tag = str(context["tag"])
             text = f"{'.'.join([*path, 'kind'])}: got {tag!r}; {nearest_hint(tag, allowed)}"
+        case "unknown_kind":
+            text = f"{'.'.join([*path, 'kind'])}: {first['msg']}"
         case "union_tag_not_found":
             text = f"{'.'.join([*path, 'kind'])}: is required but missing"
         case "value_error" | "assertion_error":

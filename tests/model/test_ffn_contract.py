@@ -1,9 +1,8 @@
-"""What every feed-forward variant promises. A new variant is picked up from the unions; give its template a case below
-if its defaults do not resolve alone.
+"""What every feed-forward variant promises, also those of installed plugins. A new variant is picked up; give its
+template a case below if its defaults do not resolve alone.
 """
 
 from itertools import cycle, product
-from typing import get_args
 
 import pytest
 import torch
@@ -12,7 +11,8 @@ from measured import counted_flops, kept_bytes, on_meta
 from widthwise.config_io import parse, to_data
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.context import PassContext
-from widthwise.model.ffn import FFN, FFNTemplate
+from widthwise.model.ffn.interface import FEED_FORWARDS
+from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.norm import NormConfig, NormSite
 
 OPTIONS = {
@@ -49,13 +49,8 @@ PLACEMENTS = ("pre", "reordered")
 SIZES = [(63, 63), (63, 41), (41, 1), (1, 1)]
 
 
-def members(union) -> list[type]:
-    """The classes of an annotated union, also of one member."""
-    first = get_args(union)[0]
-    return list(get_args(first)) or [first]
-
-
-TEMPLATES = {cls.model_fields["kind"].default: cls for cls in members(FFNTemplate)}
+load_plugins()  # an installed plugin keeps the contract too
+TEMPLATES = {kind_of(cls): cls for cls in FEED_FORWARDS.templates}
 CASES = [
     pytest.param(parse(cls, {"kind": kind, **options}), id=f"{kind}-{options}")
     for kind, cls in TEMPLATES.items()
@@ -99,7 +94,7 @@ def random_input(d_model, dtype=torch.float64, batch=2):
 
 
 def test_config_and_template_have_the_same_kinds():
-    assert {cls.model_fields["kind"].default for cls in members(FFN)} == set(TEMPLATES)
+    assert {kind_of(cls) for cls in FEED_FORWARDS.configs} == set(TEMPLATES)
 
 
 SITES = [

@@ -1,8 +1,6 @@
-"""What every residual variant promises. A new variant is picked up from the unions; give it cases below if its defaults
-are not all there is to it.
+"""What every residual variant promises, also those of installed plugins. A new variant is picked up; give it cases
+below if its defaults are not all there is to it.
 """
-
-from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +9,9 @@ from model_cases import config, decoder, random_tokens
 
 from widthwise.config_io import parse, to_data
 from widthwise.model.decoder import Decoder
+from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual import Residual, ResidualTemplate
+from widthwise.model.residual.interface import RESIDUALS
 
 D_MODEL = 20
 OPTIONS = {
@@ -30,12 +29,8 @@ SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
 """Widths of the stream as it arrives, of what a sublayer reads and of what it writes, in a variant's quanta."""
 
 
-def members(union) -> dict[str, type]:
-    """Kind -> class, of an annotated union."""
-    return {cls.model_fields["kind"].default: cls for cls in get_args(get_args(union)[0])}
-
-
-TEMPLATES = members(ResidualTemplate)
+load_plugins()  # an installed plugin keeps the contract too
+TEMPLATES = {kind_of(cls): cls for cls in RESIDUALS.templates}
 CASES = [
     pytest.param({"kind": kind, **options}, id=f"{kind}-{options}")
     for kind in TEMPLATES
@@ -74,7 +69,7 @@ def assert_gradients_reach(output: torch.Tensor, *tensors: torch.Tensor) -> None
 
 
 def test_config_and_template_have_the_same_kinds():
-    assert set(members(Residual)) == set(TEMPLATES)
+    assert {kind_of(cls) for cls in RESIDUALS.configs} == set(TEMPLATES)
 
 
 @pytest.mark.parametrize("data", CASES)

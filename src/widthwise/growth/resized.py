@@ -57,7 +57,9 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
 
 
 def _hidden_key(ffn: FFN) -> str:
-    """The field of its hidden units."""
+    """The field of its hidden units. Raises UserError where it names none."""
+    if not ffn.hidden_axes:
+        raise UserError(f"d_ff: growth does not know hidden units of feed-forward `{ffn.kind}`; give --to RECIPE")
     return next(iter(ffn.hidden_axes))
 
 

@@ -1,16 +1,12 @@
-"""The feed-forward variants, told apart by `kind`. A new one is one file and one line in each of the two unions."""
+"""The feed-forward variants, told apart by `kind`. A new one is one file, which registers itself, and its name here."""
 
 from typing import Annotated
 
-from pydantic import Field
+from widthwise.model.ffn import dynamic, hourglass, mlp, moe, swiglu  # noqa: F401  (imported to be registered)
+from widthwise.model.ffn.interface import FEED_FORWARDS, FFNConfig, register_ffn
+from widthwise.model.ffn.interface import FFNTemplate as _FFNTemplate
 
-from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
-from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
-from widthwise.model.ffn.mlp import MLPConfig, MLPTemplate
-from widthwise.model.ffn.moe import MoEConfig, MoETemplate
-from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
+__all__ = ["FFN", "FFNTemplate", "register_ffn"]
 
-FFN = Annotated[SwiGLUConfig | MLPConfig | HourglassConfig | MoEConfig | DynamicConfig, Field(discriminator="kind")]
-FFNTemplate = Annotated[
-    SwiGLUTemplate | MLPTemplate | HourglassTemplate | MoETemplate | DynamicTemplate, Field(discriminator="kind")
-]
+FFN = Annotated[FFNConfig, FEED_FORWARDS.configs]
+FFNTemplate = Annotated[_FFNTemplate, FEED_FORWARDS.templates]

@@ -27,7 +27,7 @@ from widthwise.model.agreement import must_agree
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import swiglu_cost
 from widthwise.model.ffn.unit_ranks import grown_centres, old_index
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
@@ -277,3 +277,6 @@ def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+register_ffn(DynamicConfig, DynamicTemplate)

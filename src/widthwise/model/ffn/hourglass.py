@@ -13,7 +13,7 @@ from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import must_agree
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
@@ -167,3 +167,6 @@ class Hourglass(FeedForward):
             update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out], {}
+
+
+register_ffn(HourglassConfig, HourglassTemplate)

@@ -12,6 +12,7 @@ from widthwise.config_io import Config
 from widthwise.model.agreement import all_must_agree, must_agree
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
+from widthwise.model.kinds import Component
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -163,3 +164,16 @@ class HiddenWidthTemplate(FFNTemplate):
     def whole_hidden(self, d_model: int) -> int:
         """In channels, at least one unit of `multiple_of`."""
         return self._given or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of
+
+
+FEED_FORWARDS = Component(FFNConfig, FFNTemplate)
+"""Those of this folder, and those that plugins register."""
+
+
+def register_ffn(config: type[FFNConfig], template: type[FFNTemplate]) -> None:
+    """Makes a feed-forward known by its `kind`: recipes may say it, and runs with it can be read.
+
+    config: the feed-forward of one layer; template: what a recipe says for all layers. Raises UserError where they are
+    not of one kind, or where another feed-forward has that kind.
+    """
+    FEED_FORWARDS.register(config, template)

@@ -15,7 +15,7 @@ from widthwise.config_io import Config, options_of
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -105,3 +105,6 @@ class MLP(FeedForward):
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         hidden = ACTIVATIONS[self.config.activation].function(self.w_up(self.norm.before(x)))
         return self.norm.after(self.w_down(hidden)), {}
+
+
+register_ffn(MLPConfig, MLPTemplate)

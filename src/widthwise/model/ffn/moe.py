@@ -16,7 +16,7 @@ from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLU, SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import WIDEST, Count, Width
@@ -198,3 +198,6 @@ def _counts(chosen: Tensor, n_experts: int) -> Tensor:
     """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs. Of a shape known beforehand."""
     choices = chosen.flatten()
     return choices.new_zeros(n_experts).scatter_add_(0, choices, torch.ones_like(choices))
+
+
+register_ffn(MoEConfig, MoETemplate)

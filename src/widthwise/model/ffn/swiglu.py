@@ -8,7 +8,7 @@ from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -66,3 +66,6 @@ class SwiGLU(FeedForward):
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         x = self.norm.before(x)
         return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}
+
+
+register_ffn(SwiGLUConfig, SwiGLUTemplate)

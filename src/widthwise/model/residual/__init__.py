@@ -1,14 +1,15 @@
-"""The residual variants. A new one is one file and one line in each union.
+"""The residual variants. A new one is one file, which registers itself, and its name here.
 
 `interface.py` says what a variant is; the layer and the decoder do not know which one they hold.
 """
 
 from typing import Annotated
 
-from pydantic import Field
+from widthwise.model.residual import hyper_connections, plain  # noqa: F401  (imported to be registered)
+from widthwise.model.residual.interface import RESIDUALS, ResidualConfig, register_residual
+from widthwise.model.residual.interface import ResidualTemplate as _ResidualTemplate
 
-from widthwise.model.residual.hyper_connections import HyperConnectionsConfig, HyperConnectionsTemplate
-from widthwise.model.residual.plain import PlainResidualConfig
+__all__ = ["Residual", "ResidualTemplate", "register_residual"]
 
-Residual = Annotated[PlainResidualConfig | HyperConnectionsConfig, Field(discriminator="kind")]
-ResidualTemplate = Annotated[PlainResidualConfig | HyperConnectionsTemplate, Field(discriminator="kind")]
+Residual = Annotated[ResidualConfig, RESIDUALS.configs]
+ResidualTemplate = Annotated[_ResidualTemplate, RESIDUALS.templates]

@@ -29,6 +29,7 @@ from widthwise.model.residual.interface import (
     ResidualTemplate,
     Site,
     SlotLayout,
+    register_residual,
 )
 from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
 from widthwise.model.residual.pattern import Pattern
@@ -353,3 +354,6 @@ class HyperConnection(Site):
         if isinstance(kept, Unwritten):
             return PendingWrite(kept.state, update, kept.coefficients, self.n_read, self.config.multiplier)
         return write_slots(kept, update, self.config.multiplier)
+
+
+register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, UserError
 from widthwise.model.agreement import all_must_agree
 from widthwise.model.cost import Cost
+from widthwise.model.kinds import Component
 from widthwise.model.norm import NormConfig
 
 Stream = Any
@@ -161,6 +162,9 @@ class ResidualConfig(Config, ABC):
 class ResidualTemplate(Config, ABC):
     """What a recipe says about the residual, whatever the widths."""
 
+    if TYPE_CHECKING:
+        multiplier: float
+
     @property
     def d_model_quantum(self) -> int:
         """d_model must be a multiple of this."""
@@ -185,3 +189,19 @@ class ResidualTemplate(Config, ABC):
     @abstractmethod
     def at_widths(self, d_model: int, widths: Sequence[int]) -> ResidualConfig:
         """The residual of a model whose layers have these widths. Raises ValueError where there is none."""
+
+
+RESIDUALS = Component(ResidualConfig, ResidualTemplate)
+"""Those of this folder, and those that plugins register."""
+
+
+def register_residual(config: type[ResidualConfig], template: type[ResidualTemplate]) -> None:
+    """Makes a residual known by its `kind`: recipes may say it, and runs with it can be read.
+
+    config: with every size written out; template: what a recipe says, which may be the same class. Raises UserError
+    where they are not of one kind, where another residual has that kind, and where there is no `multiplier`.
+    """
+    for each in (config, template):
+        if "multiplier" not in each.model_fields:
+            raise UserError(f"{each.__name__}.multiplier: must be declared; 1.0 is usual")
+    RESIDUALS.register(config, template)

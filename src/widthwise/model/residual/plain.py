@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost, linear
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import Exit, PrefixLayout, ResidualConfig, ResidualTemplate, Site
+from widthwise.model.residual.interface import (
+    Exit,
+    PrefixLayout,
+    ResidualConfig,
+    ResidualTemplate,
+    Site,
+    register_residual,
+)
 
 
 class Stream(NamedTuple):
@@ -212,3 +219,6 @@ class PlainResidual(Site):
     def write(self, kept: Stream, update: Tensor) -> Stream:
         prefix, parked = kept.carry_to(self.d_write)
         return Stream(torch.add(prefix, update, alpha=self.multiplier), parked)
+
+
+register_residual(PlainResidualConfig, PlainResidualConfig)

@@ -1,0 +1,110 @@
+"""Components that are told apart by `kind`: those of the package, and those that plugins register."""
+
+from collections.abc import Mapping
+from functools import cache, reduce
+from importlib.metadata import entry_points
+from operator import or_
+from typing import Annotated, Any
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
+
+from widthwise.config_io import Config, UserError, nearest_hint
+
+ENTRY_POINTS = "widthwise.plugins"
+"""Group under which an installed package names the modules that register its components when they are imported."""
+
+
+class Kinds:
+    """What a field of type `Annotated[Base, kinds]` may hold: any of several subclasses of Base.
+
+    As strict as pydantic's union with a discriminator, and open: a class added later is valid in configs that were
+    declared before, and part of their JSON schema. A kind that is not known yet is looked for in plugins.
+    """
+
+    def __init__(self, base: type[Config]):
+        self._base = base
+        self._classes: dict[str, type[Config]] = {}
+
+    def __iter__(self):
+        """The classes."""
+        return iter(tuple(self._classes.values()))
+
+    def add(self, member: type[Config]) -> None:
+        """Raises UserError for a class of another base, without a kind, or whose kind is taken.
+
+        A class declared once more, as by a cell of a notebook, replaces the one of its name.
+        """
+        if not issubclass(member, self._base):
+            raise UserError(f"{member.__name__}: must be a {self._base.__name__}")
+        other = self._classes.get(kind_of(member), member)
+        if (other.__module__, other.__qualname__) != (member.__module__, member.__qualname__):
+            raise UserError(f"{member.__name__}: kind {kind_of(member)!r} is that of {other.__module__} already")
+        self._classes[kind_of(member)] = member
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validated)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        load_plugins()
+        union: Any = Annotated[reduce(or_, self._classes.values()), Field(discriminator="kind")]
+        return handler(TypeAdapter(union).core_schema)
+
+    def _validated(self, data: Any) -> Config:
+        if type(data) in self._classes.values():
+            return data
+        if isinstance(data, self._base):
+            raise self._unknown(kind_of(type(data)))
+        if not isinstance(data, Mapping):
+            raise PydanticKnownError("model_attributes_type")
+        if "kind" not in data:
+            raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
+        return self._class_of(data["kind"]).model_validate(data)
+
+    def _class_of(self, kind: Any) -> type[Config]:
+        if not isinstance(kind, str) or kind not in self._classes:
+            load_plugins()
+        found = self._classes.get(kind) if isinstance(kind, str) else None
+        if found is None:
+            raise self._unknown(kind)
+        return found
+
+    def _unknown(self, kind: Any) -> PydanticCustomError:
+        context = {"kind": repr(kind), "hint": nearest_hint(str(kind), self._classes)}
+        return PydanticCustomError("unknown_kind", "got {kind}, which is not registered; {hint}", context)
+
+
+class Component:
+    """A component of which there are several kinds, each a config of one layer or model, and a template."""
+
+    def __init__(self, config: type[Config], template: type[Config]):
+        self.configs, self.templates = Kinds(config), Kinds(template)
+
+    def register(self, config: type[Config], template: type[Config]) -> None:
+        """Raises UserError where they are no pair, or where their kind is taken."""
+        if kind_of(config) != kind_of(template):
+            raise UserError(
+                f"{config.__name__}: is of kind {kind_of(config)!r}, and {template.__name__} of {kind_of(template)!r}"
+            )
+        self.configs.add(config)
+        self.templates.add(template)
+
+
+def kind_of(member: type[Config]) -> str:
+    """The kind of a class. Raises UserError where it has none."""
+    field = member.model_fields.get("kind")
+    if field is None or not isinstance(field.default, str):
+        raise UserError(f'{member.__name__}.kind: must be declared, as kind: Literal["gated"] = "gated"')
+    return field.default
+
+
+@cache
+def load_plugins() -> None:
+    """Imports, once, what installed packages name under `ENTRY_POINTS`. Raises UserError that names one which fails."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            point.load()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"plugin {point.name} ({point.value}): cannot be loaded ({reason})") from None
