@@ -1,4 +1,4 @@
-"""What `widthwise analyze` prints: means over layers, one column a model."""
+"""What `widthwise analyze` prints: means over layers, one column per model."""
 
 from collections.abc import Mapping
 from typing import Any

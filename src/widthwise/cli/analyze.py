@@ -1,4 +1,4 @@
-"""`widthwise analyze`: what trained models do inside."""
+"""`widthwise analyze`: what happens inside trained models."""
 
 import json
 from pathlib import Path
@@ -10,25 +10,30 @@ import typer
 def analyze(
     models: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN...", help="Run directories, or Hugging Face folders to compare with; one is first."
-        ),
+        typer.Argument(metavar="RUN...", help="Run directories or Hugging Face folders; several are overlaid."),
     ],
     text: Annotated[
         Path | None,
-        typer.Option(help="Text to read: .txt, .jsonl, .parquet, a folder. Of the first run its held-out documents."),
+        typer.Option(
+            help="Text to read: .txt, .jsonl, .parquet, or a folder; default: the first run's held-out documents."
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens of the first model; the others read as much text.")] = 2
-    ** 16,
-    seq_len: Annotated[int | None, typer.Option(min=2, help="Tokens of a window; of the first run its own.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows of a pass; 4096 tokens if not given.")] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Amount of text, in tokens of the first model; all models read the same text.")
+    ] = 2**16,
+    seq_len: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window; default: the first run's seq_len.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; default: 4096 tokens.")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder; RUN/analysis, or runs/NAME-vs-NAME-analysis, where not given.")
+        Path | None, typer.Option(help="Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis.")
     ] = None,
-    parquet: Annotated[bool, typer.Option("--parquet", help="Write analysis.parquet too, a number a row.")] = False,
+    parquet: Annotated[
+        bool, typer.Option("--parquet", help="Also write analysis.parquet, one number per row.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the analysis as JSON.")] = False,
 ) -> None:
-    """Look into trained models while they read: feed-forward activations, the stream's entropy, logit lens, sinks.
+    """Look inside trained models as they read a text: activations, entropy of the stream, logit lens, attention sinks.
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """

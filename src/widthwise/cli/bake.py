@@ -1,4 +1,4 @@
-"""`widthwise bake`: a grown run -> the same with the constants that its sizes give."""
+"""`widthwise bake`: a grown run -> the same run with the constants that its sizes imply."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +12,12 @@ def bake(
     run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is baked.")],
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
     one_eps: Annotated[
-        bool, typer.Option("--one-eps", help="Leave the eps of norms alone, for formats with one for the whole model.")
+        bool,
+        typer.Option("--one-eps", help="Leave the eps of norms alone, for formats with one eps for the whole model."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Fold the constants that growth kept into weights, so that attention scale and norms are the usual ones.
+    """Fold the constants that growth kept into the weights, so that attention scale and norms are the usual ones.
 
     Example: `widthwise bake runs/large --out runs/large-baked`
     """

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 def compare(
     recipes: Annotated[
         list[str],
-        typer.Argument(help="One recipe with a compare section, or several, the baseline first; then changes a.b=c."),
+        typer.Argument(
+            help="One recipe with a compare section, or several recipes, the baseline first; then overrides a.b=c."
+        ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; runs/RECIPE, or runs/RECIPE-vs-RECIPE, where not given.")
-    ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Seeds, one --seed each, instead of the recipe's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE, or runs/RECIPE-vs-RECIPE.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Seed, instead of the recipe's; repeat for several.")] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="What must agree: params, active_params, flops, kv_bytes, training_flops, none."),
+        typer.Option(help="What variants must match: params, active_params, flops, kv_bytes, training_flops, none."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
 
-    Runs that have finished are not run again: the same command continues an interrupted comparison.
+    Finished runs are not repeated: the same command continues an interrupted comparison.
 
     Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
     """
@@ -44,7 +44,7 @@ def compare(
 
 
 def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
-    """Trains what the plan says, with its progress, and prints the result."""
+    """Trains the runs of the plan, shows their progress, and prints the result."""
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress

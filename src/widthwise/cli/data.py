@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
     from widthwise.data.prepared import Manifest
 
-OutOption = Annotated[Path, typer.Option("--out", help="The folder to make; it must not exist or be empty.")]
+OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
 
 data_app = typer.Typer(
@@ -40,7 +40,7 @@ def prepare_command(
     held_out: Annotated[float, typer.Option(help="Fraction of documents kept for validation.")] = 0.05,
     field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     document_bytes: Annotated[
-        int | None, typer.Option(help="Cut longer texts at line ends into documents of about this size.")
+        int | None, typer.Option(help="Split longer texts at line ends into documents of about this size.")
     ] = None,
     processes: Annotated[int, typer.Option(help="Encode in this many processes; 1 uses threads.")] = 1,
     as_json: JsonOption = False,
@@ -70,13 +70,13 @@ def adopt_command(
         str,
         typer.Option(
             metavar="SPEC",
-            help="What made the tokens: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME, bytes.",
+            help="That of the shards: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes.",
         ),
     ],
     out: OutOption,
     as_json: JsonOption = False,
 ) -> None:
-    """Check Megatron-LM shards (.bin and .idx) and link them, without a copy where possible, into a folder.
+    """Check Megatron-LM shards (.bin and .idx) and link them into a folder, copying only where necessary.
 
     Example: `widthwise data adopt --train wiki_train --held-out wiki_valid --tokenizer tokenizer.json --out data/wiki`
     """
@@ -89,7 +89,7 @@ def adopt_command(
 
 @contextmanager
 def _progress_shown() -> Iterator["ProgressCallback"]:
-    """How far the work is, on standard error, so that --json stays clean."""
+    """Progress on standard error, so that the output of --json stays clean."""
     from rich.console import Console
 
     from widthwise.cli.progress import shown_progress

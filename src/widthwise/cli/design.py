@@ -8,17 +8,19 @@ import typer
 
 
 def design(
-    base: Annotated[Path, typer.Argument(help="Recipe of the uniform model the shape is matched to.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, as model.n_layers=12.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the recipe; printed where not given.")] = None,
+    base: Annotated[Path, typer.Argument(help="Recipe of the uniform model whose cost the shape matches.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to it, such as model.n_layers=12.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the recipe; default: print it.")] = None,
     kind: Annotated[str, typer.Option(help="x, diamond, growing, narrowing, or uniform.")] = "x",
     turn_layer: Annotated[
-        float | None, typer.Option(help="Depth of the narrowest (or widest) layer, of n_layers.")
+        float | None, typer.Option(help="Depth of the narrowest (or widest) layer, as a share of n_layers.")
     ] = None,
-    turn_width: Annotated[float | None, typer.Option(help="Its width, of d_model.")] = None,
+    turn_width: Annotated[float | None, typer.Option(help="Width of that layer, as a share of d_model.")] = None,
     quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
     match: Annotated[str, typer.Option(help="What to match: params, active_params, flops or kv_bytes.")] = "params",
-    rounding: Annotated[str, typer.Option(help="nearest (the paper) or balanced (meets the budget).")] = "balanced",
+    rounding: Annotated[
+        str, typer.Option(help="nearest (the paper's) or balanced (closer to the budget).")
+    ] = "balanced",
     budget: Annotated[
         str | None,
         typer.Option(help="Size the model first, to the nearest: 30M parameters, 2G FLOPs, ..."),

@@ -1,4 +1,4 @@
-"""`widthwise eval`: what trained models know."""
+"""`widthwise eval`: perplexity and tasks."""
 
 import json
 import sys
@@ -13,9 +13,10 @@ TEXT, TASKS, HOW = "Texts", "Tasks", "How"
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; of several, each is compared with the first.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; if several, each is compared with the first.")],
     text: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=TEXT, help="Raw text: .txt .md .py .jsonl .parquet, a folder.")
+        list[str] | None,
+        typer.Option(rich_help_panel=TEXT, help="Raw text: .txt .md .py .jsonl .parquet, or a folder."),
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(rich_help_panel=TEXT, help="Prepared folder; its held-out part is read.")
@@ -24,45 +25,51 @@ def evaluate(
         str, typer.Option(rich_help_panel=TEXT, help="Field of a JSONL or Parquet row that holds the text.")
     ] = "text",
     max_tokens: Annotated[
-        int | None, typer.Option(rich_help_panel=TEXT, min=1, help="Of each text, from the front.")
+        int | None, typer.Option(rich_help_panel=TEXT, min=1, help="Read only this many tokens of each text.")
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(rich_help_panel=TEXT, min=1, help="Tokens a window predicts; fewer see more context, and cost."),
+        typer.Option(
+            rich_help_panel=TEXT,
+            min=1,
+            help="Tokens that each window predicts; fewer give more context and take longer.",
+        ),
     ] = None,
     task_file: Annotated[
-        list[str] | None, typer.Option(rich_help_panel=TASKS, help="JSONL of questions and answers.")
+        list[str] | None, typer.Option(rich_help_panel=TASKS, help="JSONL file of questions and answers.")
     ] = None,
     tasks: Annotated[
-        str | None, typer.Option(rich_help_panel=TASKS, help="Of lm-evaluation-harness, as piqa,arc_easy.")
+        str | None, typer.Option(rich_help_panel=TASKS, help="Tasks of lm-evaluation-harness, such as piqa,arc_easy.")
     ] = None,
     num_fewshot: Annotated[
-        int | None, typer.Option(rich_help_panel=TASKS, min=0, help="Examples before each of their questions.")
+        int | None, typer.Option(rich_help_panel=TASKS, min=0, help="Examples before each question of --tasks.")
     ] = None,
     suite: Annotated[
         str | None, typer.Option(rich_help_panel=TASKS, help="A paper's table: variable-width, hourglass.")
     ] = None,
     local: Annotated[
-        str | None, typer.Option(rich_help_panel=TASKS, help="Folder of JSONL files to answer the suite from.")
+        str | None, typer.Option(rich_help_panel=TASKS, help="Folder of JSONL files to run the suite from.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Items of each task.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
+    ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(rich_help_panel=HOW, min=1, help="Tokens a model reads at most; the recipe's seq_len."),
+        typer.Option(rich_help_panel=HOW, min=1, help="Longest context in tokens; default: the recipe's seq_len."),
     ] = None,
     batch_size: Annotated[int, typer.Option(rich_help_panel=HOW, min=1, help="Texts per forward pass.")] = 16,
     precision: Annotated[
-        str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; the recipe's where not given.")
+        str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; default: the recipe's.")
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=HOW, help="One JSON file for all, instead of one in the evaluations/ of each run."
+            rich_help_panel=HOW, help="One JSON file for all runs, instead of one in each run's evaluations/."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, without blocks and items.")] = False,
 ) -> None:
-    """Perplexity and bits per byte of texts, and tasks with known answers; without either, the run's held-out text.
+    """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """

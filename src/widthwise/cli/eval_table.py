@@ -1,4 +1,4 @@
-"""What an evaluation found, for the terminal."""
+"""Results of an evaluation, for the terminal."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from widthwise.reports.page.formats import clean, fixed, signed
 
 N_DECIMALS = 4
 LARGE = 1e6
-"""From here on, numbers are written with an exponent: the perplexity of a whole answer knows no bound."""
+"""From here on, numbers are written with an exponent: the perplexity of a whole answer is unbounded."""
 NAME_LETTERS = 32
 PERCENT = ("acc", "acc_norm")
 
@@ -42,7 +42,7 @@ def suite_results_table(suite: dict[str, Any]) -> Table:
 
 
 def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]]) -> Table:
-    """Of `evaluation_differences`."""
+    """Differences of one run to the baseline, from `evaluation_differences`."""
     table = _table(f"{run} minus {baseline}, item by item", ("difference", "std. error"))
     previous = None
     for entry in entries:
@@ -90,6 +90,6 @@ def _unit(metric: str) -> tuple[float, str]:
 
 
 def _tail(name: str) -> str:
-    """The end of a path tells more than its beginning."""
+    """The end of a long name, because the end of a path says more than its beginning."""
     name = clean(name)
     return name if len(name) <= NAME_LETTERS else "…" + name[1 - NAME_LETTERS :]

@@ -14,15 +14,15 @@ def export(
     dtype: Annotated[Literal["fp32", "bf16"], typer.Option(help="Type of the weights.")] = "fp32",
     n_positions: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens of the longest text; of an imported model its own, else seq_len, where not given."
-        ),
+        typer.Option(min=1, help="Longest text in tokens; default: the imported model's, else seq_len."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the newest model of a run as a llama, qwen2, qwen3, olmo2 or gpt2 that transformers loads.
 
-    What such a format cannot say is refused with the reason. Example: `widthwise export runs/grown models/grown`
+    A model that these formats cannot represent is refused with the reason.
+
+    Example: `widthwise export runs/grown models/grown`
     """
     from widthwise.runs.export import export_run
 
@@ -32,5 +32,5 @@ def export(
     if as_json:
         print(json.dumps(summary, indent=2))
         return
-    tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, which the run has not"
+    tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
     print(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")

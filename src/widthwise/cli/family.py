@@ -1,4 +1,4 @@
-"""`widthwise family`: one run -> runs of several larger models that begin where it stands."""
+"""`widthwise family`: one run -> runs of several larger models that continue from its checkpoint."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 def family(
     run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to all recipes, as train.steps=2000.")] = None,
-    to: Annotated[list[Path] | None, typer.Option(help="Recipe of a larger model; one --to for each.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; RUN-family where not given.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to all recipes, such as train.steps=2000.")
+    ] = None,
+    to: Annotated[list[Path] | None, typer.Option(help="Recipe of a larger model; repeat for several.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new runs; default: RUN-family.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the family as JSON.")] = False,
 ) -> None:
     """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
 
-    Branches that have finished are not trained again: the same command goes on with an interrupted family.
+    Finished branches are not trained again: the same command continues an interrupted family.
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """

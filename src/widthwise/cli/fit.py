@@ -1,4 +1,4 @@
-"""`widthwise fit`: scaling laws with intervals, and what one group of models saves against another."""
+"""`widthwise fit`: scaling laws with intervals, and what one group of models saves over another."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def fit(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="Folders of comparisons or sweeps, run directories, or .csv tables of your own."),
+        typer.Argument(help="Folders of comparisons or sweeps, run directories, or your own .csv tables."),
     ],
     x: Annotated[
         str,
@@ -22,18 +22,22 @@ def fit(
     y: Annotated[str, typer.Option(help="val_loss, train_loss, val_bits_per_byte, or a column.")] = "val_loss",
     group_by: Annotated[
         str | None,
-        typer.Option("--group", "--group-by", help="One curve for each value of this column, or key of the recipes."),
+        typer.Option("--group", "--group-by", help="One curve for each value of this column or recipe key."),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(help="The group that others are compared with; that of the comparisons if not given.")
+        str | None,
+        typer.Option(help="The group that others are compared with; default: the baseline of the comparisons."),
     ] = None,
     law: Annotated[
-        str | None, typer.Option(help="power, power_irreducible or log_linear, instead of the best at points left out.")
+        str | None,
+        typer.Option(
+            help="power, power_irreducible or log_linear; default: the one that predicts left-out points best."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/fit-NAMES-Y-X where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/fit-NAMES-Y-X.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print scaling.json.")] = False,
 ) -> None:
-    """Fit the loss as a law of compute, parameters or width, with intervals; say what a group saves at equal loss.
+    """Fit the loss as a function of compute, parameters or width, with intervals; say what a group saves at equal loss.
 
     Example: `widthwise fit benchmarks/papers/variable_width_table_2.csv --x pflops_days --y loss --group model
     --baseline transformer`
@@ -95,7 +99,7 @@ def _fit_table(scaling: dict[str, Any]) -> "Table":
 
 
 def _doubts(scaling: dict[str, Any]) -> list[str]:
-    """Why laws could not be fitted, or say little."""
+    """Why laws could not be fitted, or are unreliable."""
     return [
         f"{group['name']}: {kind}: {found['reason']}."
         for group in scaling["groups"]

@@ -12,21 +12,26 @@ from widthwise.config_io import UserError
 
 def generate(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
-    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; several --prompt make a batch.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue; repeat for a batch.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Tokens to add.")] = 128,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, help="0 takes the most probable token. 0.8, or 0 with --speculative, if not given."),
+        typer.Option(min=0.0, help="0 takes the most probable token; default: 0.8, or 0 with --speculative."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k most probable tokens.")] = None,
-    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens that reach this probability.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the draws.")] = 0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most probable tokens.")] = None,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the fewest tokens that together reach this probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
     speculative: Annotated[
-        bool, typer.Option("--speculative", help="Draft with the further heads of `model.mtp`, greedily.")
+        bool,
+        typer.Option(
+            "--speculative", help="Decode greedily with drafts from the heads of multi-token prediction (`model.mtp`)."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Continue texts with the model of a run; without a prompt, begin where a document begins.
+    """Continue texts with the model of a run; without a prompt, start a new document.
 
     Example: `widthwise generate runs/quickstart/runs/x-seed1 --prompt "def main("`
     """

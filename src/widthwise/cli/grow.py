@@ -1,4 +1,4 @@
-"""`widthwise grow`: a run -> the run of a larger model that computes the same."""
+"""`widthwise grow`: a run -> the run of a larger model that computes the same function."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,46 +12,56 @@ from widthwise.config_io import UserError
 def grow(
     run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, or to that of the run, as train.steps=2000.")
+        list[str] | None, typer.Argument(help="Changes to that recipe, such as train.steps=2000.")
     ] = None,
-    to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; the run's own where not given.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; default: the run's own.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,
     d_model: Annotated[
-        int | None, typer.Option(min=1, help="Width of the run's own recipe; all widths grow in proportion.")
+        int | None, typer.Option(min=1, help="New d_model for the run's own recipe; all widths grow in proportion.")
     ] = None,
-    n_heads: Annotated[int | None, typer.Option(min=1, help="Heads of every layer; groups keep their size.")] = None,
+    n_heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of every layer; key-value groups keep their size.")
+    ] = None,
     n_kv_heads: Annotated[int | None, typer.Option(min=1, help="Key-value heads of every layer.")] = None,
     head_dim: Annotated[int | None, typer.Option(min=1, help="Size of every head.")] = None,
     d_ff: Annotated[
         int | None, typer.Option(min=1, help="Hidden units of every feed-forward, expert or block.")
     ] = None,
-    add_layers: Annotated[int, typer.Option(min=0, max=10_000, help="Further layers, evenly among the others.")] = 0,
+    add_layers: Annotated[int, typer.Option(min=0, max=10_000, help="Number of layers to add, spread evenly.")] = 0,
     layers: Annotated[
         str | None,
-        typer.Option(help="For each layer the old one it comes from, as 0,1,new,2 (or null); added ones lie evenly."),
+        typer.Option(
+            help="For each layer the old one it comes from, such as 0,1,new,2; default: added layers spread evenly."
+        ),
     ] = None,
     new_layers: Annotated[
-        Literal["drawn", "copied"], typer.Option(help="Added layers, but for what must be 0: copies of those before?")
+        Literal["drawn", "copied"],
+        typer.Option(help="Draw added layers anew, or copy the layer before (except what must be 0)."),
     ] = "drawn",
     reset: Annotated[
         Literal["none", "new", "all"],
-        typer.Option(help="What the optimizer forgets: nothing, the size of new entries' gradients, or everything."),
+        typer.Option(help="Optimizer state to reset: none, the second moments of new entries, or all."),
     ] = "none",
     rewarmup_steps: Annotated[
         int | None,
-        typer.Option(min=0, help="Steps over which all rates rise again from 0; those the optimizer looks back."),
+        typer.Option(
+            min=0,
+            help="Steps over which learning rates rise again from 0; default: the horizon of the optimizer's averages.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed for new weights.")] = 0,
     allow_change: Annotated[
-        bool, typer.Option("--allow-change", help="Take constants from the recipe, though the function changes.")
+        bool, typer.Option("--allow-change", help="Take constants from the recipe, although the function changes.")
     ] = False,
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Say what would be done; read no weights.")] = False,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Say what would be done, without reading weights.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make the model of a run larger without changing what it computes, and go on from there with `resume`.
+    """Make a run's model larger without changing what it computes; `resume` continues training from there.
 
     Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
-    runs/large`, or `--to configs/large.yaml` in place of the sizes.
+    runs/large`, or `--to configs/large.yaml` instead of the sizes.
     """
     from rich.console import Console
 
@@ -76,7 +86,7 @@ def grow(
 
 
 def _sources(text: str | None) -> tuple[int | None, ...] | None:
-    """ "0,1,new,2" -> the old layers, None for one that is added."""
+    """ "0,1,new,2" -> the old layers, None for an added one."""
     if text is None:
         return None
     words = ["new" if word.strip() == "null" else word.strip() for word in text.split(",")]

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def show_growth(found: dict[str, Any], as_json: bool) -> None:
-    """What is to become of a model, and, where it was done, its certificate and folder; on standard output."""
+    """Prints how a model changes and, if the change was made, its certificate and folder."""
     if as_json:
         print(json.dumps(found, indent=2))
         return

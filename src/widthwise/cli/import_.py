@@ -8,15 +8,20 @@ import typer
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder: config.json, safetensors.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Hugging Face folder with config.json and safetensors.")
+    ],
     run: Annotated[Path, typer.Argument(help="Run directory to write.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as train.steps=2000.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe, such as train.steps=2000.")
+    ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="Recipe of further training; its model section gives way to the imported one.")
+        Path | None,
+        typer.Option(help="Recipe for further training; its model section is replaced by the imported model."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a llama, qwen2, qwen3, olmo2 or gpt2 as a run at step 0, to generate with, grow, train further or export.
+    """Turn a llama, qwen2, qwen3, olmo2 or gpt2 into a run at step 0, to generate from, grow, train further or export.
 
     Example: `widthwise import models/Llama-3.2-1B runs/llama && widthwise generate runs/llama --prompt "Once"`
     """

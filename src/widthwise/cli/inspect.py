@@ -8,17 +8,17 @@ import typer
 
 
 def inspect(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, as configs/x_200m.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, as model.n_layers=12.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as model.n_layers=12.")] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Recipe to compare with; by default the uniform or plain model.")
+        Path | None, typer.Option(help="Recipe to compare with; default: the uniform or plain model.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Per-layer widths, heads, parameters, FLOPs, KV and activation bytes, beside a baseline.
+    """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
 
-    That is the uniform model a shape is matched to; of a uniform model, the same layers with a plain residual and no
-    further heads.
+    For a shape the baseline is the uniform model it is matched to; for a uniform model, the same layers with a plain
+    residual and without multi-token prediction.
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """

@@ -1,4 +1,4 @@
-"""What `widthwise sweep --ladder` was asked for, and its plan on the terminal."""
+"""The options of `widthwise sweep --ladder`, and its plan on the terminal."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from widthwise.reports.page.formats import MISSING, si
 
 DEFAULT_MFU = 0.4
 DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
-"""Hours of a unit, and what it is called."""
+"""Hours per unit, and the unit's name."""
 
 
 def clock_asked(
     device: str | None, mfu: float | None, flops_per_second: float | None, is_wanted: bool
 ) -> Device | None:
-    """By what hours are counted, if by anything. Raises UserError where the options do not go together."""
+    """The device for which hours are counted, if any. Raises UserError if options conflict."""
     given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second}
     named = [option for option, value in given.items() if value is not None]
     if named and not is_wanted:
@@ -29,21 +29,21 @@ def clock_asked(
     if mfu is not None and device is None:
         raise UserError(f"--mfu: got {mfu:g}; it is a share of the peak of a --device")
     if device is not None and flops_per_second is not None:
-        raise UserError("--flops-per-second: got it beside --device; give one of the two")
+        raise UserError("--flops-per-second: conflicts with --device; give one of the two")
     if flops_per_second is not None:
         return Device.at_rate(flops_per_second)
     return None if device is None else Device.named(device, DEFAULT_MFU if mfu is None else mfu)
 
 
 def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> LadderPlan:
-    """asked: what the command line says of a sweep. Raises UserError for what a ladder has not."""
+    """asked: the sweep options of the command line. Raises UserError for those that a ladder does not have."""
     if other := sorted(set(asked) - {"seeds"}):
         raise UserError(f"--ladder: the ladder section of the recipe says what to train; leave out {', '.join(other)}")
     return read_ladder(recipe, overrides, asked.get("seeds", ()))
 
 
 def show_ladder(plan: LadderPlan, clock: Device | None, as_json: bool) -> None:
-    """Prints what there is to do."""
+    """Prints the planned work."""
     workload = ladder_workload(plan, clock)
     if as_json:
         print(json.dumps(workload, indent=2))
@@ -52,7 +52,7 @@ def show_ladder(plan: LadderPlan, clock: Device | None, as_json: bool) -> None:
 
 
 def ladder_table(workload: dict[str, Any]) -> Table:
-    """A row a point, of one run, from `experiments.ladder.ladder_workload`."""
+    """One row per point, for one run of it, from `experiments.ladder.ladder_workload`."""
     n_seeds = len(workload["seeds"])
     table = Table(
         title=f"{workload['title']}: {workload['n_runs']} runs, {n_seeds} of each line",
@@ -73,7 +73,7 @@ def ladder_table(workload: dict[str, Any]) -> Table:
 
 
 def duration(hours: float | None) -> str:
-    """Hours in the largest unit of which there is at least one."""
+    """Hours in the largest unit that gives at least one."""
     if hours is None:
         return MISSING
     size, unit = next((each for each in DURATIONS if hours >= each[0]), DURATIONS[-1])

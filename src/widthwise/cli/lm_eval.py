@@ -1,4 +1,4 @@
-"""`widthwise lm_eval`: lm-evaluation-harness itself, which knows runs."""
+"""`widthwise lm_eval`: lm-evaluation-harness itself, with runs as models."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ PASSED_ON: dict[str, Any] = {
     "ignore_unknown_options": True,
     "allow_interspersed_args": False,
 }
-"""Settings of the verb: its arguments are the harness's."""
+"""Settings that pass all arguments of the verb on to the harness."""
 
 
 def lm_eval(context: typer.Context) -> None:
-    """Call lm-evaluation-harness (extra `eval`) with its own arguments, `--model widthwise` for a run, and NAME.jsonl
-    among the tasks for a file of local questions. `widthwise lm_eval run --help` lists the arguments.
+    """Call lm-evaluation-harness (extra `eval`) with its own arguments; `--model widthwise` evaluates a run, and a task
+    NAME.jsonl reads a file of local questions. `widthwise lm_eval run --help` lists the arguments.
 
     Example: `widthwise lm_eval --model widthwise --model_args run=runs/x,batch_size=8 --tasks arc_easy`
     """

@@ -1,4 +1,4 @@
-"""The list of verbs, and what becomes of their errors."""
+"""The list of verbs, and how their errors are reported."""
 
 import os
 import sys
@@ -66,7 +66,7 @@ app.add_typer(data_app, name="data")
 
 
 def main() -> None:
-    """Exit code 0, or one line of error and 1 (failed run), 2 (mistake of the user's), 130 or 143 (signal)."""
+    """Exit code 0, or one line of error and 1 (failed run), 2 (user mistake), 130 or 143 (signal)."""
     # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
     # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""`widthwise pad`: a run -> the same with sizes rounded up for hardware."""
+"""`widthwise pad`: a run -> the same model with sizes rounded up for hardware."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,15 +11,26 @@ from widthwise.cli.growth_result import show_growth
 def pad(
     run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is padded.")],
     out: Annotated[Path, typer.Option(help="Folder of the new run.")],
-    d_ff_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of hidden units.")] = 1,
-    head_dim_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of head sizes.")] = 1,
-    heads_multiple: Annotated[
-        int, typer.Option(min=1, max=65_536, help="Of heads; key-value heads divide it or are a multiple.")
+    d_ff_multiple: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Round hidden units up to a multiple of this.")
     ] = 1,
-    d_model_multiple: Annotated[int, typer.Option(min=1, max=65_536, help="Of all widths of the stream.")] = 1,
+    head_dim_multiple: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Round head sizes up to a multiple of this.")
+    ] = 1,
+    heads_multiple: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=65_536,
+            help="Round heads up to a multiple of this; key-value heads to a multiple or divisor of it.",
+        ),
+    ] = 1,
+    d_model_multiple: Annotated[
+        int, typer.Option(min=1, max=65_536, help="Round all widths of the stream up to a multiple of this.")
+    ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Round sizes up with entries that are 0 and do not learn, for kernels and tensor parallelism. To learn more, grow.
+    """Round sizes up for kernels and tensor parallelism, with entries that are 0 and do not learn (those of `grow` do).
 
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """

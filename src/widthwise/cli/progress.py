@@ -1,4 +1,4 @@
-"""How data and runs are shown while they are made: a bar on a terminal, plain lines elsewhere."""
+"""Progress of data preparation and runs: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class BarObserver:
         self._task = bar.add_task("", visible=False, rate="", loss="")
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """Shown in megabytes."""
+        """Shows the progress in megabytes."""
         if stage != self._description:
             self._begin(stage, n_bytes_total and round(n_bytes_total / 1e6))
         self._bar.update(self._task, completed=round(n_bytes / 1e6), rate="MB")
@@ -75,7 +75,7 @@ class BarObserver:
 
 
 class LineObserver:
-    """One line a record."""
+    """One line per record."""
 
     def __init__(self, console: "Console"):
         self._console = console
@@ -83,7 +83,7 @@ class LineObserver:
         self._name, self._n_steps = "", 0
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """Shown every few seconds."""
+        """Prints at most one line every few seconds."""
         now = time.monotonic()
         if stage == self._stage and now - self._shown_at < SECONDS_BETWEEN_LINES:
             return
@@ -113,7 +113,7 @@ class LineObserver:
 
 
 def _loss(record: dict[str, Any]) -> str:
-    """Of the next token, and behind it those of further heads."""
+    """The loss of the next token, followed by those of the heads of multi-token prediction."""
     later = "".join(f" {loss:.4f}" for loss in record.get("mtp_losses", ()))
     return f"loss {record['loss']:.4f}" + (f"  mtp{later}" if later else "")
 

@@ -16,15 +16,15 @@ def report(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="The folder to write into; several runs need it.", show_default=False)
+        Path | None, typer.Option("--out", help="Folder to write into; required for several runs.", show_default=False)
     ] = None,
     figures: Annotated[
         Literal["svg", "pdf"] | None,
-        typer.Option("--figures", help="Also write each figure of the page as a file.", show_default=False),
+        typer.Option("--figures", help="Also write each figure of the page to a file.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files as JSON.")] = False,
 ) -> None:
-    """Write a report: one HTML page that opens offline, tables as CSV and LaTeX where there are some, and figures.
+    """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
 
     Example: `widthwise report runs/quickstart --figures pdf`
     """

@@ -9,10 +9,10 @@ from widthwise.cli.run_result import show_result
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(help="Run directory, as runs/x_200m.")],
+    run: Annotated[Path, typer.Argument(help="Run directory, such as runs/x_200m.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Go on with an interrupted or killed run from its last good checkpoint.
+    """Continue an interrupted or killed run from its last good checkpoint.
 
     Example: `widthwise resume runs/x_200m`
     """

@@ -1,4 +1,4 @@
-"""`widthwise search`: every shape of one budget, and what each costs elsewhere."""
+"""`widthwise search`: every shape at one budget, and its other costs."""
 
 import json
 from pathlib import Path
@@ -9,82 +9,88 @@ import typer
 from widthwise.cli.compare import run_and_report
 from widthwise.config_io import UserError, parse
 
-WHERE, LIMITS, RESULT = "Where to look", "What to leave out", "What to do with it"
+WHERE, LIMITS, RESULT = "What to search", "Limits", "Results"
 LONGEST_SPAN = 10_000
 
 
 def search(
-    base: Annotated[Path, typer.Argument(help="Recipe whose model sets the budget: the baseline.")],
+    base: Annotated[Path, typer.Argument(help="Recipe of the baseline, whose model sets the budget.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to it, and with it to what is found, as train.steps=200.")
+        list[str] | None, typer.Argument(help="Changes to it and to all recipes found, such as train.steps=200.")
     ] = None,
     match: Annotated[
         str | None,
         typer.Option(help="layer_params (what the paper counts), params, flops, flops_causal, kv_bytes."),
     ] = None,
-    budget: Annotated[str | None, typer.Option(help="As 113M or 2.5G; the base's own where not given.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Such as 113M or 2.5G; default: that of the base.")] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="Largest miss of the budget; 0.001, on the hardware grid 0.01.")
+        float | None,
+        typer.Option(help="Largest relative miss of the budget; default: 0.001, on the hardware grid 0.01."),
     ] = None,
     grid: Annotated[
         str | None,
-        typer.Option(rich_help_panel=WHERE, help="paper, or hardware: multiples of 128 and 64, heads of 64 or 128."),
+        typer.Option(rich_help_panel=WHERE, help="paper, or hardware (multiples of 128 and 64, head_dim 64 or 128)."),
     ] = None,
     n_heads: Annotated[
         int | None,
-        typer.Option(rich_help_panel=WHERE, help="Heads of every shape; by the base's rule where not given."),
+        typer.Option(rich_help_panel=WHERE, help="Heads of every shape; default: the base's rule."),
     ] = None,
-    head_dim: Annotated[int | None, typer.Option(rich_help_panel=WHERE, help="Their size, in place of that.")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(rich_help_panel=WHERE, help="Head size of every shape, instead of --n-heads.")
+    ] = None,
     n_blocks: Annotated[
-        str | None, typer.Option(rich_help_panel=WHERE, help="Blocks of a feed-forward, as 1,2,4; 2,4 where not given.")
+        str | None, typer.Option(rich_help_panel=WHERE, help="Blocks per feed-forward, such as 1,2,4; default: 2,4.")
     ] = None,
     n_layers: Annotated[
         str | None,
-        typer.Option(rich_help_panel=WHERE, help="As 6,12 or 8..16; every depth within --aspect where not given."),
+        typer.Option(rich_help_panel=WHERE, help="Such as 6,12 or 8..16; default: every depth within --aspect."),
     ] = None,
     ratio: Annotated[
         str | None,
-        typer.Option(rich_help_panel=WHERE, help="d_hidden / d_model to aim at; 0.4,0.5,0.6,0.75 where not given."),
+        typer.Option(rich_help_panel=WHERE, help="Target d_hidden / d_model; default: 0.4,0.5,0.6,0.75."),
     ] = None,
     aspect: Annotated[
         str | None,
-        typer.Option(rich_help_panel=LIMITS, help="d_model / n_layers; 100..250 where --n-layers is not given."),
+        typer.Option(rich_help_panel=LIMITS, help="d_model / n_layers; default: 100..250 without --n-layers."),
     ] = None,
     ratio_range: Annotated[
-        str | None, typer.Option(rich_help_panel=LIMITS, help="d_hidden / d_model after rounding, as 0.3..0.8.")
+        str | None, typer.Option(rich_help_panel=LIMITS, help="d_hidden / d_model after rounding, such as 0.3..0.8.")
     ] = None,
     max_flops: Annotated[
-        float | None, typer.Option(rich_help_panel=LIMITS, help="Forward FLOPs per token, as 5e8.")
+        float | None, typer.Option(rich_help_panel=LIMITS, help="Forward FLOPs per token, such as 5e8.")
     ] = None,
     max_kv_bytes: Annotated[
         float | None, typer.Option(rich_help_panel=LIMITS, help="KV-cache bytes per token.")
     ] = None,
     max_residual_additions: Annotated[
-        int | None, typer.Option(rich_help_panel=LIMITS, help="Sublayers in a row: n_layers * (1 + n_blocks).")
+        int | None, typer.Option(rich_help_panel=LIMITS, help="Sublayers in sequence: n_layers * (1 + n_blocks).")
     ] = None,
     rank_by: Annotated[
         str | None,
         typer.Option(rich_help_panel=RESULT, help="flops, kv_bytes, params, activation_bytes or n_residual_additions."),
     ] = None,
-    top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many to show, and to write.")] = 20,
+    top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many shapes to show and write.")] = 20,
     out: Annotated[
         Path | None,
         typer.Option(rich_help_panel=RESULT, help="Folder for search.json and recipes that extend the base."),
     ] = None,
     train: Annotated[
         int | None,
-        typer.Option(rich_help_panel=RESULT, min=1, help="Compare the first so many with the base, trained, in --out."),
+        typer.Option(
+            rich_help_panel=RESULT, min=1, help="Train this many of the first and compare them with the base, in --out."
+        ),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(rich_help_panel=RESULT, help="Seeds of --train, one --seed each; 1, 2 and 3.")
+        list[int] | None,
+        typer.Option(rich_help_panel=RESULT, help="Seed for --train, repeat for several; default: 1, 2 and 3."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train that of the comparison.")
+        bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train, the comparison.")
     ] = False,
 ) -> None:
-    """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by what else they cost.
+    """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
-    Counting knows no loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost.
+    Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost.
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """

@@ -1,4 +1,4 @@
-"""What a search found, for the terminal."""
+"""Results of a search, for the terminal."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ TOTALS = {
 
 
 def search_table(summary: dict[str, Any], base: str) -> Table:
-    """The baseline, and below it the candidates of a `SearchResult.summary`, the Pareto front marked."""
+    """The baseline and, below it, the candidates of a `SearchResult.summary` with the Pareto front marked."""
     n_found, n_shown = summary["n_found"], len(summary["candidates"])
     budget = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%"
     table = Table(

@@ -1,4 +1,4 @@
-"""What Ctrl-C and SIGTERM do, but while steps run: training finishes the step at work first."""
+"""Ctrl-C and SIGTERM outside of training steps (during training, the current step is finished first)."""
 
 import os
 import signal
@@ -13,18 +13,18 @@ Handler = Callable[[int, FrameType | None], NoReturn]
 
 
 def leave_at_once() -> None:
-    """From here on a signal ends the process with one line: for its start and its end, when nothing is at work."""
+    """From here on a signal ends the process with one line: for start-up and exit, when no work is in progress."""
     _handle_with(_leave)
 
 
 def stop_by_exception() -> None:
-    """From here on a signal raises Interrupted, behind which half-written folders are removed."""
+    """From here on a signal raises Interrupted, so that half-written folders are removed."""
     _handle_with(_stop)
 
 
 def _handle_with(handler: Handler) -> None:
     for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a shell's job in the background
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in a background job of a shell
             signal.signal(number, handler)
 
 
@@ -44,7 +44,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Whether a module is being loaded: libraries swallow an exception then, or make another error of it."""
+    """Whether a module is being imported: libraries then swallow an exception or turn it into another."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -9,76 +9,78 @@ import typer
 if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
 
-WHAT, WORKERS, LADDER = "What to vary", "Who works on it", "A ladder of sizes"
+WHAT, WORKERS, LADDER = "What to vary", "Workers", "A ladder of sizes"
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, with a sweep section or with --over.")],
+    recipe: Annotated[Path, typer.Argument(help="Recipe with a sweep section, or any recipe with --over.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to the recipe, and so to every point, as train.steps=200.")
+        list[str] | None, typer.Argument(help="Changes to the recipe and so to every point, such as train.steps=200.")
     ] = None,
     over: Annotated[
         list[str] | None,
         typer.Option(
             rich_help_panel=WHAT,
-            help="optimizer.lr=0.002,0.004, or for a search 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'.",
+            help="optimizer.lr=0.002,0.004, or a range to search: 'optimizer.lr={low: 1e-4, high: 1e-2, log: true}'.",
         ),
     ] = None,
     seed: Annotated[
         list[int] | None,
-        typer.Option(rich_help_panel=WHAT, help="Seeds, one --seed each, instead of the recipe's, or of 1, 2 and 3."),
+        typer.Option(rich_help_panel=WHAT, help="Seed, repeat for several; default: the recipe's, or 1, 2 and 3."),
     ] = None,
     match: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=WHAT,
-            help="What must equal the baseline's: params, active_params, flops, kv_bytes, training_flops, none.",
+            help="What must match the baseline: params, active_params, flops, kv_bytes, training_flops, none.",
         ),
     ] = None,
     sampler: Annotated[
-        str | None, typer.Option(rich_help_panel=WHAT, help="grid, tpe or random; with --trials tpe.")
+        str | None, typer.Option(rich_help_panel=WHAT, help="grid, tpe or random; default: grid, or tpe with --trials.")
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(rich_help_panel=WHAT, min=1, help="Points of a search, the baseline not counted.")
+        int | None, typer.Option(rich_help_panel=WHAT, min=1, help="Points of a search, not counting the baseline.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; runs/RECIPE where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE.")] = None,
     storage: Annotated[
         str | None,
         typer.Option(
             rich_help_panel=WORKERS,
             envvar="WIDTHWISE_STORAGE",
             show_envvar=True,
-            help="Database, as postgresql+psycopg://USER@HOST/NAME; a file in the folder where not given.",
+            help="Database, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder.",
         ),
     ] = None,
     study: Annotated[
-        str | None, typer.Option(rich_help_panel=WORKERS, help="Name of the study there; RECIPE where not given.")
+        str | None, typer.Option(rich_help_panel=WORKERS, help="Name of the study in the database; default: RECIPE.")
     ] = None,
     heartbeat: Annotated[
         int,
         typer.Option(
-            rich_help_panel=WORKERS, min=1, help="Seconds between signs of life; silent for three, a worker is dead."
+            rich_help_panel=WORKERS,
+            min=1,
+            help="Seconds between a worker's heartbeats; after missing three it counts as dead.",
         ),
     ] = 60,
     ladder: Annotated[
         bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
     ] = False,
     device: Annotated[
-        str | None, typer.Option(rich_help_panel=LADDER, help="GPU by which --dry-run counts hours, as h200.")
+        str | None, typer.Option(rich_help_panel=LADDER, help="GPU for which --dry-run counts hours, such as h200.")
     ] = None,
     mfu: Annotated[
-        float | None, typer.Option(rich_help_panel=LADDER, help="Share of its bf16 peak in use; 0.4 if not given.")
+        float | None, typer.Option(rich_help_panel=LADDER, help="Share of its bf16 peak in use; default: 0.4.")
     ] = None,
     flops_per_second: Annotated[
-        float | None, typer.Option(rich_help_panel=LADDER, help="Instead of a device: what a CPU was measured to do.")
+        float | None, typer.Option(rich_help_panel=LADDER, help="Measured rate, instead of a device.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what there is to do, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned work, and train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the sweep, or the dry run, as JSON.")] = False,
 ) -> None:
-    """Train every combination of values, or what a sampler chooses, over several seeds, and rank the points.
+    """Train every combination of values, or those a sampler chooses, with several seeds, and rank the points.
 
     The same command continues an interrupted sweep; started several times, on one machine or with --storage on several
-    that share the folder, it divides the work. What fails is kept with its reason.
+    that share the folder, it divides the work. Failed points are kept with the reason.
 
     Example: `widthwise sweep configs/sweep_shapes.yaml`, `widthwise sweep configs/small.yaml --over
     optimizer.lr=0.002,0.004`

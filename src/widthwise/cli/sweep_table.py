@@ -19,7 +19,7 @@ def workload_line(workload: dict[str, Any]) -> str:
 
 
 def workload_table(title: str, workload: dict[str, Any]) -> Table:
-    """What there is to do, point by point. Of a search the points are not known: one stands for all."""
+    """The planned work, point by point. The points of a search are not known in advance: one row represents all."""
     table = Table(title=Text(clean(title)), caption=Text(workload_line(workload)), box=SIMPLE_HEAD)
     table.add_column("point", overflow="fold")
     for name in ("params", "steps", "tokens,\nall seeds", "training FLOPs,\nall seeds"):
@@ -31,7 +31,7 @@ def workload_table(title: str, workload: dict[str, Any]) -> Table:
 
 
 def sweep_table(found: dict[str, Any]) -> Table:
-    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
+    """The content of sweep.json, lowest loss first, unfinished points last."""
     points, baseline = found["points"], found["baseline"]
     finished = [point for point in points if point["state"] == "finished"]
     table = Table(title=Text(clean(found["title"])), box=SIMPLE_HEAD, show_edge=False)
@@ -49,7 +49,7 @@ def sweep_table(found: dict[str, Any]) -> Table:
 
 
 def failure_lines(found: dict[str, Any]) -> list[str]:
-    """Why points failed."""
+    """One line for each failed point, with the reason."""
     return [f"{point['name']}: {clean(point['reason'])}" for point in found["points"] if point["state"] == "failed"]
 
 

@@ -25,7 +25,7 @@ LAYER_HEADERS = (
 )
 
 TABLE_WIDTH = 100
-"""Columns the widest tables need, where no terminal says how many there are."""
+"""Columns that the widest tables need, if there is no terminal to fit them to."""
 
 
 def table_console() -> Console:
@@ -47,7 +47,7 @@ def layer_table(summary: dict[str, Any]) -> Table:
 
 
 def cost_table(summary: dict[str, Any]) -> Table:
-    """The whole model beside its baseline, from an inspection. Parts that no model has are left out."""
+    """The whole model and its baseline, from an inspection. Parts that neither has are left out."""
     baseline = summary.get("baseline")
     table = Table(title="costs (FLOPs and bytes per token)")
     table.add_column("")
@@ -69,7 +69,7 @@ def budget_line(budget: dict[str, Any]) -> str:
 
 
 def _kind(summary: dict[str, Any]) -> str:
-    """What kind of model it is: its residual, its shape, its further heads."""
+    """The kind of model: its residual, its shape, its multi-token prediction."""
     words = [summary["residual"], "uniform" if len(set(summary["widths"])) == 1 else "shaped"]
     if summary["n_mtp_depths"]:
         words.append(f"mtp {summary['n_mtp_depths']}")

@@ -9,12 +9,12 @@ from widthwise.cli.run_result import show_result
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, as configs/x_200m.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, as train.steps=2000.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; runs/RECIPE where not given.")] = None,
+    recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as train.steps=2000.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/RECIPE.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` goes on from there.
+    """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` continues from there.
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
