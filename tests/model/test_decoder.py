@@ -13,10 +13,23 @@ from model_cases import (
     variant,
 )
 
-from widthwise.model.decoder import Decoder
+from widthwise.config_io import parse
+from widthwise.model.decoder import Decoder, build
+from widthwise.shape.template import ModelTemplate
 
 pytestmark = pytest.mark.usefixtures("float64")
 TIGHT = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def test_a_template_is_refused_with_the_way_to_its_layers():
+    template = parse(
+        ModelTemplate, {"vocab_size": 17, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}}, "model"
+    )
+    with pytest.raises(
+        TypeError, match=r"got a ModelTemplate; .* recipe.explicit_model, or template.resolve\(seq_len\)"
+    ):
+        build(template, seed=0)
+    assert build(template.resolve(seq_len=8), seed=0).config.n_layers == 2
 
 
 def assert_equals_literal(model: Decoder, tokens: torch.Tensor) -> None:

@@ -4,8 +4,9 @@ import pytest
 from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM, WIDER_AND_DEEPER
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.config_io import UserError, checked_copy, parse, parse_yaml, to_yaml
 from widthwise.model.config import ModelConfig
+from widthwise.recipe import recipe as module
 from widthwise.recipe.growth_events import GrowthEvent
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe
@@ -25,6 +26,11 @@ def test_a_run_without_growth_has_one_model() -> None:
     recipe = tiny_recipe()
     assert [recipe.model_at(step) for step in (0, 9)] == [recipe.explicit_model] * 2
     assert recipe.final_model == recipe.explicit_model
+
+
+def test_a_run_without_growth_never_meets_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "grown_phases", None)
+    assert tiny_recipe().resolved().final_model == tiny_recipe().explicit_model
 
 
 @pytest.mark.parametrize(("n_tokens", "step"), [(1, 1), (68, 1), (69, 2), (204, 3), (205, 4)])
@@ -66,11 +72,13 @@ def test_the_resolved_recipe_holds_every_model_and_reads_back_as_it_is(overrides
         assert one.growth.seed(3) == other.growth.seed(3)
 
 
-def test_a_copy_with_other_steps_has_other_phases() -> None:
+def test_a_copy_with_other_values_derives_its_own_models() -> None:
     recipe = tiny_recipe(TWICE)
     assert recipe.phases[-1].end == 9
-    longer = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": 11})})
+    longer = checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", steps=11))
     assert longer.phases[-1].end == 11
+    grown = checked_copy(recipe, "recipe", model=recipe.final_model, growth=())
+    assert grown.explicit_model == recipe.final_model != recipe.explicit_model
 
 
 def test_events_draw_from_seeds_of_their_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, merge, parse, read_recipe
+from widthwise.config_io import Config, UserError, checked_copy, merge, parse, read_recipe
 from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.scaling.from_runs import MODEL_QUANTITIES
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
@@ -57,7 +57,7 @@ class LadderPlan(SweepPlan):
             return recipe
         first = next(iter(self.ladder.variants))
         n_steps = self._n_steps(recipe if group == first else self._at_rung(f"{first}-{rung}", first, rung))
-        return recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": n_steps})})
+        return checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
 
     def _at_rung(self, name: str, variant: str, rung: str) -> Recipe:
         data = copy.deepcopy(dict(self.data))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
@@ -26,7 +26,7 @@ Results = Sequence[dict[str, Any]]
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
     """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
-    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": seed})})
+    return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
 
 
 def run_path(name: str, seed: int) -> Path:

@@ -282,8 +282,13 @@ def build(
 ) -> Decoder:
     """A decoder with initial weights: built on the meta device, then filled where it will live.
 
-    Raises UserError where the weights do not fit into memory.
+    Raises UserError where the weights do not fit into memory, and TypeError for a template.
     """
+    if not isinstance(config, ModelConfig):
+        raise TypeError(
+            f"build: got a {type(config).__name__}; expected a ModelConfig, which has every layer written out: "
+            "recipe.explicit_model, or template.resolve(seq_len)"
+        )
     too_large = f"model: {config.cost().params:,.0f} parameters do not fit into memory"
     with allocating(too_large):
         model = blueprint(config).to(dtype)

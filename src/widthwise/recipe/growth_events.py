@@ -12,7 +12,7 @@ from widthwise.growth.optimizer_state import Reset
 from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
-from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section, explicit_model
+from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section, resolved
 
 
 class GrowthEvent(Config):
@@ -111,34 +111,27 @@ class Phase:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class RunLength:
-    """What turns moments of a run into steps."""
+def grown_phases(
+    first: Phase, events: Sequence[GrowthEvent], tokens_per_step: int, seq_len: int, settling_steps: int
+) -> tuple[Phase, ...]:
+    """The phases of a run whose model grows. first: the phase as it would be without growth.
 
-    steps: int
-    tokens_per_step: int
-    seq_len: int
-    settling_steps: int
-    """Of the optimizer."""
-
-
-def phases_of(section: ModelSection, events: Sequence[GrowthEvent], length: RunLength) -> tuple[Phase, ...]:
-    """The models of a run, first to last. Raises UserError `growth.0: ...` for an event that is out of order or whose
-    growth would change the function.
+    settling_steps: of the optimizer. Raises UserError `growth.0: ...` for an event that is out of order or whose growth
+    would change the function.
     """
-    phases = [Phase(0, length.steps, section, explicit_model(section, length.seq_len), None)]
+    phases, n_steps = [first], first.end
     for index, event in enumerate(events):
         before = phases.pop()
-        start = event.step(length.tokens_per_step)
-        _check_moment(index, start, before.start, length.steps)
+        start = event.step(tokens_per_step)
+        _check_moment(index, start, before.start, n_steps)
         section = changed_section(before.section, event.model, f"growth.{index}.model")
         with mistakes_at(f"growth.{index}"):
-            wanted = explicit_model(section, length.seq_len)
+            wanted = resolved(section, seq_len)
         try:
-            growth = _planned(index, event, before.model, wanted, length.settling_steps, length.steps - start)
+            growth = _planned(index, event, before.model, wanted, settling_steps, n_steps - start)
         except UserError as error:
             raise UserError(f"growth.{index}: {error}") from None
-        phases += [replace(before, end=start), Phase(start, length.steps, section, growth.plan.new, growth)]
+        phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
     return tuple(phases)
 
 

@@ -23,7 +23,7 @@ ModelChange = Annotated[
 """Changes that are laid over a section, or a model of its own with every layer."""
 
 
-def explicit_model(section: ModelSection, seq_len: int) -> ModelConfig:
+def resolved(section: ModelSection, seq_len: int) -> ModelConfig:
     """The model with every layer written out. Raises UserError where the shape cannot be had."""
     return section if isinstance(section, ModelConfig) else section.resolve(seq_len)
 

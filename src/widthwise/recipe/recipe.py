@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, parse_yaml, read_recipe
+from widthwise.config_io import Config, UserError, checked_copy, parse, parse_yaml, read_recipe
 from widthwise.data.config import DataConfig
 from widthwise.data.held_out import HeldOut
 from widthwise.data.prepared import PreparedData
 from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
-from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, RunLength, phases_of, rewarmup_factor
-from widthwise.recipe.model_section import ModelSection, explicit_model
+from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
+from widthwise.recipe.model_section import ModelSection, resolved
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import Schedule
@@ -86,7 +86,11 @@ class TrainConfig(Config):
 
 
 class Recipe(Config):
-    """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second."""
+    """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second.
+
+    Models are derived once and kept: make a recipe with other values by `checked_copy`, which derives them anew, not by
+    `model_copy`.
+    """
 
     model: ModelSection
     seq_len: NTokens
@@ -100,24 +104,21 @@ class Recipe(Config):
     rewarmup: Rewarmup | None = None
     """Of a run that `widthwise grow` made."""
 
-    @property
+    @cached_property
     def explicit_model(self) -> ModelConfig:
         """The model of the first step with every layer written out. Raises UserError where the shape cannot be had."""
-        return explicit_model(self.model, self.seq_len)
+        return resolved(self.model, self.seq_len)
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:
-        """The models of the run, one but for growth. Raises UserError where a model cannot be had."""
-        length = RunLength(self.train.steps, self.tokens_per_step, self.seq_len, self.optimizer.settling_steps)
-        return phases_of(self.model, self.growth, length)
-
-    def __copy__(self) -> "Recipe":
-        copied = super().__copy__()
-        vars(copied).pop("phases", None)  # `model_copy` changes what they follow from
-        return copied
+        """The models of the run: one, unless it grows. Raises UserError where a model cannot be had."""
+        first = Phase(0, self.train.steps, self.model, self.explicit_model, None)
+        if not self.growth:
+            return (first,)
+        return grown_phases(first, self.growth, self.tokens_per_step, self.seq_len, self.optimizer.settling_steps)
 
     def phase_at(self, step: int) -> Phase:
-        """That which made a step; of step 0 the first."""
+        """The phase that makes a step, counted from 1; the first for step 0."""
         return next(phase for phase in self.phases if step <= phase.end)
 
     def model_at(self, step: int) -> ModelConfig:
@@ -139,7 +140,7 @@ class Recipe(Config):
     def resolved(self) -> "Recipe":
         """The same run with the explicit layers of every model."""
         growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
-        return self.model_copy(update={"model": self.phases[0].model, "growth": growth})
+        return checked_copy(self, "recipe", model=self.explicit_model, growth=growth)
 
     def lr_factor(self, step: int) -> float:
         """What the optimizer's rates are multiplied by at a step, counted from 1."""

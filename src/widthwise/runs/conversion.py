@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.files import check_free
 from widthwise.growth.certify.certificate import Certificate, Size, certify
 from widthwise.growth.describe import Kept, expansions
@@ -65,7 +65,7 @@ def pending(source: Source) -> tuple[str, ...]:
 
 
 def recipe_with(source: Source, plan: Plan) -> Recipe:
-    return source.recipe.model_copy(update={"model": plan.new, "growth": ()})
+    return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
 def carry_out(
@@ -81,7 +81,7 @@ def carry_out(
     plan = intention.plan
     factors = grown_factors(plan, source.optimizer.factors)
     optimizer_config = intention.recipe.optimizer.with_factors(factors)
-    recipe = intention.recipe.model_copy(update={"optimizer": optimizer_config}).resolved()
+    recipe = checked_copy(intention.recipe, "recipe", optimizer=optimizer_config).resolved()
     recipe.check()
     n_params = f"{plan.new.cost().params:,.0f} parameters"
     with torch.random.fork_rng(), allocating(f"{source.run.path}: a model of {n_params} does not fit into memory"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.config_io import UserError, apply_override, to_data
+from widthwise.config_io import UserError, apply_override, checked_copy, to_data
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
@@ -56,7 +56,7 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
             "model.layers.0.ffn.d_ff=96"
         )
     model = resized(source.model, sizes)
-    data = to_data(source.recipe.model_copy(update={"model": model, "growth": ()}))
+    data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
     for override in overrides:
         _check_override(override, source)
         apply_override(data, override)
@@ -84,8 +84,8 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     _check_moments(source, recipe)
     return Intention(
         "grown",
-        recipe.model_copy(
-            update={"model": plan.new, "rewarmup": _rewarmup(source, recipe, plan, options.rewarmup_steps)}
+        checked_copy(
+            recipe, "recipe", model=plan.new, rewarmup=_rewarmup(source, recipe, plan, options.rewarmup_steps)
         ),
         plan,
         reset=options.reset,
