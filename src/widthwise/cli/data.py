@@ -70,7 +70,7 @@ def adopt_command(
         str,
         typer.Option(
             metavar="SPEC",
-            help="That of the shards: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes.",
+            help="Their tokenizer: path/to/tokenizer.json (#TOKEN names its end of text), tiktoken:NAME or bytes.",
         ),
     ],
     out: OutOption,
