@@ -1,4 +1,4 @@
-"""Megatron-LM shards that exist already -> a prepared folder."""
+"""Existing Megatron-LM shards -> a prepared folder."""
 
 import hashlib
 import os
@@ -26,12 +26,13 @@ def adopt(
     tokenizer: str,
     progress: ProgressCallback = ignore_progress,
 ) -> PreparedData:
-    """Checks two token files, `PREFIX.bin` and `PREFIX.idx` each, and links them into `out`, which appears whole.
+    """Checks two token files, each `PREFIX.bin` and `PREFIX.idx`, and links them into `out`, which appears whole.
 
-    `tokenizer` is the spec of the tokenizer that made them. Hard links take no space and last when the originals are
-    deleted; where none is possible, as to another file system, the files are copied. The originals stay as they are.
+    `tokenizer` is the spec of the tokenizer that made them. Hard links take no space and survive the
+    deletion of the originals; where they are impossible, as across file systems, the files are copied. The originals
+    are not changed.
     Raises UserError for a file that is damaged, empty or holds a token outside the vocabulary, the same file twice,
-    `bpe-N`, which names a tokenizer that is still to be trained, and where `out` is occupied or cannot be written.
+    `bpe-N`, which names a tokenizer yet to be trained, and an `out` that is occupied or cannot be written.
     """
     adoption = _Adoption(TokenFile(Path(train)), TokenFile(Path(held_out)), _known_tokenizer(tokenizer), progress)
     return assemble(out, adoption.write)
@@ -56,7 +57,7 @@ class _Adoption:
         self._progress = progress
 
     def write(self, folder: Path) -> None:
-        """Fills the folder, the manifest last; nothing is linked before everything is checked."""
+        """Fills the folder, the manifest last; everything is checked before anything is linked."""
         splits = Splits(train=self._checked(self._train), held_out=self._checked(self._held_out))
         for name, tokens in (("train", self._train), ("held_out", self._held_out)):
             for path_of in (bin_path, idx_path):

@@ -1,4 +1,4 @@
-"""A prepared folder that appears whole or not at all, whatever fills it."""
+"""Prepared folders that appear whole or not at all."""
 
 import fcntl
 import os
@@ -23,10 +23,10 @@ from widthwise.files import FileRecord, fsync_folder, write_atomic, writing
 
 
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
-    """Opens `out` after `fill` has written its files, the manifest last, into a folder that is then renamed.
+    """Has `fill` write all files, the manifest last, into a temporary folder, renames it to `out` and opens that.
 
     Processes that assemble the same folder wait for each other. With `reuse`, a finished `out` is opened as it is;
-    without, anything in `out` is refused. Raises UserError where nothing can be written.
+    without, a non-empty `out` is refused. Raises UserError if nothing can be written.
     """
     out = Path(out).resolve()
     if not (reuse and is_prepared(out)):
@@ -52,7 +52,7 @@ def write_manifest(
     splits: Splits,
     files: dict[str, FileRecord],
 ) -> None:
-    """Vouches for what lies in the folder: the last thing a `fill` does."""
+    """Writes the manifest that vouches for the folder's files: the last thing a `fill` does."""
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         tokenizer=TokenizerRecord(
@@ -87,7 +87,7 @@ def _refuse_occupied(out: Path) -> None:
 def _own_folder(folder: Path) -> Iterator[Path]:
     """An empty folder for one process at a time, removed at the end unless renamed.
 
-    Other processes wait; a killed one holds nothing.
+    Other processes wait; a killed process releases it.
     """
     handle = _lock_folder(folder)
     try:
@@ -101,7 +101,7 @@ def _own_folder(folder: Path) -> Iterator[Path]:
 
 
 def _lock_folder(folder: Path) -> int:
-    """An open handle on the folder that holds its lock."""
+    """Locks the folder; returns the open handle that holds the lock."""
     while True:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -22,8 +22,8 @@ DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05
 class DataConfig(Config):
     """Exactly one of `corpus` and `path`. Without either: `corpus: python-stdlib`, which needs no download.
 
-    With a corpus, `tokenizer` is `bpe-4096` and `held_out` 0.05 unless given; with a path, both are the folder's, and
-    one that is given must agree with it.
+    With a corpus, `tokenizer` defaults to `bpe-4096` and `held_out` to 0.05; with a path, both are the folder's, and
+    a given value must agree.
     """
 
     corpus: str | None = None
@@ -62,8 +62,8 @@ class DataConfig(Config):
 def open_data(config: DataConfig, progress: ProgressCallback = ignore_progress) -> PreparedData:
     """The prepared data a recipe asks for; a named corpus is prepared once and kept in the cache folder.
 
-    Processes that ask for the same at once wait for one of them. Raises UserError as `prepare` and `PreparedData.open`
-    do, and where `path` holds data of another tokenizer or held-out fraction than the recipe names.
+    Processes that ask for the same data at once wait for one of them to prepare it. Raises UserError as `prepare` and
+    `PreparedData.open` do, and if `path` holds data of another tokenizer or held-out fraction than the recipe names.
     """
     if config.path is not None:
         data = PreparedData.open(config.path)

@@ -1,4 +1,4 @@
-"""Corpora by name: what is already on the machine, so that nothing needs to be downloaded."""
+"""Corpora by name, from what is already on the machine, so that nothing needs to be downloaded."""
 
 import os
 import sysconfig
@@ -44,7 +44,7 @@ def _is_visible(name: str) -> bool:
 
 
 def _python_source(folder: Path, prefix: str, leave_out: frozenset[str]) -> Iterator[Document]:
-    """The Python files below a folder that are UTF-8 and not empty; others teach nothing."""
+    """The non-empty UTF-8 Python files below a folder."""
     for path in files_below(folder, leave_out):
         if path.suffix != ".py" or not path.is_file():
             continue

@@ -11,12 +11,12 @@ ProgressCallback = Callable[[str, int, int | None], None]
 
 
 def ignore_progress(stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-    """The callback of a caller who does not watch."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """One text. `name` tells where it came from; only `text` is learned."""
+    """One text. `name` says where it came from; only `text` is trained on."""
 
     name: str
     text: str
@@ -24,7 +24,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents that can be read again and again, always in the same order."""
+    """Documents that can be read repeatedly, always in the same order."""
 
     name: str
     read: Callable[[], Iterator[Document]]
@@ -35,7 +35,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Scan:
-    """What one pass over a corpus found. `fingerprint` is the sha256 (hex) of all names and contents in order."""
+    """The totals of one pass over a corpus. `fingerprint` is the sha256 (hex) of all names and contents in order."""
 
     fingerprint: str
     n_documents: int
@@ -54,7 +54,7 @@ class Scanner:
         self.n_documents = self.n_bytes = self.n_held_out = 0
 
     def add(self, document: Document) -> bool:
-        """Counts a document in; returns whether it is held out, which depends on nothing but its content."""
+        """Counts a document; returns whether it is held out, which depends only on its content."""
         name, content = document.name.encode("utf-8", "surrogateescape"), document.text.encode()
         digest = hashlib.sha256(content).digest()
         self._hash.update(len(name).to_bytes(8, "little") + name + digest)

@@ -1,4 +1,4 @@
-"""Encodes batches of texts, here or in several processes, with the same result."""
+"""Encodes batches of texts in this process or in several, with the same result."""
 
 import multiprocessing
 import os
@@ -38,7 +38,7 @@ class EncodedPart:
 
 
 class _Encoder:
-    """Encodes batches; one lives in every process."""
+    """Encodes batches; every process has one."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -68,7 +68,7 @@ def encode_batches(
 def _in_processes(
     batches: Iterator[Batch], n_processes: int, spec: str, tokenizer_path: Path
 ) -> Iterator[list[EncodedPart]]:
-    """Encoded batches in order. Few batches wait at a time, so a corpus larger than memory passes through."""
+    """Encoded batches in order. Only a few batches are in flight at a time, so the corpus may be larger than memory."""
     # Not forked: a fork inherits the locks of torch's and the tokenizer's threads but not the threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(n_processes, context, _start_worker, (spec, tokenizer_path)) as pool:

@@ -1,4 +1,4 @@
-"""The text that a model is tried on."""
+"""Held-out text and its windows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from widthwise.kernels.precision import Precision
 
 @dataclass(frozen=True)
 class TokenisedText:
-    """Tokens of a text that was not prepared, and what made them."""
+    """Tokens of a text outside a prepared folder, and their tokenizer."""
 
     held_out: TokenFile
     tokenizer: Tokenizer
@@ -23,18 +23,18 @@ class TokenisedText:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Windows of the held-out text, from the front, and how they go through a model."""
+    """Windows from the start of the held-out text, and how they are batched."""
 
     data: PreparedData | TokenisedText
     seq_len: int
     batch_size: int
     """Windows per forward pass."""
     max_tokens: int | None
-    """Target tokens at most; None: all."""
+    """Largest number of target tokens; None: all."""
     precision: Precision
 
     def check(self) -> None:
-        """Raises UserError before a long training rather than after it where there is not one window."""
+        """Raises UserError if the text holds not even one window: before a long training, not after it."""
         count_windows(self.data.held_out, self.seq_len)
         if self.max_tokens is not None and self.max_tokens < self.seq_len:
             got = f"train.validation_tokens: got {self.max_tokens}"

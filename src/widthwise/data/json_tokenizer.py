@@ -15,7 +15,7 @@ from widthwise.files import parse_json
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 MAX_VOCAB_SIZE = 2**24
-"""Room enough: every id up to the largest takes memory, whether it stands for a token or not."""
+"""A generous limit: every id up to the largest takes memory, whether it is a token or not."""
 MAX_TRAINING_BYTES = 64 * 2**20
 """A BPE tokenizer is trained on about this much text at most: more changes little and takes minutes."""
 
@@ -28,7 +28,7 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, spec: str, definition: str, where: str, eos: str | None = None):
         """`where` names the file in errors.
 
-        Raises UserError for a broken file, no end-of-text token, or pieces whose bytes cannot be told.
+        Raises UserError for a broken file, a missing end-of-text token, or pieces whose bytes cannot be determined.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(definition)
@@ -78,7 +78,7 @@ class JsonTokenizer(Tokenizer):
 
 
 def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:
-    """How many bytes of text a piece of the vocabulary stands for, told by the decoder that joins pieces to text."""
+    """The function from a vocabulary piece to its number of text bytes, from the decoder that joins pieces to text."""
     parts = [decoder, *decoder.get("decoders", [])] if decoder else []
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
@@ -97,7 +97,7 @@ def _sentencepiece_bytes(piece: str) -> int:
 def train_bpe(texts: Iterator[str], vocab_size: int) -> JsonTokenizer:
     """Byte-level BPE with `vocab_size` tokens, `<|endoftext|>` among them; the same texts give the same tokenizer.
 
-    About the first 64 MiB of text are used. Raises UserError where the text is too little for so many tokens.
+    About the first 64 MiB of text are used. Raises UserError if there is too little text for that many tokens.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]

@@ -18,7 +18,7 @@ N_ROUNDS = 8
 
 
 def count_windows(tokens: TokenFile, seq_len: int) -> int:
-    """How many windows of seq_len + 1 tokens there are. Raises UserError where there is none."""
+    """How many windows of seq_len + 1 tokens there are. Raises UserError if there are none."""
     if seq_len < 1 or seq_len > tokens.n_tokens - 1:
         raise UserError(
             f"seq_len: got {seq_len}; {tokens.prefix} has {tokens.n_tokens} tokens, so 1 to {tokens.n_tokens - 1}"
@@ -33,7 +33,7 @@ def read_windows(tokens: TokenFile, seq_len: int, windows: np.ndarray) -> torch.
 
 
 class Loader:
-    """Training batches; `batch(step)` needs nothing but its arguments, iteration only remembers the step.
+    """Training batches; `batch(step)` depends only on its argument, iteration only remembers the step.
 
     With several processes, rank r of n gets rows r * B/n to (r + 1) * B/n of the same global batch.
     """
@@ -72,7 +72,7 @@ class Loader:
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """The step, and what must be equal for it to mean the same; `data` tells the data apart."""
+        """The step, and what must be equal for it to mean the same; `data` identifies the data."""
         return {
             "step": self.step,
             "seed": self.seed,
@@ -83,7 +83,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Goes on at the saved step, on any number of processes. Raises UserError for other data, sizes or seed."""
+        """Continues at the saved step, on any number of processes. Raises UserError for other data, sizes or seed."""
         own = self.state_dict()
         for key in own.keys() - {"step"}:
             if state.get(key) != own[key]:
@@ -99,7 +99,7 @@ def held_out_batches(
     """Windows in order for validation: int64 (at most batch_size, seq_len + 1), every target token once.
 
     The tokens after the last whole window are not used, nor windows beyond `max_tokens` target tokens; the last batch
-    may be smaller. Raises UserError where not one window fits.
+    may be smaller. Raises UserError if not even one window fits.
     """
     n_windows = count_windows(tokens, seq_len)
     if max_tokens is not None:

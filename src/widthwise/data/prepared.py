@@ -47,20 +47,20 @@ class CorpusRecord(Config):
 
 
 class SplitRecord(Config):
-    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token a document.
+    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token per document.
 
-    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and their `n_tokens` are what the file holds.
+    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and `n_tokens` counts the tokens in the file.
     """
 
     n_documents: int
     n_tokens: int
     n_bytes: int
     n_token_bytes: int
-    """Bytes the tokens stand for: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
+    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
 
 
 class Splits(Config):
-    """What the training and the held-out split hold."""
+    """The training and the held-out split."""
 
     train: SplitRecord
     held_out: SplitRecord
@@ -73,14 +73,14 @@ class Manifest(Config):
     tokenizer: TokenizerRecord
     corpus: CorpusRecord
     held_out_fraction: float | None
-    """None where two corpora were adopted: no fraction made the split."""
+    """None for adopted shards, which were not split by a fraction."""
     splits: Splits
     files: dict[PathInside, FileRecord]
-    """Every file of the folder but the manifest."""
+    """Every file of the folder except the manifest."""
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> Self:
-        """A file that the manifest does not name would be read without being checked."""
+        """Requires every file to be listed, because an unlisted one would be read without being checked."""
         read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
         missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
         if missing:
@@ -124,7 +124,7 @@ class PreparedData:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises UserError where the tokenizer now at hand is not the one the data was made with."""
+        """Raises UserError if the tokenizer available now is not the one that made the data."""
         record = self.manifest.tokenizer
         tokenizer = restore_tokenizer(record.spec, self.path / record.file)
         if tokenizer.id != record.id:
@@ -148,7 +148,7 @@ class PreparedData:
 
 
 def is_prepared(path: Path) -> bool:
-    """Whether a finished preparation stands here."""
+    """Whether the folder holds a finished preparation."""
     return (path / MANIFEST).is_file()
 
 

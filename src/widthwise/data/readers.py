@@ -1,4 +1,4 @@
-"""Documents from a user's files: text, JSON lines, Parquet, folders of them, and Hugging Face datasets."""
+"""Documents from text files, JSON lines, Parquet, folders of them, and Hugging Face datasets."""
 
 import gzip
 import io
@@ -18,11 +18,11 @@ Reader = Callable[[Path, str, str], Iterator[Document]]
 """(file, name for its documents, field that holds the text) -> documents."""
 
 MAX_LINE_BYTES = 2**26
-"""The longest line of JSON that is read: a few compressed kilobytes can stand for any length."""
+"""The longest JSON line that is read, because a few compressed kilobytes can expand to any length."""
 
 
 def open_source(source: str, field: str = "text", document_bytes: int | None = None) -> Corpus:
-    """A corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path beats a corpus of that name."""
+    """A corpus from its name, a path, or `hf:NAME[@CONFIG][:SPLIT]`; an existing path comes first."""
     if source in CORPORA and not Path(source).exists():
         return named_corpus(source)
     return Corpus(source, lambda: read_documents(source, field, document_bytes))

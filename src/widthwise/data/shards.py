@@ -117,10 +117,10 @@ def _starts(lengths: np.ndarray) -> np.ndarray:
 
 
 class TokenFile:
-    """A token file, memory-mapped: tokens are read when asked for.
+    """A token file, memory-mapped: tokens are read on access.
 
     `n_tokens` and `n_documents` count the whole file; `document_starts` is int64 (n_documents + 1,), the last entry
-    n_tokens; `fingerprint` is the CRC-32 of the index, which tells files of other documents apart at no cost.
+    n_tokens; `fingerprint` is the CRC-32 of the index, a cheap way to notice that the documents are different.
     """
 
     def __init__(self, prefix: Path):

@@ -1,4 +1,4 @@
-"""A tiny corpus made on the spot: learnable, deterministic, for tests and first runs."""
+"""A tiny generated corpus for tests and first runs: learnable and deterministic."""
 
 import random
 from collections.abc import Iterator

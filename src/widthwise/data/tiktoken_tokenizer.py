@@ -13,12 +13,12 @@ from widthwise.data.tokenizer import Tokenizer
 
 
 class TiktokenTokenizer(Tokenizer):
-    """An encoding of the tiktoken library. Its vocabulary here ends at the last id that data can hold."""
+    """An encoding of the tiktoken library. Its vocabulary here ends at the last id that can occur in data."""
 
     file_name = "tokenizer_spec.json"
 
     def __init__(self, name: str):
-        """Raises UserError where the extra is missing, the name unknown, or the encoding's file cannot be had."""
+        """Raises UserError if the extra is missing, the name is unknown, or the encoding's file cannot be loaded."""
         self.spec = f"tiktoken:{name}"
         self._encoding = _tiktoken_encoding(name)
         pieces = self._ordinary_pieces()

@@ -1,4 +1,4 @@
-"""What every tokenizer can do, and the simplest one."""
+"""The tokenizer interface, and the byte tokenizer."""
 
 import hashlib
 import json
@@ -14,16 +14,16 @@ N_BYTES = 256
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back. Special tokens come from nowhere but `eos_id`: text that spells one is plain text."""
+    """Text to token ids and back. `eos_id` is the only special token; text that spells one is plain text."""
 
     spec: str
-    """How a recipe names it."""
+    """The tokenizer's name in a recipe."""
     vocab_size: int
     """One more than the largest id that can occur in data."""
     eos_id: int
     """The token that ends every document."""
     file_name: str
-    """The name of the file `save` writes; the name tells which class reads it."""
+    """The name of the file `save` writes; the name determines which class reads it."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -31,15 +31,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text the ids stand for; special and unknown ids stand for none, a torn character becomes U+FFFD."""
+        """The text of the ids; special and unknown ids give none, an incomplete character becomes U+FFFD."""
 
     @abstractmethod
     def token_byte_lengths(self) -> np.ndarray:
-        """int64 (vocab_size,): how many bytes of text each token stands for; 0 for special tokens and unused ids."""
+        """int64 (vocab_size,): the number of text bytes of each token; 0 for special tokens and unused ids."""
 
     @abstractmethod
     def definition(self) -> str:
-        """Everything that fixes the tokenization, as the content of its file."""
+        """Everything that determines the tokenization, as the content of its file."""
 
     @property
     def id(self) -> str:
@@ -57,7 +57,7 @@ class Tokenizer(ABC):
 
 
 class ByteTokenizer(Tokenizer):
-    """One token a byte."""
+    """One token per byte."""
 
     spec = "bytes"
     vocab_size = N_BYTES + 1

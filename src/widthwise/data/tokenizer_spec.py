@@ -1,4 +1,4 @@
-"""How a recipe names a tokenizer.
+"""The names of tokenizers in recipes.
 
 bytes                          the 256 bytes and an end-of-text token
 bpe-4096                       byte-level BPE of that size, trained on the corpus
@@ -27,7 +27,7 @@ def check_spec(spec: str) -> str:
 
 
 def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]]) -> Tokenizer:
-    """The tokenizer a spec names. `training_texts` gives what `bpe-N` is trained on; others do not call it."""
+    """The tokenizer that a spec names. `training_texts` gives the texts to train `bpe-N` on; others do not call it."""
     size = _bpe_size(check_spec(spec))
     if size is not None:
         return train_bpe(training_texts(), size)
@@ -36,7 +36,7 @@ def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]]) -> To
 
 
 def restore_tokenizer(spec: str, path: Path) -> Tokenizer:
-    """The tokenizer that `save` wrote at `path`, under its spec. Raises UserError where file and spec disagree."""
+    """The tokenizer that `save` wrote at `path`, under its spec. Raises UserError if file and spec disagree."""
     if path.name == JsonTokenizer.file_name:
         eos = END_OF_TEXT if _bpe_size(spec) else spec.partition("#")[2]
         return JsonTokenizer(spec, read_text(path), str(path), eos or None)
@@ -53,7 +53,7 @@ def _bpe_size(spec: str) -> int | None:
 
 
 def _built_in(spec: str) -> Tokenizer | None:
-    """A tokenizer that needs nothing but its name."""
+    """A tokenizer that needs only its name."""
     if spec.startswith("tiktoken:"):
         return TiktokenTokenizer(spec.removeprefix("tiktoken:"))
     return ByteTokenizer() if spec == ByteTokenizer.spec else None

@@ -1,1 +1,1 @@
-"""Questions that take more than one run."""
+"""Experiments of more than one run: comparisons, sweeps, ladders, families, scaling laws."""

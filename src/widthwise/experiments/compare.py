@@ -19,10 +19,10 @@ from widthwise.training.stopping import interruption_adds
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> dict[str, Any]:
-    """Runs what has not finished, seed by seed so that every variant has its first early; writes comparison.json.
+    """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
-    Returns the comparison. A run that fails stops the comparison; what has finished is kept and is not run again.
-    Raises UserError where finished runs saw other data than there are now, as after an upgrade of Python.
+    Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
+    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python.
     """
     first = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0]))
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in plan.recipes}
@@ -41,7 +41,7 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
 def summarise(
     plan: Plan, results: dict[str, list[dict[str, Any]]], environment: dict[str, Any], command: str
 ) -> dict[str, Any]:
-    """The comparison as data. results: variant -> one result a seed, in the order of plan.seeds."""
+    """The comparison as data. results: variant -> one result per seed, in the order of plan.seeds."""
     baseline = results[plan.baseline]
     variants = [
         compared(summary_of_runs(name, plan.seeds, results[name]), results[name], baseline) for name in plan.recipes

@@ -32,7 +32,7 @@ class Branch:
         return self.run.exists
 
     def check(self) -> None:
-        """Raises UserError where the folder holds a run of something else."""
+        """Raises UserError if the folder holds the run of another recipe."""
         if self.is_begun:
             saved, recipe = saved_recipe(self.run), self.intention.recipe
             if (saved.explicit_model, saved.train) != (recipe.explicit_model, recipe.train):
@@ -40,12 +40,12 @@ class Branch:
 
     @property
     def inherited(self) -> Spent:
-        """What had been spent when it branched."""
+        """Tokens and compute already spent when it branched off."""
         return inherited(self.run.metrics())
 
 
 def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str], folder: Path) -> list[Branch]:
-    """The branches of a run, named for their recipes. Raises UserError where one cannot be grown."""
+    """The branches of a run, named after their recipes. Raises UserError if one cannot be grown."""
     names = [path.stem for path in recipes]
     if len(set(names)) < len(names):
         raise UserError(f"--to: got {', '.join(map(str, recipes))}; two have the same name, which names their folders")
@@ -61,7 +61,7 @@ def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str
 
 
 def run_family(source: Source, branches: Sequence[Branch], folder: Path, observer: Observer) -> dict[str, Any]:
-    """Grows and trains what has not been; writes family.json. Returns the family."""
+    """Grows and trains the unfinished branches; writes family.json. Returns the family."""
     results = []
     for branch in branches:
         if not branch.is_begun:
@@ -74,10 +74,10 @@ def run_family(source: Source, branches: Sequence[Branch], folder: Path, observe
 
 
 def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The family as data. results: of the branches.
+    """The family as data. results: one per branch.
 
-    FLOPs are of training, over all steps. `flops_alone` is what a run of the same model would take from nothing over as
-    many tokens; the shared steps are charged once.
+    FLOPs are training FLOPs over all steps. `flops_alone` is what a run of the same model would take from scratch over
+    as many tokens; the shared steps are counted once.
     """
     members = [_member(branch, result) for branch, result in zip(branches, results)]
     shared = max((branch.inherited.training_flops for branch in branches), default=0.0)

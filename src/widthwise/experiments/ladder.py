@@ -22,9 +22,9 @@ from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
 
 RUNG = "rung"
-"""What the axis of a ladder is called."""
+"""Name of a ladder's axis."""
 FEWEST_RUNGS = 3
-"""A law goes through any two."""
+"""A law fits any two."""
 
 
 class LadderConfig(Config):
@@ -33,12 +33,12 @@ class LadderConfig(Config):
     rungs: dict[str, dict[str, Any]] = Field(min_length=FEWEST_RUNGS)
     """Name -> changes to the recipe that make a size."""
     variants: dict[str, dict[str, Any]] = Field(min_length=1)
-    """Name -> changes on top of those of the rung. The first gives the tokens of a rung; others must match it."""
+    """Name -> changes on top of those of the rung. The first sets the tokens of a rung; the others must match it."""
     tokens_per_param: pydantic.PositiveFloat | None = None
-    """Tokens of a rung over the parameters of its first variant, rounded to whole steps; where not given, the steps are
-    those of the recipe and its rungs."""
+    """Tokens of a rung per parameter of its first variant, rounded to whole steps; by default the recipe and its rungs
+    give the steps."""
     count: Literal["params", "layer_params"] = "params"
-    """The parameters meant: all, or without embedding, head and norms."""
+    """Which parameters count: all, or those without embedding, head and norms."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     match: Matched = "params"
     """What the variants of a rung must have in common, within one percent."""
@@ -69,7 +69,7 @@ class LadderPlan(SweepPlan):
         return max(1, round(self.ladder.tokens_per_param * n_params / recipe.tokens_per_step))
 
     def check_rungs(self) -> None:
-        """Raises UserError where the variants of a rung cannot be compared."""
+        """Raises UserError if the variants of a rung cannot be compared."""
         first = next(iter(self.ladder.variants))
         by_place = {(point.group, point.values[RUNG]): point for point in self.grid.values()}
         for (_, rung), point in by_place.items():
@@ -79,7 +79,7 @@ class LadderPlan(SweepPlan):
 
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> LadderPlan:
-    """The ladder of a recipe file, every point checked. seeds: instead of the file's. Raises UserError."""
+    """The ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
     data = read_recipe(path, overrides)
     if "ladder" not in data:
         raise UserError(f"{path}: has no ladder section; say there which rungs and variants there are")
@@ -96,14 +96,14 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
 
 
 class Device:
-    """What a plan's hours are counted by."""
+    """The device for which a plan's hours are counted."""
 
     def __init__(self, name: str, flops_per_second: float):
         self.name, self.flops_per_second = name, flops_per_second
 
     @classmethod
     def named(cls, name: str, mfu: float) -> "Device":
-        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND`, however its letters are cased. mfu: the share of its dense bf16 peak
+        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND`, in upper or lower case. mfu: the share of its dense bf16 peak
         that training uses. Raises UserError."""
         peaks = {each.casefold(): (each, peak) for each, peak in PEAK_BF16_FLOPS_PER_SECOND.items()}
         if name.casefold() not in peaks:
@@ -116,14 +116,14 @@ class Device:
 
     @classmethod
     def at_rate(cls, flops_per_second: float) -> "Device":
-        """Anything that does so many training FLOPs a second, measured. Raises UserError."""
+        """Any device with this measured rate of training FLOPs. Raises UserError."""
         if not 0 < flops_per_second < math.inf:
             raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
         return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
 
 
 def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
-    """What there is to train, as data: a row a point, of one run; totals over all seeds. No hours without a device."""
+    """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a device."""
     n_seeds = len(plan.config.seeds)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""When recipes may be compared: what they must share, and what must be equal."""
+"""Rules for comparing recipes: what they must share, and what must be equal."""
 
 from typing import Literal
 
@@ -9,8 +9,8 @@ from widthwise.shape.breakdown import ratios
 from widthwise.shape.kinds import Match
 
 Matched = Literal[Match, "training_flops", "none"]
-"""What recipes can be required to have in common. training_flops: the compute of the whole run, so that they may train
-for different numbers of steps; where a model grows, each counts with its own steps."""
+"""The quantity that recipes can be required to match. training_flops: the compute of the whole run, so that they may
+train for different numbers of steps; if a model grows, each phase counts with its own steps."""
 
 LARGEST_MISMATCH = 0.01
 """How far the matched quantity of a variant may be from the baseline's, as a fraction."""
@@ -20,7 +20,7 @@ HELD_OUT = {
     "seq_len": lambda recipe: recipe.seq_len,
     "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
 }
-"""What makes the held-out windows of two recipes the same."""
+"""Settings that determine the held-out windows."""
 
 SHARED = {
     **HELD_OUT,
@@ -28,11 +28,11 @@ SHARED = {
     "train.batch_size": lambda recipe: recipe.train.batch_size,
     "train.precision": lambda recipe: recipe.train.precision,
 }
-"""What the runs of a comparison have in common."""
+"""Settings that all runs of a comparison share."""
 
 
 def check_trainable(recipe: Recipe, name: str) -> None:
-    """Raises UserError, with the name of the recipe, where its parts do not fit together."""
+    """Raises UserError, with the name of the recipe, if its parts do not fit together."""
     try:
         recipe.check()
     except UserError as error:
@@ -40,15 +40,15 @@ def check_trainable(recipe: Recipe, name: str) -> None:
 
 
 def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe) -> None:
-    """Raises UserError where two recipes are not judged on the same held-out text."""
+    """Raises UserError if two recipes are not judged on the same held-out text."""
     _check_equal(name, recipe, other_name, other, list(HELD_OUT))
 
 
 def check_matched(name: str, recipe: Recipe, baseline_name: str, baseline: Recipe, match: Matched, advice: str) -> None:
-    """Raises UserError where a recipe is not comparable with the baseline. advice: how to ask for no match.
+    """Raises UserError if a recipe is not comparable with the baseline. advice: how to turn matching off.
 
-    Recipes are comparable where data and tokens agree, and the matched quantity to within one percent. Where that is
-    the compute of training, tokens follow from it; the runs of a seed see the same ones as far as they go.
+    Recipes are comparable if data and tokens agree, and the matched quantity to within one percent. If that is the
+    compute of training, the tokens follow from it; the runs of a seed see the same ones as far as they go.
     """
     shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
     _check_equal(name, recipe, baseline_name, baseline, shared)
@@ -68,7 +68,7 @@ def _check_equal(name: str, recipe: Recipe, other_name: str, other: Recipe, shar
 
 
 def _matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
-    """The matched quantity over the baseline's, of the models that the runs end with; 1 where nothing is matched."""
+    """The matched quantity of the final model over the baseline's; 1 if nothing is matched."""
     if match == "none":
         return 1.0
     if match == "training_flops":

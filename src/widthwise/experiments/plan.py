@@ -1,4 +1,4 @@
-"""What a comparison consists of: matched recipes, seeds, and one run for each pair."""
+"""The plan of a comparison: matched recipes, seeds, and one run for each pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class CompareConfig(Config):
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     match: Matched = "params"
-    """What all variants must have in common, within one percent."""
+    """The quantity that all variants must match within one percent."""
     trend: TrendConfig | None = None
-    """A line of the losses over the logarithm of a quantity."""
+    """Fits a line of the losses over the logarithm of a quantity."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
@@ -56,7 +56,7 @@ class Plan:
 
     @property
     def workload(self) -> str:
-        """How much there is to train, in words."""
+        """The amount of work, in words."""
         recipes, n_seeds = list(self.recipes.values()), len(self.seeds)
         compute = n_seeds * sum(recipe.pflops_days for recipe in recipes)
         steps = _range([recipe.train.steps for recipe in recipes])
@@ -66,7 +66,7 @@ class Plan:
         )
 
     def trend_values(self) -> dict[str, float]:
-        """Variant -> the quantity of the trend, where there is one. Raises UserError where no line can be fitted."""
+        """Variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
         if self.trend is None:
             return {}
         return self.trend.values(
@@ -113,7 +113,7 @@ def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict
 
 
 def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """Several recipes, each named as its file."""
+    """Several recipes, each named after its file."""
     recipes = {path.stem: parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
     if len(recipes) < len(paths):
         raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
@@ -121,7 +121,7 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
 
 
 def check_fair(plan: Plan) -> None:
-    """Raises UserError, before hours of training, where a variant cannot be trained or compared."""
+    """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():
         check_trainable(recipe, name)

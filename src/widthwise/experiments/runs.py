@@ -1,4 +1,4 @@
-"""The runs of a recipe over seeds, and what they say together."""
+"""The runs of a recipe over seeds, and their summary."""
 
 import math
 import string
@@ -21,7 +21,7 @@ METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
 """Numbers of a result that are averaged over seeds."""
 
 Results = Sequence[dict[str, Any]]
-"""One result a seed, in the order of the seeds."""
+"""One result per seed, in the order of the seeds."""
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
@@ -30,12 +30,12 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 
 
 def run_path(name: str, seed: int) -> Path:
-    """Where a run goes, inside the folder of what it belongs to."""
+    """Path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
 
 
 def check_same_data(run: RunDir, first: RunDir) -> None:
-    """Raises UserError where two runs saw other data, as after an upgrade of Python."""
+    """Raises UserError if two runs saw different data, as after an upgrade of Python."""
     own, expected = recorded_identity(run), recorded_identity(first)
     if own != expected:
         raise UserError(
@@ -49,7 +49,7 @@ def windows(results: Results) -> np.ndarray:
 
 
 def summary_of_runs(name: str, seeds: Sequence[int], results: Results) -> dict[str, Any]:
-    """What the runs of one recipe say without another to compare with: the loss and its interval, rate and cost."""
+    """Summary of the runs of one recipe on its own: the loss and its interval, rate and cost."""
     return {
         "name": name,
         "runs": [str(run_path(name, seed)) for seed in seeds],
@@ -62,9 +62,9 @@ def summary_of_runs(name: str, seeds: Sequence[int], results: Results) -> dict[s
 
 
 def compared(summary: dict[str, Any], results: Results, baseline: Results) -> dict[str, Any]:
-    """A summary beside a baseline: the paired difference of the losses, its verdict, and the ratios of the costs.
+    """A summary compared with a baseline: the paired difference of losses, its verdict, and the ratios of costs.
 
-    The baseline beside itself has no difference, and the verdict "baseline".
+    The baseline itself has no difference, and the verdict "baseline".
     """
     difference = None
     if results is not baseline:
@@ -80,7 +80,7 @@ def compared(summary: dict[str, Any], results: Results, baseline: Results) -> di
 
 
 def plain(value: Any) -> Any:
-    """JSON has no nan: an interval that does not exist is null."""
+    """The value with nan replaced by None, because JSON has no nan: an interval that does not exist is null."""
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):

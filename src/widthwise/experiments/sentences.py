@@ -1,4 +1,4 @@
-"""What was found, in words."""
+"""Results in words."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def difference_sentence(summary: dict[str, Any], baseline: str) -> str:
 
 
 def difference_phrase(difference: Estimate, found: str, baseline: str) -> str:
-    """found: the verdict."""
+    """The difference as a phrase. found: the verdict."""
     n = seeds(len(difference.per_seed))
     return PHRASES[found].format(size=abs(difference.mean), mean=difference.mean, baseline=baseline, n=n)
 

@@ -1,4 +1,4 @@
-"""How much can be said from few seeds: paired differences and their intervals."""
+"""Statistics for few seeds: paired differences and their intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from scipy import stats
 
 N_RESAMPLES = 4000
 FEWEST_SEEDS = 3
-"""With fewer seeds a difference cannot be told from the luck of a seed, whatever the interval."""
+"""With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
 
 TIE_MARGIN = 0.01
 """Nats per token; two losses that are surely closer than this count as equal."""
@@ -25,9 +25,9 @@ class Estimate:
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Student's t interval of the mean over seeds; of one seed the interval is unbounded, given as nan.
+    """Student's t interval of the mean over seeds; for one seed the interval is unbounded, given as nan.
 
-    per_seed: one number a seed.
+    per_seed: one number per seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
     standard_error = stats.sem(values) if len(values) > 1 else float("nan")
@@ -35,7 +35,7 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
 
 
 def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """The t interval with one degree of freedom fewer than seeds; its ends are nan where there is no standard error."""
+    """The t interval with n_seeds - 1 degrees of freedom; its ends are nan without a standard error."""
     half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
     return Estimate(mean, mean - half_width, mean + half_width, per_seed)
 
@@ -52,8 +52,8 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
 
     differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
     text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
-    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the
-    quantiles of such a bootstrap itself would call one difference in five real that is luck. One seed gives no
+    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the plain
+    quantiles of such a bootstrap would declare one difference in five real that is only luck. One seed gives no
     interval: its ends are nan.
     """
     n_seeds, n_windows = differences.shape
@@ -66,9 +66,9 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
 
 
 def verdict(difference: Estimate) -> str:
-    """What a difference of losses says.
+    """The verdict on a difference of losses.
 
-    "better" or "worse" where the interval leaves out 0; "tie" where it lies within TIE_MARGIN of 0; else, and always
+    "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise, and always
     with fewer than FEWEST_SEEDS seeds, "cannot tell".
     """
     if len(difference.per_seed) < FEWEST_SEEDS:

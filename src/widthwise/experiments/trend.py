@@ -1,9 +1,9 @@
-"""How the loss follows a quantity that differs from variant to variant: a line over its logarithm, with intervals.
+"""A line of the loss over the logarithm of a quantity that differs between variants, with intervals.
 
 loss = slope * log2(quantity) + intercept, the form in which the virtual-width paper states its law (arXiv:2511.11238,
-Fig. 8). A slope is a sum of the variants' losses whose factors add up to 0, as those of a difference do: it is paired
-by seed and by held-out text, and its interval is made as that of a difference is. What the runs of a seed have in
-common moves the intercept alone, whose interval is made as that of a variant's own loss is.
+Fig. 8). A slope is a sum of the variants' losses whose factors add up to 0, like those of a difference: it is paired
+by seed and by held-out text, and its interval is computed like that of a difference. What the runs of a seed have in
+common moves only the intercept, whose interval is computed like that of a variant's own loss.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ from widthwise.experiments.statistics import Estimate, paired_mean, seed_interva
 from widthwise.shape.breakdown import HEADLINES
 
 QUANTITIES = HEADLINES | {"virtual_width": lambda summary: summary["virtual_width"]}
-"""What a trend can run over, and where a cost summary keeps it."""
+"""Quantities that a trend can run over, and where a cost summary has them."""
 FEWEST_VALUES = 3
-"""A line goes through any two."""
+"""A line fits any two."""
 
 
 class TrendConfig(Config):
@@ -29,7 +29,7 @@ class TrendConfig(Config):
     over: str
     """A name in QUANTITIES."""
     variants: tuple[str, ...] | None = None
-    """Those that the line is fitted to; null: all."""
+    """Variants that the line is fitted to; null: all."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrendConfig":
@@ -40,7 +40,7 @@ class TrendConfig(Config):
         return self
 
     def values(self, summaries: Mapping[str, dict[str, Any]]) -> dict[str, float]:
-        """Variant -> its quantity. summaries: the cost summary of every variant. Raises UserError without a line."""
+        """Variant -> its quantity. summaries: the cost summaries of all. Raises UserError for too few values."""
         names = summaries if self.variants is None else self.variants
         values = {name: QUANTITIES[self.over](summaries[name]) for name in names}
         check_values(values, self.over)
@@ -48,7 +48,7 @@ class TrendConfig(Config):
 
 
 def check_values(values: dict[str, float], over: str) -> None:
-    """Raises UserError where no line over their logarithm is determined."""
+    """Raises UserError if no line over their logarithm is determined."""
     found = ", ".join(f"{name} {value:.7g}" for name, value in values.items())
     if min(values.values(), default=1) <= 0:
         raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
@@ -61,10 +61,10 @@ def check_values(values: dict[str, float], over: str) -> None:
 
 @dataclass(frozen=True)
 class LogLinearFit:
-    """Ordinary least squares over all variants, one line a seed. Losses in nats per token."""
+    """Ordinary least squares over all variants, one line per seed. Losses in nats per token."""
 
     slope: Estimate
-    """Change of the loss with each doubling; Student's t times a bootstrap standard error over seeds and windows."""
+    """Change of the loss per doubling; Student's t times a bootstrap standard error over seeds and windows."""
     intercept: Estimate
     """The line where the quantity is 1; Student's t over seeds."""
     line: list[float]
@@ -72,10 +72,10 @@ class LogLinearFit:
     residuals: list[float]
     """Mean loss of each variant minus the line."""
     r_squared: float
-    """Of the mean losses; nan where they are all equal."""
+    """R² of the line through the mean losses; nan if they are all equal."""
     verdict: str
-    """As of a difference: "better" where a larger quantity reaches a lower loss. The tie margin is that of the whole
-    way from the smallest to the largest value."""
+    """Like that of a difference: "better" if a larger quantity gives a lower loss. The tie margin applies to the total
+    change from the smallest to the largest value."""
 
 
 def fit_log_linear(values: Sequence[float], losses: np.ndarray, confidence: float = 0.95) -> LogLinearFit:

@@ -1,1 +1,1 @@
-"""Laws of the loss over compute, parameters or width, with intervals, and what one group saves on another."""
+"""Laws of the loss over compute, parameters or width, with intervals, and what one group saves over another."""

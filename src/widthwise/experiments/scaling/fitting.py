@@ -1,4 +1,4 @@
-"""Scaling laws of groups of models, and what one group saves against another."""
+"""Scaling laws of groups of models, and what one group saves over another."""
 
 import json
 import math
@@ -25,21 +25,21 @@ from widthwise.files import write_atomic
 
 @dataclass(frozen=True)
 class Gathered:
-    """What laws are fitted to."""
+    """The data that laws are fitted to."""
 
     axes: Axes
     groups: tuple[Group, ...]
     baseline: str | None
-    """One of the groups; None: nothing is saved."""
+    """One of the groups; None: no savings are computed."""
     left_out: tuple[str, ...] = ()
-    """What the paths name and cannot give yet, in words."""
+    """Unfinished points that the paths contain, in words."""
 
 
 def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Gathered:
-    """Every model that the paths hold. A path: a .csv file, a run directory, or a folder of a comparison or a sweep.
+    """Every model in the paths: .csv files, run directories, or folders of comparisons or sweeps.
 
-    baseline: a group; where not given, the one that all comparisons call so, if it is a group. Raises UserError where
-    a path is none of these, and where no law could be fitted to a group.
+    baseline: a group; by default the one that all comparisons call their baseline, if it is a group. Raises UserError
+    if a path is none of these, or if no law can be fitted to a group.
     """
     if twice := [str(path) for path, times in Counter(path.resolve() for path in paths).items() if times > 1]:
         raise UserError(f"{twice[0]}: is given twice; a model counts once")
@@ -69,7 +69,7 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
 def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> dict[str, Any]:
     """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
 
-    law: the kind that the answer is given by; where not given, that of the smallest `leave_one_out_errors`.
+    law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`.
     """
     fits = {
         kind: {group.name: fit_law(each, group) for group in gathered.groups if undetermined(each, group) is None}
@@ -101,18 +101,18 @@ def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = N
 
 
 def write_scaling(scaling: dict[str, Any], folder: Path) -> Path:
-    """Writes scaling.json. Raises UserError where it cannot."""
+    """Writes scaling.json. Raises UserError if it cannot."""
     path = folder / "scaling.json"
     write_atomic(path, json.dumps(scaling, indent=2) + "\n")
     return path
 
 
 Fits = dict[str, dict[str, Fit]]
-"""Kind of the law -> group -> fit, where the group determines one."""
+"""Kind of law -> group -> fit, if the group has enough points for one."""
 
 
 def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[str, str]:
-    """One law for all groups, so that their curves can be compared, and why this one."""
+    """One law for all groups, so that their curves can be compared, and the reason for it."""
     if asked is not None:
         if asked not in LAWS:
             raise UserError(f"--law: got {asked!r}; {nearest_hint(asked, LAWS)}")
@@ -132,7 +132,7 @@ def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[str
 
 
 def _left_out_rms(law: Law, groups: Sequence[Group]) -> float:
-    """Over all points of all groups; nan where one of them has too few."""
+    """Root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
     errors = np.concatenate([leave_one_out_errors(law, group.x, group.y) for group in groups])
     return float(np.sqrt(np.square(errors).mean()))
 
@@ -168,7 +168,7 @@ def _group_data(group: Group, fits: Fits, chosen: str) -> dict[str, Any]:
 
 
 def _fit_data(law: Law, group: Group, fit: Fit | None) -> dict[str, Any]:
-    """A fit as data; with no parameters where the group has too few points for one."""
+    """A fit as data; without parameters if the group has too few points for one."""
     if fit is None:
         nothing = {"parameters": {}, "rms": None, "r_squared": None, "leave_one_out_rms": None, "band": None}
         return {"form": law.form, **nothing, "reason": undetermined(law, group)}

@@ -1,4 +1,4 @@
-"""Points of a law from what `train`, `compare` and `sweep` leave behind."""
+"""Points of a law, from the folders that `train`, `compare` and `sweep` write."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ MODEL_QUANTITIES: Mapping[str, Callable[[dict[str, Any]], float]] = {
     **QUANTITIES,
     "layer_params": lambda summary: sum(summary["params"][part] for part in ("attention", "ffn", "residual")),
 }
-"""What x can be of a model, and where its cost summary keeps it. layer_params: without embedding, head and norms."""
+"""Model quantities for x, and where the cost summary has them. layer_params: without embedding, head and norms."""
 RUN_QUANTITIES = ("training_flops", "pflops_days", "tokens", "steps")
-"""What x can be of a whole run; keys of its result."""
+"""Quantities of a whole run that x can be; keys of its result."""
 METRICS = ("val_loss", "train_loss", "val_bits_per_byte")
-"""What y can be; keys of a result, of a variant and of a point of a sweep."""
+"""Quantities that y can be; keys of a result, of a variant and of a point of a sweep."""
 BY_FOLDER = "folder"
-"""What groups models by the folder they are in, rather than by a key of their recipes."""
+"""Value of --group-by that groups models by their folder instead of a recipe key."""
 
 
 class _Record(pydantic.BaseModel):
-    """As far as a point needs it; other keys are ignored."""
+    """The part of a record that a point needs; other keys are ignored."""
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -46,7 +46,7 @@ class _Variant(_Record):
 
 
 class _SweepPoint(_Variant):
-    """Without losses where it has not finished."""
+    """A point of a sweep; without losses if it has not finished."""
 
     group: str | None = None
     values: dict[str, Any] = {}
@@ -73,18 +73,18 @@ class _Model:
     name: str
     where: str
     group: str
-    """As long as nothing says what to group by."""
+    """The group, unless --group-by says otherwise."""
     folder: Path
-    """Of the comparison, of the sweep, or the one that the runs are in."""
+    """Folder of the comparison or sweep, or the parent folder of the runs."""
     run: RunDir
-    """Speaks for all seeds, where it is there."""
+    """A run that stands for all seeds, if its folder exists."""
     cost: dict[str, Any]
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Of a point of a sweep."""
+    """The values of a sweep's point."""
 
     def found(self, axes: Axes) -> Found:
-        """Raises UserError where a number is missing or has no logarithm."""
+        """Raises UserError if a number is missing or has no logarithm."""
         return Found(self._group(axes), checked_point(self.name, self._x(axes.x), self.per_seed, self.where, axes))
 
     def _x(self, name: str) -> float:
@@ -113,11 +113,11 @@ class _Model:
 
 @dataclass(frozen=True)
 class Measured:
-    """What run directories and folders hold."""
+    """The models found in run directories and folders."""
 
     points: tuple[Found, ...]
     baselines: frozenset[str]
-    """What the comparisons among them call their baseline."""
+    """The names of the baselines of the comparisons among them."""
     left_out: tuple[str, ...]
     """Points of sweeps that have not finished, in words."""
 
@@ -125,7 +125,7 @@ class Measured:
 def read_measured(paths: Iterable[Path], axes: Axes) -> Measured:
     """The models of run directories and of folders with a comparison or a sweep. Raises UserError for anything else.
 
-    Run directories that differ in nothing but the seed are one point.
+    Run directories that differ only in the seed are one point.
     """
     _check_names(axes)
     models: list[_Model] = []

@@ -1,4 +1,4 @@
-"""Points of a law from a table of one's own."""
+"""Points of a law from a user's table."""
 
 import csv
 from pathlib import Path
@@ -7,14 +7,14 @@ from widthwise.config_io import UserError, nearest_hint, read_text
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
 
 BYTE_ORDER_MARK = "\ufeff"
-"""Which spreadsheets write before the first letter."""
+"""Written by spreadsheets before the first character."""
 
 
 def read_table(path: Path, axes: Axes) -> list[Found]:
-    """A table with a header; lines that are empty or begin with # say nothing.
+    """The points of a table with a header; empty lines and lines that begin with # are ignored.
 
-    Rows that agree in group, x and the column `name`, where there is one, are seeds of one point. Without a column to
-    group by, one curve goes through all. Raises UserError with the line of a mistake.
+    Rows that agree in group, x and the column `name`, if there is one, are seeds of one point. Without a column to
+    group by, one curve goes through all. Raises UserError naming the line of a mistake.
     """
     lines = [
         (number, _cells(line, f"{path}: line {number}"))

@@ -1,16 +1,16 @@
-"""One law fitted to one group of models, and how well its symbols are known.
+"""One law fitted to one group of models, and the uncertainty of its parameters.
 
-**What is drawn again.** Where every point has at least two seeds: the luck of each run, from how far all runs of the
-group lie from the means of their points; drawn within each point alone, two seeds would tell too little of their own
-spread. Else residuals of the fit, put back on its curve at any point. Cases are not drawn, because of four sizes most
-draws would be of three or two.
+**What is resampled.** If every point has at least two seeds: the noise of each run, from the deviations of all runs of
+the group from the means of their points; within a single point, two seeds say too little about their own spread.
+Otherwise the residuals of the fit, added to its curve at any point. Whole points are not resampled, because most
+resamples of four sizes would contain only three or two of them.
 
-Groups of one layout, as the variants of a ladder are, are drawn alike: what the models of a size have in common, such
-as the order of their data or a bend that the law has not, moves both curves and cancels in their ratio.
+Groups with the same layout, such as the variants of a ladder, are resampled together: what the models of a size have
+in common, such as data order or a bend that the law lacks, moves both curves and cancels in their ratio.
 
-**The interval** is Student's t times the standard error of the drawn fits, as everywhere here (`statistics`). Few
+**The interval** is Student's t times the standard error of the resampled fits, as everywhere here (`statistics`). Few
 residuals understate the spread: they are widened by sqrt(n / n_free), with n_free = n - n_symbols, or n_runs - n_points
-of runs, and t has n_free degrees of freedom. Symbols that are factors are treated by their logarithms.
+for runs, and t has n_free degrees of freedom. For parameters that are factors, the interval is that of the logarithm.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ N_BAND = 33
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with its interval; nan where there is none."""
+    """An estimate with its interval; the ends are nan if there is none."""
 
     mean: float
     low: float = float("nan")
@@ -41,14 +41,14 @@ class Fit:
     law: Law
     group: Group
     parameters: np.ndarray
-    """(n_symbols,)"""
+    """(n_symbols,) the fitted values, in the order of the law's symbols."""
     drawn_parameters: np.ndarray
-    """(n_draws, n_symbols)"""
+    """(n_draws, n_symbols) the values fitted to each resample."""
     noise: np.ndarray
-    """(n_draws, n_points) by how much each point lay elsewhere in a draw, on the law's residual scale."""
+    """(n_draws, n_points) how far each point was moved in a resample, on the law's residual scale."""
     degrees_of_freedom: int
     reason: str | None = None
-    """Why the symbols say little; None where they do not."""
+    """Why the parameters are unreliable; None if they are not."""
 
     @property
     def residuals(self) -> np.ndarray:
@@ -62,14 +62,14 @@ class Fit:
 
     @property
     def r_squared(self) -> float:
-        """Of y; nan where it does not vary."""
+        """Share of the variance of y that the curve explains; nan if y does not vary."""
         y = self.group.y
         return float(1 - np.square(self.residuals).mean() / y.var()) if np.ptp(y) else float("nan")
 
     @property
     def misses_by_more_than_luck(self) -> bool:
-        """Whether means over seeds lie farther off the curve than the luck of runs explains: the F test of lack of fit,
-        at 5 percent. The intervals leave out such a miss."""
+        """Whether means over seeds lie farther off the curve than the noise of runs explains: the F test of lack of
+        fit, at 5 percent. The intervals do not include such a miss."""
         if not self.group.has_seeds:
             return False
         scale, n_free = self.law.residual_scale, len(self.group.points) - len(self.law.symbols)
@@ -80,7 +80,7 @@ class Fit:
         return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
 
     def intervals(self, confidence: float) -> dict[str, Interval]:
-        """Symbol -> its value and interval."""
+        """Parameter name -> its value and interval."""
         return {
             symbol: students_t(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
@@ -89,7 +89,7 @@ class Fit:
         }
 
     def band(self, confidence: float) -> dict[str, list[float]]:
-        """Between which the curve lies, at N_BAND values of x over the points: x, low and high."""
+        """The confidence band of the curve at N_BAND values of x over the points: x, low and high."""
         x = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
         scale = self.law.residual_scale
         centre = scale(self.law.y(self.parameters, x))
@@ -108,7 +108,7 @@ def undetermined(law: Law, group: Group) -> str | None:
 
 
 def fit_law(law: Law, group: Group, seed: int = 0) -> Fit:
-    """A law that `undetermined` has nothing against, on a group. seed: of the draws."""
+    """Fits a law to a group for which `undetermined` gives no objection. seed: of the resampling."""
     x, y = group.x, group.y
     parameters = law.fit(x, y)
     random = np.random.default_rng([seed, *group.layout])
@@ -145,9 +145,9 @@ def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.G
 def students_t(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
 ) -> Interval:
-    """Student's t times the standard error of what was drawn; no interval where a draw has no number.
+    """Student's t times the standard error of the resampled values; no interval if one of them is nan.
 
-    as_factor: of logarithms, for what is above 0.
+    as_factor: computes it for the logarithms, for positive values.
     """
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Interval(value)

@@ -1,4 +1,4 @@
-"""What a law is drawn over and through: axes, points and their groups."""
+"""Axes, points and groups of points for fitting laws."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ class Point:
 
     name: str
     x: float
-    """Above 0."""
+    """The quantity on the x axis, above 0."""
     per_seed: tuple[float, ...]
     """y, above 0, of every run of the model."""
 
@@ -26,7 +26,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Group:
-    """Models that one curve should go through, by growing x."""
+    """Models that one curve should go through, in increasing order of x."""
 
     name: str
     points: tuple[Point, ...]
@@ -46,36 +46,36 @@ class Group:
 
     @property
     def has_seeds(self) -> bool:
-        """Whether every point has several runs, which show their luck: equal ones show none."""
+        """Whether every point has several runs that differ, so that they show the noise between runs."""
         return min(self.layout) > 1 and any(len(set(point.per_seed)) > 1 for point in self.points)
 
     @property
     def largest(self) -> int:
-        """Index of the point of the largest x; of several the one of the lowest y."""
+        """Index of the point with the largest x; of several, the one with the lowest y."""
         return min(range(len(self.points)), key=lambda i: (-self.points[i].x, self.points[i].y))
 
 
 @dataclass(frozen=True)
 class Axes:
-    """What is drawn over what, and which models one curve should go through."""
+    """The quantities on both axes, and which models one curve should go through."""
 
     x: str
     y: str
     group_by: str | None = None
-    """A column of a table; of runs a dotted key of their recipes, or "folder".
-    None: the variant of a comparison, the group of a sweep, the stem of a table; run directories are all alike."""
+    """A column of a table; for runs, a dotted key of their recipes or "folder".
+    None: the variant of a comparison, the group of a sweep, the stem of a table; all run directories are one group."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A point, and the group it is of."""
+    """A point and its group."""
 
     group: str
     point: Point
 
 
 def checked_point(name: str, x: float, per_seed: Sequence[float], where: str, axes: Axes) -> Point:
-    """Raises UserError where one of the numbers has no logarithm."""
+    """A point of these numbers. Raises UserError if one of them has no logarithm."""
     for label, value in ((axes.x, x), *((axes.y, y) for y in per_seed)):
         if not (math.isfinite(value) and value > 0):
             raise UserError(f"{where}: {label} is {value:g}; a law needs finite numbers above 0")
@@ -83,7 +83,7 @@ def checked_point(name: str, x: float, per_seed: Sequence[float], where: str, ax
 
 
 def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
-    """The groups in the order in which they were met, their points by growing x."""
+    """The groups in order of first appearance, their points in increasing order of x."""
     groups: dict[str, list[Point]] = {}
     for each in found:
         groups.setdefault(each.group, []).append(each.point)

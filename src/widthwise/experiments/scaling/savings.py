@@ -1,8 +1,8 @@
 """With how much of a baseline's compute, or width, a group of models reaches the same loss.
 
-curve against curve: the loss is that of the baseline's curve at its largest model; where both have a curve, the luck of
-one model counts little. point against curve: the loss is that which the baseline's largest model has. Beside each other
-they say how much hangs on that one model: of the variable-width paper's Table 2 77.6% and 74.4% of the FLOPs.
+Curve against curve: the target loss is that of the baseline's curve at its largest model, so the noise of one model
+counts little. Point against curve: the target loss is the one that the baseline's largest model has. The two together
+show how much depends on that one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Saving:
     name: str
     """The baseline's largest model."""
     x: float
-    """Its x."""
+    """x of that model."""
     y: float
     """The loss at which the two are compared."""
     ratio: Interval
@@ -34,7 +34,7 @@ class Saving:
     """Whether the group's curve reaches the loss outside its own points."""
 
     def summary(self) -> dict[str, Any]:
-        """As data."""
+        """The saving as plain data for JSON."""
         return {
             "group": self.group,
             "baseline": self.baseline,
@@ -47,10 +47,10 @@ class Saving:
 
 
 def savings(group: Fit, baseline: Fit, confidence: float) -> list[Saving]:
-    """Curve against curve, and point against curve. Both fits: of one law.
+    """The savings curve against curve and point against curve. Both fits are of the same law.
 
-    The intervals are of the ratio's logarithm. Draws are paired where the groups have one layout (`law_fit`); else the
-    degrees of freedom are those of Welch and Satterthwaite.
+    Intervals are computed for the ratio's logarithm. Resamples are paired if the groups have the same layout
+    (`law_fit`); otherwise the degrees of freedom are those of Welch and Satterthwaite.
     """
     law, i = baseline.law, baseline.group.largest
     point = baseline.group.points[i]
@@ -66,7 +66,7 @@ def savings(group: Fit, baseline: Fit, confidence: float) -> list[Saving]:
 def _saving(
     kind: Literal["curve", "point"], group: Fit, baseline: Fit, y: float, y_drawn: np.ndarray, confidence: float
 ) -> Saving:
-    """y: the loss; y_drawn: (n_draws,) the same in the draws of the baseline."""
+    """y: the target loss; y_drawn: (n_draws,) the same in the resamples of the baseline."""
     law, point = group.law, baseline.group.points[baseline.group.largest]
     x, y_here = float(law.x(group.parameters, np.array(y))), np.array(y)
     drawn = law.x(group.drawn_parameters, y_drawn)
@@ -88,7 +88,7 @@ def _saving(
 
 
 def _welch(first: np.ndarray, first_free: int, second: np.ndarray, second_free: int) -> float:
-    """Degrees of freedom of a sum of two independent errors, here of logarithms of draws."""
+    """Degrees of freedom of a sum of two independent errors, here of logarithms of resampled values."""
     variances = np.array([np.log(first).var(), np.log(second).var()])
     weighted = (variances**2 / np.array([first_free, second_free])).sum()
     return float(variances.sum() ** 2 / weighted) if weighted > 0 else float(first_free + second_free)

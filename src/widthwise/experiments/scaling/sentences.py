@@ -24,7 +24,7 @@ def law_sentence(fit: Fit, axes: Axes) -> str:
 
 
 def saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> str:
-    """What a group saves by a law, curve against curve and against the point, and by the other laws."""
+    """What a group saves by one law, curve against curve and point against curve, and by the other laws."""
     own = {(each.fit, each.kind): each for each in found if each.group == group}
     curve, point = own[law, "curve"], own[law, "point"]
     by_curves = _reached(curve, f"{curve.baseline}'s fitted loss of {curve.y:.4g}", x)
@@ -35,7 +35,7 @@ def saving_sentence(found: Sequence[Saving], group: str, law: str, x: str) -> st
 
 
 def method_sentence(fits: Sequence[Fit]) -> str:
-    """What the intervals are made of."""
+    """How the intervals were computed."""
     drawn = sorted({"the luck of runs" if fit.group.has_seeds else "residuals" for fit in fits})
     return f"Intervals: {' and '.join(drawn)} drawn {N_RESAMPLES:,} times."
 

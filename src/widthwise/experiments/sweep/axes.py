@@ -1,4 +1,4 @@
-"""What a sweep varies: one recipe key over listed values, or over a range."""
+"""The axes of a sweep: a recipe key with a list of values or a range."""
 
 import json
 import math
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 SIGNIFICANT_DIGITS = 6
-"""Of a value drawn from a range, so that a name says it in full."""
+"""Precision of a value drawn from a range, so that the name of its point states it in full."""
 
 
 def word(value: Any) -> str:
-    """A value as it stands in a name, in the characters that names may have. Raises ValueError for a mapping."""
+    """A value as part of a name, in characters that names may have. Raises ValueError for a mapping."""
     if isinstance(value, Mapping):
         raise ValueError(f"got {json.dumps(value)}; a mapping has no short name: make a group of it")
     if isinstance(value, (list, tuple)):
@@ -29,7 +29,7 @@ def word(value: Any) -> str:
 
 
 class Values(Config):
-    """A list: every value in a grid, a choice in a search."""
+    """A list: all values of a grid, or the choices of a search."""
 
     items: tuple[Any, ...] = Field(min_length=1)
 
@@ -53,14 +53,14 @@ class Values(Config):
 
 
 class Range(Config):
-    """All numbers from `low` to `high`, both included; whole ones where both are whole. For a search."""
+    """All numbers from `low` to `high`, both included; whole numbers if both are whole. Only for a search."""
 
     low: int | float
     high: int | float
     log: bool = False
-    """Even on a logarithmic scale."""
+    """Sample uniformly on a logarithmic scale."""
     step: int | None = Field(default=None, gt=0)
-    """Between whole numbers, counted from `low`; 1 where not given."""
+    """Step between whole numbers, counted from `low`; default 1."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "Range":
@@ -92,7 +92,7 @@ class Range(Config):
 
 
 def rounded(value: float) -> float:
-    """To as many digits as a name keeps."""
+    """The value rounded to SIGNIFICANT_DIGITS."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else value
 
 
@@ -113,4 +113,4 @@ Axis = Annotated[
     pydantic.Discriminator(_which),
     pydantic.BeforeValidator(_as_mapping),
 ]
-"""A list or a range, as a recipe says it."""
+"""A list or a range, as written in a recipe."""

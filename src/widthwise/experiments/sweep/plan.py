@@ -1,4 +1,4 @@
-"""What a sweep consists of: points, each a recipe with some of its keys set, and the runs of each over seeds."""
+"""The plan of a sweep: points, each a recipe with some of its keys set, and the runs of each over seeds."""
 
 import copy
 import hashlib
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 LONGEST_NAME = 150
-"""Letters; file systems allow names of 255 bytes, and seeds come behind."""
+"""Characters; file systems allow names of 255 bytes, and the seed is appended."""
 NO_GROUP = ""
 NUMBERED = "#"
-"""Before the number of a point whose name is not known yet; no name has it."""
+"""Prefix for the number of a point whose name is not known yet; no name contains it."""
 GROUP_PARAMETER = "group"
-"""What a study calls the group that a search chose."""
+"""Name, in the study, of the group that a search chose."""
 SEED_KEY = "train.seed"
 
 
 class SweepGroup(Config):
-    """Points that have something in common beside the recipe."""
+    """Points that share further changes to the recipe."""
 
     change: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the recipe."""
+    """Changes to the recipe."""
     over: dict[str, Axis] | None = None
-    """Recipe key -> what it takes; those of the whole sweep where not given."""
+    """Recipe key -> its axis; default: those of the whole sweep."""
 
 
 class SearchConfig(Config):
@@ -59,10 +59,10 @@ class SearchConfig(Config):
 
     sampler: Literal["tpe", "random"] = "tpe"
     n_trials: pydantic.PositiveInt
-    """Points to train, the baseline not counted."""
+    """Points to train, not counting the baseline."""
 
     def sampler_at(self, seed: int) -> "BaseSampler":
-        """Optuna's. constant_liar: what is at work elsewhere counts as bad, so that workers do not choose the same."""
+        """Optuna's sampler. constant_liar: points in progress elsewhere count as bad, so workers avoid them."""
         optuna: Any = require("optuna", "sweep")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -75,16 +75,17 @@ class SweepConfig(Config):
     """The `sweep:` section of a recipe."""
 
     baseline: dict[str, Any] | None = None
-    """Changes to the recipe that make the point which others are compared with; {}: the recipe as it stands."""
+    """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
     baseline_name: str = "baseline"
     over: dict[str, Axis] = Field(default_factory=dict)
-    """Recipe key -> what it takes."""
+    """Recipe key -> its axis."""
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
     search: SearchConfig | None = None
-    """All combinations where not given."""
+    """Chooses points by a sampler; default: a grid of all combinations."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
     match: Matched | None = None
-    """What every point must have in common with the baseline, within one percent; params where there is one."""
+    """The quantity that every point must match with the baseline, within one percent; default: params if there is a
+    baseline."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
@@ -106,7 +107,7 @@ class SweepConfig(Config):
 
     @property
     def axes(self) -> dict[str, dict[str, Axis]]:
-        """Group -> its axes; of NO_GROUP where there are no groups."""
+        """Group -> its axes; the key is NO_GROUP if there are no groups."""
         if not self.groups:
             return {NO_GROUP: self.over}
         return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
@@ -141,7 +142,7 @@ class SweepPlan:
 
     @cached_property
     def baseline(self) -> Point | None:
-        """The point that others are compared with. Raises UserError where it cannot be trained."""
+        """The point that others are compared with. Raises UserError if it cannot be trained."""
         if self.config.baseline is None:
             return None
         name = self.config.baseline_name
@@ -151,8 +152,8 @@ class SweepPlan:
 
     @cached_property
     def grid(self) -> dict[str, Point]:
-        """Name -> point, the baseline first; of a search the baseline alone. Raises UserError for the first that is not
-        possible, or where two have the same name."""
+        """Name -> point, the baseline first; for a search only the baseline. Raises UserError for the first impossible
+        point, or if two have the same name."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
             points += [self.point(group, values) for group, values in self._combinations()]
@@ -169,7 +170,7 @@ class SweepPlan:
                 yield group, dict(zip(axes, values))
 
     def point(self, group: str, values: dict[str, Any]) -> Point:
-        """A point of a group. Raises UserError, with its name, where it cannot be trained or compared."""
+        """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name = point_name(group, values)
         recipe = self._recipe(name, group, values)
         check_trainable(recipe, name)
@@ -189,8 +190,8 @@ class SweepPlan:
 
     @cached_property
     def reference(self) -> tuple[str, Recipe]:
-        """Name and recipe on whose held-out text all points are judged: the baseline, else the first point of a grid,
-        of a search the recipe as it stands. Raises UserError where that is no recipe."""
+        """Name and recipe on whose held-out text all points are judged: the baseline, else the first point of a grid
+        or, for a search, the unchanged recipe. Raises UserError if that is not a valid recipe."""
         if self.baseline is not None:
             return self.baseline.name, self.baseline.recipe
         if self.config.search is not None:
@@ -201,13 +202,13 @@ class SweepPlan:
 
     @property
     def keys(self) -> list[str]:
-        """What a study calls the points, in their order: the names of a grid, the numbers of a search."""
+        """Keys of the points in the study, in their order: the names of a grid, the numbers of a search."""
         n_trials = 0 if self.config.search is None else self.config.search.n_trials
         return [*self.grid, *(f"{NUMBERED}{index}" for index in range(n_trials))]
 
     def sampler(self, key: str) -> "BaseSampler":
-        """What chooses the point of a search. It depends on nothing but the key and what has finished before, so that
-        a search goes on as it would have."""
+        """The sampler for one point of a search. It depends only on the key and on what has finished before, so that
+        an interrupted search continues as it would have."""
         assert self.config.search is not None
         return self.config.search.sampler_at(int(key.removeprefix(NUMBERED)))
 
@@ -219,13 +220,13 @@ class SweepPlan:
 
     @property
     def n_points(self) -> int:
-        """Those to be trained, the baseline among them."""
+        """Number of points to train, including the baseline."""
         search = self.config.search
         return len(self.grid) + (0 if search is None else search.n_trials)
 
     @property
     def identity(self) -> str:
-        """Equal for sweeps that may share a study: all that decides what is trained but for the length of a search."""
+        """Equal for sweeps that may share a study: all that decides what is trained, except the length of a search."""
         search = self.config.search
         points = {name: to_data(point.recipe) for name, point in self.grid.items()}
         axes = None if search is None else self.axes_as_data()
@@ -235,13 +236,13 @@ class SweepPlan:
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def axes_as_data(self) -> dict[str, dict[str, Any]]:
-        """Group -> key -> list of values, or mapping of a range."""
+        """Group -> key -> list of values, or a range as a mapping."""
         return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
 
     def workload(self) -> dict[str, Any]:
-        """What there is to do before anything is done: parameters and training FLOPs of every point of a grid.
+        """The planned work: parameters and training FLOPs of every point of a grid.
 
-        Of a search, whose points are not known, `points` holds the baseline, or the recipe as it stands.
+        The points of a search are not known in advance; `points` then holds the baseline, or the unchanged recipe.
         """
         recipes = {name: point.recipe for name, point in self.grid.items()} or dict([self.reference])
         n_seeds = len(self.config.seeds)
@@ -257,7 +258,7 @@ class SweepPlan:
 
 
 def _costs(name: str, recipe: Recipe, n_seeds: int) -> dict[str, Any]:
-    """Steps of one run, everything else of all."""
+    """Costs of a point: steps of one run, everything else over all seeds."""
     return {
         "name": name,
         "params": cost_summary(recipe.final_model, recipe.seq_len)["params"]["total"],
@@ -268,7 +269,7 @@ def _costs(name: str, recipe: Recipe, n_seeds: int) -> dict[str, Any]:
 
 
 def point_name(group: str, values: Mapping[str, Any]) -> str:
-    """ "x-0.25-0.3" of the group x. Raises UserError where it is too long for a folder."""
+    """The name of a point, "x-0.25-0.3" in group x. Raises UserError if it is too long for a folder."""
     name = "-".join(filter(None, [group, *map(word, values.values())]))
     if len(name) > LONGEST_NAME:
         raise UserError(f"sweep: the point {name[:40]}... has a name of {len(name)} letters; make a group of it")
@@ -276,7 +277,7 @@ def point_name(group: str, values: Mapping[str, Any]) -> str:
 
 
 def parameter(group: str, key: str) -> str:
-    """What a study calls a key: groups may give the same one other values."""
+    """Name of a key in the study; it includes the group, because groups may give a key different values."""
     return f"{group}/{key}" if group else key
 
 
@@ -310,7 +311,7 @@ def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, A
 
 
 def read_axes(texts: Iterable[str]) -> dict[str, Any]:
-    """Of the command line, by their keys. Raises UserError where two have one key."""
+    """The axes given on the command line, by key. Raises UserError if a key is given twice."""
     axes: dict[str, Any] = {}
     for key, axis in map(read_axis, texts):
         if key in axes:
@@ -320,7 +321,7 @@ def read_axes(texts: Iterable[str]) -> dict[str, Any]:
 
 
 def read_axis(text: str) -> tuple[str, Any]:
-    """ "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}" -> key and axis as a recipe says it.
+    """ "optimizer.lr=0.002,0.004", or "optimizer.lr={low: 1e-4, high: 1e-2}" -> key and axis as written in a recipe.
 
     Raises UserError.
     """

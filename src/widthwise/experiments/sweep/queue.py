@@ -1,9 +1,9 @@
 """The queue of a sweep, kept in an Optuna study, so that workers on one or several machines share it.
 
-Every point has a key. A trial that waits is a point to be trained; whoever changes its state to running has it, which
-the database decides. A running trial shows signs of life; where they end, another worker declares it lost and puts a
-copy into the queue. A trial that failed without a reason is a lost one and counts for nothing. Of several trials with
-one key (a worker that died at the wrong moment can leave that) the first that is not lost is the point.
+Every point has a key. A waiting trial is a point to be trained; the worker that sets its state to running owns it, and
+the database decides which one that is. A running trial has a heartbeat; if that stops, another worker declares it lost
+and puts a copy into the queue. A trial that failed without a reason was lost and counts for nothing. If several trials
+have one key (a worker that died at the wrong moment can leave that), the first that is not lost is the point.
 
 Points are queued and read through Optuna's public API, and claimed below it, because what it offers for that is weaker.
 GridSampler lets two workers train one point, as its documentation says. `Study.ask` and `Study.optimize` make a trial
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 IDENTITY = "sweep"
-"""User attribute of the study: what its workers must have in common."""
+"""User attribute of the study: the settings that its workers must share."""
 
 FILL_SECONDS = 5
-"""How long points may be missing from the queue before a worker concludes that nobody is about to add them."""
+"""How long points may be missing from the queue before a worker concludes that no other is about to add them."""
 
 
 class ClaimLost(Exception):
-    """A trial was taken for lost while it was at work, as after a machine slept; another worker has it."""
+    """A trial was declared lost while it was running, as after a machine slept; another worker has it."""
 
 
 class Queue:
     """The points of one sweep, for one worker."""
 
     def __init__(self, storage: Storage, name: str, identity: Mapping[str, str]):
-        """Enters a study, or makes it. Raises UserError where it is one of another sweep.
+        """Opens or creates a study. Raises UserError if it belongs to another sweep.
 
-        identity: what all workers must have in common -> what to do where they have not.
+        identity: each setting that all workers must share -> advice for when they do not.
         """
         self.storage, self.name, self._rdb = storage, name, storage.rdb
         self._is_maker, self._missing_since, self._missing = False, 0.0, set()
@@ -91,11 +91,11 @@ class Queue:
         return None
 
     def entries(self) -> dict[str, Entry]:
-        """Key -> what became of the point, of all that were ever queued."""
+        """Key -> the state of the point, for all that were ever queued."""
         return {key: entry(key, trial) for key, trial in self._standing().items()}
 
     def _trials(self) -> "list[FrozenTrial]":
-        """Those of points; another tool may have added others."""
+        """The trials of points; another tool may have added others."""
         return [trial for trial in self._all_trials() if KEY in trial.user_attrs]
 
     def _all_trials(self) -> "list[FrozenTrial]":
@@ -109,7 +109,7 @@ class Queue:
         return standing(self._trials())
 
     def fill(self, keys: Sequence[str]) -> None:
-        """Queues the points that are missing: at once those of a study just made, others when nobody else seems to."""
+        """Queues missing points: at once in a new study, otherwise when no other worker seems to do it."""
         present = self._standing()
         missing = {key for key in keys if key not in present}
         now = time.monotonic()
@@ -125,7 +125,7 @@ class Queue:
         self._missing = set()
 
     def try_mistakes_again(self) -> None:
-        """Queues what failed for a reason that may have been mended since, as a full disk."""
+        """Queues points that failed for a reason that may have been fixed since, such as a full disk."""
         for trial in self._standing().values():
             if state(trial) == "failed" and trial.user_attrs.get(MISTAKE):
                 self._add(again(trial, **{REPLACES: trial.number}))
@@ -134,7 +134,7 @@ class Queue:
         self.storage.patiently(lambda: self._study.add_trial(trial))
 
     def declare_lost(self) -> None:
-        """Queues again what was at work in a process that gives no sign of life any more."""
+        """Queues again the points of processes whose heartbeat has stopped."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.storages import fail_stale_trials
 
@@ -143,7 +143,7 @@ class Queue:
             self.storage.patiently(lambda: fail_stale_trials(self._study))
 
     def claim(self) -> "Claim | None":
-        """The first point that waits, now this worker's; None where none does."""
+        """The first waiting point, now this worker's; None if none is waiting."""
         from optuna.trial import TrialState
 
         for trial in self._trials():
@@ -167,7 +167,7 @@ class Queue:
 
 
 class Claim:
-    """A point that this worker has. As a context it shows signs of life."""
+    """A point that this worker owns. As a context manager it sends a heartbeat."""
 
     def __init__(self, queue: Queue, trial: "FrozenTrial"):
         self._queue, self._storage, self._rdb = queue, queue.storage, queue.storage.rdb
@@ -191,7 +191,7 @@ class Claim:
         self._rdb.remove_session()
 
     def trial(self, sampler: "BaseSampler") -> "optuna.Trial":
-        """The trial, to be asked for values."""
+        """The Optuna trial, from which a sampler's values are drawn."""
         import optuna
 
         study = optuna.load_study(study_name=self._queue.name, storage=self._rdb, sampler=sampler)
@@ -199,39 +199,39 @@ class Claim:
         return optuna.Trial(study, self._id)
 
     def describe(self, point: Mapping[str, Any]) -> None:
-        """Writes down what the point is."""
+        """Stores the point's name, group and values in the trial."""
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, POINT, dict(point)))
 
     def report(self, n_seeds: int, mean_loss: float) -> None:
-        """Writes down the mean over the seeds that have finished."""
+        """Reports the mean over the finished seeds."""
         self._act(lambda: self._rdb.set_trial_intermediate_value(self._id, n_seeds, mean_loss))
 
     def finish(self, loss: float) -> None:
-        """The point is trained."""
+        """Marks the point as finished."""
         from optuna.trial import TrialState
 
         self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.COMPLETE, [loss]))
 
     def fail(self, reason: str, is_mistake: bool) -> None:
-        """The point cannot be trained. is_mistake: something that may be mended; another start tries it again."""
+        """Marks the point as failed. is_mistake: the cause can be fixed, so another start tries it again."""
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, MISTAKE, is_mistake))
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, REASON, reason))
         self.drop()
 
     def drop(self) -> None:
-        """Ends the trial; without a reason written down before it counts for nothing."""
+        """Ends the trial; unless a reason was stored before, it counts for nothing."""
         from optuna.trial import TrialState
 
         self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.FAIL))
 
     def release(self) -> None:
-        """The point waits again."""
+        """Returns the point to the queue."""
         from optuna.trial import TrialState
 
         self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.WAITING))
 
     def _act(self, act: Callable[[], object]) -> None:
-        """Raises ClaimLost where the trial was declared lost."""
+        """Runs `act`. Raises ClaimLost if the trial was declared lost."""
         from optuna.exceptions import UpdateFinishedTrialError
 
         try:

@@ -1,4 +1,4 @@
-"""The database in which workers of a sweep meet."""
+"""The database through which the workers of a sweep coordinate."""
 
 import logging
 import time
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OPENING_SECONDS = 5
-"""How long to try to get in, after the first time that failed."""
+"""How long to retry opening the database after a first failure."""
 OUTAGE_SECONDS = 120
-"""How long a database may be away while a sweep is at work."""
+"""How long a database may be unreachable while a sweep is running."""
 TABLES_LOCK = 0x7769647468
-"""The advisory lock under which a PostgreSQL database gets its tables: "width" in ASCII, a number nobody else takes."""
+"""The advisory lock under which a PostgreSQL database gets its tables: "width" in ASCII, which nobody else uses."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Signs of life of a worker."""
+    """Heartbeat of a worker."""
 
     interval_seconds: int = 60
 
     @property
     def grace_seconds(self) -> int:
-        """A worker silent for longer is taken for dead."""
+        """A worker silent for longer counts as dead."""
         return 3 * self.interval_seconds
 
 
 class StorageAway(UserError):
-    """A database that cannot be reached, or not be used, or that has lost its study."""
+    """A database that cannot be reached or used, or that has lost its study."""
 
 
 def sqlite_url(path: Path) -> str:
-    """The storage in a file."""
+    """The address of an SQLite file."""
     sqlalchemy: Any = require("sqlalchemy", "sweep")
     return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
@@ -53,7 +53,7 @@ class Storage:
     """A database with studies. Errors name it without its password."""
 
     def __init__(self, url: str, heartbeat: Heartbeat):
-        """Connects, and makes Optuna's tables where there are none. Raises UserError where that cannot be done."""
+        """Connects, and creates Optuna's tables if there are none. Raises UserError on failure."""
         optuna: Any = require("optuna", "sweep")
         optuna.logging.set_verbosity(logging.WARNING)
         self._url = _read_url(url)
@@ -62,12 +62,12 @@ class Storage:
 
     @property
     def shown(self) -> str:
-        """The address without password and options, which may hold another."""
+        """The address without password and options (options may contain another password)."""
         return self._url.set(query={}).render_as_string(hide_password=True)
 
     @property
     def recorded(self) -> str:
-        """The same for files that others read: of a file its name alone."""
+        """The same for files that others read; for an SQLite file only its name."""
         if not self._is_file:
             return self.shown
         return self._url.set(query={}, database=Path(self._url.database or "").name).render_as_string()
@@ -77,9 +77,9 @@ class Storage:
         return self._url.get_backend_name() == "sqlite"
 
     def patiently(self, act: Callable[[], T], seconds: float = OUTAGE_SECONDS) -> T:
-        """The result of `act`, tried again while the database is away. Raises StorageAway where it stays away.
+        """The result of `act`, retried while the database is unreachable. Raises StorageAway if it stays so.
 
-        What `act` does may then be done twice.
+        `act` may then take effect twice.
         """
         from optuna.exceptions import StorageInternalError
         from sqlalchemy.exc import SQLAlchemyError
@@ -142,7 +142,7 @@ class Storage:
             yield
 
     def _cause(self, error: BaseException) -> str:
-        """What the driver says, which may repeat what it was given."""
+        """The driver's message, which may repeat the address it was given."""
         while error.__cause__ is not None:
             error = error.__cause__
         text, password = str(getattr(error, "orig", None) or error), self._url.password

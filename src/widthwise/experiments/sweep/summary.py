@@ -1,4 +1,4 @@
-"""What the points of a sweep say together."""
+"""The results of a sweep, over all its points."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,7 +27,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 
 ARRIVAL_SECONDS = 60.0
-"""How long a result that another machine has written may take to come through a network file system."""
+"""How long a result written by another machine may take to appear on a network file system."""
 
 
 class Findings:
@@ -74,7 +74,7 @@ class Findings:
         )
 
     def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[dict[str, Any], Entry | None]]:
-        """Every point that has a name, once, with what became of it; what failed before it had one, by its number."""
+        """Every named point once, with its state; points that failed before they had a name, by their number."""
         found = {entry.key: entry for entry in entries}
         for name, point in self._plan.grid.items():
             yield {"name": name, "group": point.group, "values": point.values}, found.pop(name, None)
@@ -93,7 +93,7 @@ class Findings:
         return point | self._summary(place["name"]) if state == "finished" else point
 
     def _summary(self, name: str) -> dict[str, Any]:
-        """Of a finished point, beside the baseline where that has finished."""
+        """Summary of a finished point, compared with the baseline if that has finished."""
         baseline = self._plan.baseline and self._results.get(self._plan.baseline.name)
         if name not in self._results:
             self._results[name] = self._read(name)
@@ -152,7 +152,7 @@ class Findings:
         yield from self._groups(ranked, baseline)
 
     def _groups(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
-        """The groups of a grid as wholes, among whose points nothing was selected; a sampler would have done that."""
+        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
         if self._plan.config.search is not None:
             return
         for group in filter(None, self._plan.config.axes):
@@ -178,7 +178,7 @@ class Findings:
         return paired_difference(windows(self._results[name]), windows(self._results[other]), confidence)
 
     def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
-        """The best of many is partly the luckiest: the interval that all of them keep at once (Bonferroni)."""
+        """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
         confidence = 1 - (1 - CONFIDENCE) / n_looked_at
         wide = self._difference(best, other, confidence)
         outcome = "still stands" if verdict(wide) in ("better", "worse") else "can be luck"

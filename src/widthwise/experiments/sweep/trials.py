@@ -1,4 +1,4 @@
-"""What the trials of a study say about the points of a sweep."""
+"""The points of a sweep, read from the trials of its study."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ STATES: dict[str, State] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """What became of one point so far."""
+    """The state of one point."""
 
     key: str
     number: int
-    """Of the trial that stands for it."""
+    """Number of the trial that represents the point."""
     state: State
     point: dict[str, Any] | None
-    """Its name, group and values, once a worker had it."""
+    """Its name, group and values, once a worker has claimed it."""
     reason: str | None
-    """Why it failed."""
+    """Why the point failed, or None."""
 
     @property
     def is_done(self) -> bool:
@@ -44,7 +44,7 @@ class Entry:
 def standing(trials: "Iterable[FrozenTrial]") -> "dict[str, FrozenTrial]":
     """Key -> the first trial that was neither lost nor replaced.
 
-    Numbers are given in the order of creation, and whoever sees a trial sees all before it: all workers agree.
+    Trials are numbered in order of creation, and whoever sees a trial sees all earlier ones, so all workers agree.
     """
     trials = sorted(trials, key=lambda trial: trial.number)
     replaced = {trial.user_attrs.get(REPLACES) for trial in trials if not _is_lost(trial)}
@@ -69,7 +69,7 @@ def entry(key: str, trial: "FrozenTrial") -> Entry:
 
 
 def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:
-    """Queues a copy of a trial that was just declared lost. Optuna calls it, in the one process that declared it."""
+    """Queues a copy of a trial that was just declared lost. Optuna calls this in the one process that declared it."""
     if KEY in trial.user_attrs and REASON not in trial.user_attrs:
         study.add_trial(again(trial))
 

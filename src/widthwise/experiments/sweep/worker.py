@@ -1,4 +1,4 @@
-"""A sweep: workers that train the points of one study, and what the points say together."""
+"""The workers of a sweep, which train the points of one study and summarise them."""
 
 import json
 import secrets
@@ -25,7 +25,7 @@ from widthwise.training.stopping import Interrupted, interruption_adds, watch_si
 FILE = "sweep.json"
 STUDY_FILE = "study.db"
 FOLDER_FILE = "sweep_id"
-"""Holds a word that tells the folder from any other: the workers of a study share it."""
+"""Holds a random word that identifies the folder: all workers of a study must share it."""
 
 LONGEST_POLL_SECONDS = 5.0
 
@@ -39,10 +39,10 @@ def run_sweep(
     heartbeat: Heartbeat | None = None,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Works on a sweep until all its points have finished or failed, with all who work on it; writes sweep.json.
+    """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
 
-    storage_url: a database that Optuna can use; without one a file in the folder. Returns the sweep. Raises UserError
-    for a mistake, and Interrupted after Ctrl-C or SIGTERM; the same call goes on.
+    storage_url: a database that Optuna can use; default: a file in the folder. Returns the sweep. Raises UserError
+    for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues.
     """
     _check_data(plan, observer or Silence())
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def run_sweep(
 
 
 def _check_data(plan: SweepPlan, observer: Observer) -> None:
-    """Raises UserError, before any point fails for it, where there is no data."""
+    """Raises UserError if there are no data, before points fail for that reason."""
     _, recipe = plan.reference
     recipe.held_out(open_data(recipe.data, observer.preparing)).check()
 
@@ -91,7 +91,7 @@ class _Worker:
             _wait(self._poll_seconds)
 
     def _entries(self) -> dict[str, Entry]:
-        """Of the points of this plan, in its order; a longer search may have queued more."""
+        """Entries of the points of this plan, in its order; a longer search may have queued more."""
         found = self._queue.entries()
         return {key: found[key] for key in self._keys if key in found}
 
@@ -101,7 +101,7 @@ class _Worker:
         return sweep
 
     def _train(self, claim: Claim) -> None:
-        """Trains a point with all seeds, one after the other. A point that cannot be trained fails with its reason."""
+        """Trains a point with all seeds, one after the other. If it cannot be trained, it fails with the reason."""
         try:
             with claim:
                 self._train_all(claim)
@@ -137,7 +137,7 @@ class _Worker:
             claim.finish(loss)
 
     def _point(self, claim: Claim) -> Point:
-        """Raises UserError where a sampler chose what is not possible."""
+        """The claimed point. Raises UserError if a sampler chose an impossible one."""
         point = self._plan.grid.get(claim.key)
         if point is not None:
             claim.describe(_place(point.group, point.values, point.name))
@@ -159,8 +159,8 @@ class _Worker:
         return sum(losses) / len(losses)
 
     def _run(self, point: Point, seed: int) -> dict[str, Any]:
-        """Waits where another process works on the run: one taken for dead that lives, or one at work on an equal
-        point of a search."""
+        """The result of one run. Waits while another process works on it: a worker wrongly taken for dead, or one with
+        an equal point of a search."""
         path, is_said = self._folder / run_path(point.name, seed), False
         while True:
             try:
@@ -177,7 +177,7 @@ def _place(group: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _wait(seconds: float) -> None:
-    """Raises Interrupted after Ctrl-C or SIGTERM."""
+    """Waits. Raises Interrupted after Ctrl-C or SIGTERM."""
     deadline = time.monotonic() + seconds
     with watch_signals() as watch:
         while watch.received is None and (left := deadline - time.monotonic()) > 0:
