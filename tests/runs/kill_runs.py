@@ -2,7 +2,7 @@
 
 kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
 kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
-kill_runs.py growth WORK             the same of a run whose model grows
+kill_runs.py growth WORK             the same of a run whose model grows, before every third operation
 
 Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
@@ -66,10 +66,10 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
     return n_killed
 
 
-def kill_before_every_operation(work: Path, *overrides: str) -> int:
+def kill_before_operations(work: Path, *overrides: str, stride: int = 1) -> int:
     steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
     recipe = tiny_recipe(*steps, *overrides)
-    path, index = work / "killed", 0
+    path, index, n_killed = work / "killed", 0, 0
     exit_signal(child(recipe, work / "whole"))
     while exit_signal(child(recipe, path, partial(die_before_operation, index, str(path)))):
         exit_signal(child(recipe, path))
@@ -77,8 +77,8 @@ def kill_before_every_operation(work: Path, *overrides: str) -> int:
         left = [item.name for item in (path / "checkpoints").iterdir()]
         assert left == ["step_00000004"], f"killed before operation {index}"
         shutil.rmtree(path)
-        index += 1
-    return index
+        index, n_killed = index + stride, n_killed + 1
+    return n_killed
 
 
 def die_before_operation(index: int, path: str) -> None:
@@ -104,7 +104,7 @@ if __name__ == "__main__":
     if mode == "moments":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
     elif mode == "growth":
-        n = kill_before_every_operation(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 5}}]")
+        n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]", stride=3)
     else:
-        n = kill_before_every_operation(folder)
+        n = kill_before_operations(folder)
     print(json.dumps({"n_killed": n}))

@@ -22,7 +22,7 @@ def finished(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("step", range(10))
+@pytest.mark.parametrize("step", [0, 1, 4, 5, 8, 9])
 def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_path, step):
     run = unfinished_copy(finished, tmp_path / "run", step)
     listener = Listener()
@@ -49,7 +49,7 @@ def test_resuming_again_and_again_is_bitwise_the_uninterrupted_run(tmp_path, ove
     recipe = tiny_recipe("train.checkpoint_every=null", *overrides)
     train(recipe, tmp_path / "whole")
     go, path = (lambda it: train(recipe, path, it)), tmp_path / "run"
-    for stop in range(1, 10, 2):
+    for stop in (1, 4, 5, 8):
         with pytest.raises(Interrupted):
             go(Listener(lambda step, stop=stop: step == stop and signal.raise_signal(signal.SIGTERM)))
         go = lambda it: resume(path, it)  # noqa: E731

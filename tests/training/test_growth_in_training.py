@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM
+from growing_runs import BUDGET, DEEPER, DYNAMIC, GROWING, TWICE, UNIFORM
 from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_copy, without_measurements
 
 from widthwise.model.compiling import compile_layers
@@ -244,5 +244,6 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compile_layers(model, "eager")
 
     monkeypatch.setattr(learner, "compile_layers", compile_in_seconds)
-    train(tiny_recipe(TWICE, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
-    assert compiled == [3, 5, 5]
+    growth = f"growth=[{{at_step: 4, model: {DEEPER}}}]"
+    train(tiny_recipe(UNIFORM, growth, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
+    assert compiled == [3, 5]
