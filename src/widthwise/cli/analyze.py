@@ -1,10 +1,11 @@
 """`widthwise analyze`: what happens inside trained models."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from widthwise.cli.terminal import progress_console, say, say_json, table_console
 
 
 def analyze(
@@ -37,12 +38,9 @@ def analyze(
 
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
-    from rich.console import Console
-
     from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.cli.analysis_table import analysis_table
     from widthwise.cli.progress import shown_progress
-    from widthwise.cli.tables import table_console
     from widthwise.reports.analysis.report import write_analysis_report
     from widthwise.reports.writing import check_kind
     from widthwise.run_dir import RunDir
@@ -52,7 +50,7 @@ def analyze(
         check_parquet()
     if out is not None:
         check_kind(out, "analysis.json")
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         analysis = analyse(models, text, tokens, seq_len, batch_size, observer)
     if out is None:
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
@@ -62,10 +60,10 @@ def analyze(
         files.append(write_parquet(analysis, out))
     files += write_analysis_report(out).values()
     if as_json:
-        print(json.dumps(analysis, indent=2))
+        say_json(analysis)
         return
     console = table_console()
     console.print(analysis_table(analysis))
-    console.print(analysis["sentence"], highlight=False, markup=False)
+    console.print(analysis["sentence"])
     for file in files:
-        console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
+        say(f"wrote {file}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from widthwise.cli.growth_result import show_growth
+from widthwise.cli.terminal import progress_console
 
 
 def bake(
@@ -21,14 +22,12 @@ def bake(
 
     Example: `widthwise bake runs/large --out runs/large-baked`
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
     from widthwise.runs.bake import bake_intended
     from widthwise.runs.conversion import carry_out
     from widthwise.runs.source import Source
 
     source = Source.of(run)
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         found = carry_out(source, bake_intended(source, one_eps), out, observer)
     show_growth(found, as_json)

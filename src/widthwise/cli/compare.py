@@ -1,11 +1,11 @@
 """`widthwise compare`: matched recipes x seeds -> one report."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from widthwise.cli.terminal import progress_console, say, say_json, table_console
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:
@@ -45,24 +45,21 @@ def compare(
 
 def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
     """Trains the runs of the plan, shows their progress, and prints the result."""
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
-    from widthwise.cli.tables import table_console
     from widthwise.experiments.compare import run_plan
     from widthwise.reports.comparison.terminal import comparison_table
     from widthwise.reports.writing import write_report
     from widthwise.runs.environment import command_line
 
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         observer.message(plan.workload)
         comparison = run_plan(plan, folder, command_line(), observer)
     files = write_report([folder])
     if as_json:
-        print(json.dumps(comparison, indent=2))
+        say_json(comparison)
         return
     console = table_console()
     console.print(comparison_table(comparison))
-    console.print(comparison["sentence"], highlight=False)
+    console.print(comparison["sentence"])
     for file in files:
-        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+        say(f"wrote {file}")

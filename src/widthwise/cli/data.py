@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from widthwise.cli.terminal import progress_console, say_json, table_console
+
 if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
     from widthwise.data.prepared import Manifest
@@ -90,20 +92,17 @@ def adopt_command(
 @contextmanager
 def _progress_shown() -> Iterator["ProgressCallback"]:
     """Progress on standard error, so that the output of --json stays clean."""
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
 
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         yield observer.preparing
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     if as_json:
-        print(manifest.model_dump_json(indent=2))
+        say_json(manifest.model_dump(mode="json"))
         return
     tokenizer, splits = manifest.tokenizer, manifest.splits
     table = Table(title=f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
@@ -113,4 +112,4 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
     for name, split in (("train", splits.train), ("held out", splits.held_out)):
         ratio = f"{split.n_bytes / split.n_tokens:.3f}"
         table.add_row(name, f"{split.n_documents:,}", f"{split.n_tokens:,}", f"{split.n_bytes:,}", ratio)
-    Console().print(table)
+    table_console().print(table)

@@ -1,10 +1,11 @@
 """`widthwise design`: solve a shape for a budget and write a recipe."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from widthwise.cli.terminal import say, say_json, table_console
 
 
 def design(
@@ -31,19 +32,17 @@ def design(
 
     Example: `widthwise design configs/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3 --out mine.yaml`
     """
-    from rich.console import Console
-
     from widthwise.cli.tables import budget_line, cost_table, layer_table
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
     text, summary = design_recipe(base, overrides or [], request, out)
     if as_json:
-        print(json.dumps(summary, indent=2))
+        say_json(summary)
     else:
-        console = Console()
+        console = table_console()
         console.print(layer_table(summary))
         console.print(cost_table(summary))
         if "budget" in summary:
-            console.print(budget_line(summary["budget"]), highlight=False)
-        console.print(text if out is None else f"wrote {out}", highlight=False)
+            console.print(budget_line(summary["budget"]))
+        say(text if out is None else f"wrote {out}")

@@ -1,12 +1,12 @@
 """`widthwise eval`: perplexity and tasks."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from widthwise.cli.terminal import remark, say, say_json, table_console
 from widthwise.config_io import UserError
 
 TEXT, TASKS, HOW = "Texts", "Tasks", "How"
@@ -74,7 +74,6 @@ def evaluate(
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
     from widthwise.cli.eval_table import difference_table, evaluation_table, suite_results_table
-    from widthwise.cli.tables import table_console
     from widthwise.config_io import parse
     from widthwise.files import write_atomic
     from widthwise.runs.evaluate import (
@@ -104,7 +103,7 @@ def evaluate(
     config = parse(EvaluationConfig, asked, "eval")
     records, files = [], []
     for run in runs:
-        records.append(evaluate_run(run, config, lambda message: print(message, file=sys.stderr)))
+        records.append(evaluate_run(run, config, remark))
         if out is None:
             files.append(save_evaluation(records[-1]))
     first, *others = records
@@ -113,7 +112,7 @@ def evaluate(
         write_atomic(out, json.dumps({"runs": records, "differences": differences}, indent=2) + "\n")
         files.append(out)
     if as_json:
-        print(json.dumps({"runs": [without_items(each) for each in records], "differences": differences}, indent=2))
+        say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
     console = table_console()
     for record in records:
@@ -123,7 +122,7 @@ def evaluate(
     for each in differences:
         console.print(difference_table(each["run"], first["run"], each["differences"]))
     for file in files:
-        console.print(f"wrote {file}", highlight=False, soft_wrap=True)
+        say(f"wrote {file}")
 
 
 def _names(listed: str | None) -> list[str]:

@@ -1,11 +1,11 @@
 """`widthwise export`: a run directory -> a Hugging Face folder."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from widthwise.cli.terminal import remark, say, say_json
 
 
 def export(
@@ -28,9 +28,9 @@ def export(
 
     summary = export_run(run, folder, dtype, n_positions)
     for damage in summary.pop("damages"):
-        print(damage, file=sys.stderr)
+        remark(damage)
     if as_json:
-        print(json.dumps(summary, indent=2))
+        say_json(summary)
         return
     tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
-    print(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")
+    say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")

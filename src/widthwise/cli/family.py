@@ -1,10 +1,11 @@
 """`widthwise family`: one run -> runs of several larger models that continue from its checkpoint."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from widthwise.cli.terminal import progress_console, say_json, table_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,10 +26,7 @@ def family(
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
-    from widthwise.cli.tables import table_console
     from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.runs.source import Source
@@ -38,14 +36,14 @@ def family(
     folder = out or run.with_name(f"{run.name}-family")
     source = Source.of(run)
     branches = plan_family(source, to, overrides or (), folder)
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         found = run_family(source, branches, folder, observer)
     if as_json:
-        print(json.dumps(found, indent=2))
+        say_json(found)
         return
     console = table_console()
     console.print(_table(found))
-    console.print(_sentence(found), highlight=False)
+    console.print(_sentence(found))
 
 
 def _table(found: dict[str, Any]) -> "Table":

@@ -1,10 +1,11 @@
 """`widthwise fit`: scaling laws with intervals, and what one group of models saves over another."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from widthwise.cli.terminal import say, say_json, table_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,6 @@ def fit(
     Example: `widthwise fit benchmarks/papers/variable_width_table_2.csv --x pflops_days --y loss --group model
     --baseline transformer`
     """
-    from widthwise.cli.tables import table_console
     from widthwise.experiments.scaling.fitting import fit_groups, gather, write_scaling
     from widthwise.experiments.scaling.points import Axes
     from widthwise.reports.writing import check_kind, write_report
@@ -54,16 +54,16 @@ def fit(
     scaling = fit_groups(gather(paths, Axes(x, y, group_by), baseline), title, command_line(), law)
     files = [write_scaling(scaling, folder), *write_report([folder])]
     if as_json:
-        print(json.dumps(scaling, indent=2))
+        say_json(scaling)
         return
     console = table_console()
     console.print(_fit_table(scaling))
     if scaling["savings"]:
         console.print(_saving_table(scaling))
     for line in (*_doubts(scaling), *scaling["sentence"].splitlines()):
-        console.print(line, highlight=False, markup=False)
+        console.print(line)
     for file in files:
-        console.print(f"wrote {file}", highlight=False, markup=False, soft_wrap=True)
+        say(f"wrote {file}")
 
 
 def _fit_table(scaling: dict[str, Any]) -> "Table":

@@ -1,12 +1,11 @@
 """`widthwise generate`: text from a trained model."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from widthwise.cli.terminal import remark, say, say_json
 from widthwise.config_io import UserError
 
 
@@ -50,7 +49,7 @@ def generate(
     sampling = parse(SamplingConfig, {"temperature": temperature, "top_k": top_k, "top_p": top_p}, "generate")
     trained, drafting = load_trained(run), {}
     for damage in trained.damages:
-        print(damage, file=sys.stderr)
+        remark(str(damage))
     tokenizer, texts = trained.tokenizer, prompt or [""]
     prompts = [tokenizer.encode(_utf8(text)) or [tokenizer.eos_id] for text in texts]
     if speculative:
@@ -61,11 +60,11 @@ def generate(
     continuations = [tokenizer.decode(answer) for answer in answers]
     if as_json:
         rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
-        print(json.dumps({"run": str(run), "step": trained.step, "continuations": rows, **drafting}, indent=2))
+        say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
         return
-    print("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
+    say("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
     if drafting:
-        print(_shown(drafting["speculative"]), file=sys.stderr)
+        remark(_shown(drafting["speculative"]))
 
 
 def _shown(drafting: dict[str, float | None]) -> str:

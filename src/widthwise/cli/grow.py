@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from widthwise.cli.growth_result import show_growth
+from widthwise.cli.terminal import progress_console
 from widthwise.config_io import UserError
 
 
@@ -63,8 +64,6 @@ def grow(
     Example: `widthwise grow runs/small --d-model 96 --n-heads 6 --d-ff 264 --add-layers 2 train.steps=4000 --out
     runs/large`, or `--to configs/large.yaml` instead of the sizes.
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
     from widthwise.growth.resized import NewSizes
     from widthwise.runs.conversion import carry_out
@@ -80,7 +79,7 @@ def grow(
     if out is None or plan_only:
         show_growth(intention.record(), as_json)
         return
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         found = carry_out(source, intention, out, observer)
     show_growth(found, as_json)
 

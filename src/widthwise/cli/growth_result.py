@@ -1,23 +1,22 @@
 """What `grow`, `bake` and `pad` print."""
 
-import json
 from typing import Any
+
+from widthwise.cli.terminal import say, say_json
 
 
 def show_growth(found: dict[str, Any], as_json: bool) -> None:
     """Prints how a model changes and, if the change was made, its certificate and folder."""
     if as_json:
-        print(json.dumps(found, indent=2))
+        say_json(found)
         return
     for title, key in (("expansions", "expansions"), ("constants", "constants"), ("constants that change", "changes")):
         if found[key]:
-            print(f"{title}:", *(f"  {line}" for line in found[key]), sep="\n")
+            say(f"{title}:", *(f"  {line}" for line in found[key]))
     if found["bake_helps"]:
-        print("  `widthwise bake` folds scales and divisors into weights")
+        say("  `widthwise bake` folds scales and divisors into weights")
     before, after = found["before"], found["after"]
-    for line in found.get("lines", [f"parameters {before['params']:,} -> {after['params']:,}; nothing was written"]):
-        print(line)
-    for note in found["notes"]:
-        print(f"note: {note}")
+    unwritten = [f"parameters {before['params']:,} -> {after['params']:,}; nothing was written"]
+    say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
     if "out" in found:
-        print(f"wrote {found['out']}, step {found['step']}; `widthwise resume {found['out']}` trains on")
+        say(f"wrote {found['out']}, step {found['step']}; `widthwise resume {found['out']}` trains on")

@@ -1,10 +1,11 @@
 """`widthwise import`: a Hugging Face folder -> a run directory."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from widthwise.cli.terminal import say, say_json
 
 
 def import_(
@@ -29,7 +30,7 @@ def import_(
 
     summary = import_run(source, run, recipe, overrides or ())
     if as_json:
-        print(json.dumps(summary, indent=2))
+        say_json(summary)
         return
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
-    print(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")
+    say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")

@@ -1,10 +1,11 @@
 """`widthwise inspect`: what a recipe's model costs, before anything is trained."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from widthwise.cli.terminal import say_json, table_console
 
 
 def inspect(
@@ -22,17 +23,15 @@ def inspect(
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
-    from rich.console import Console
-
     from widthwise.cli.tables import cost_table, layer_table
     from widthwise.recipe.inspection import inspect_recipe
     from widthwise.recipe.recipe import load_recipe
 
     summary = inspect_recipe(load_recipe(recipe, overrides), None if against is None else load_recipe(against))
     if as_json:
-        print(json.dumps(summary, indent=2))
+        say_json(summary)
         return
-    console = Console()
+    console = table_console()
     console.print(layer_table(summary))
     console.print(cost_table(summary))
     for phase in summary.get("growth", ()):

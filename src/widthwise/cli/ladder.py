@@ -1,6 +1,5 @@
 """The options of `widthwise sweep --ladder`, and its plan on the terminal."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from widthwise.cli.tables import table_console
+from widthwise.cli.terminal import say_json, table_console
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
 from widthwise.reports.page.formats import MISSING, si
@@ -46,7 +45,7 @@ def show_ladder(plan: LadderPlan, clock: Device | None, as_json: bool) -> None:
     """Prints the planned work."""
     workload = ladder_workload(plan, clock)
     if as_json:
-        print(json.dumps(workload, indent=2))
+        say_json(workload)
     else:
         table_console().print(ladder_table(workload))
 

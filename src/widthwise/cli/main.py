@@ -27,8 +27,10 @@ from widthwise.cli.resume import resume
 from widthwise.cli.search import search
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.sweep import sweep
+from widthwise.cli.terminal import remark
 from widthwise.cli.train import train
 from widthwise.config_io import UserError
+from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
 from widthwise.training.stopping import Interrupted
 
@@ -70,7 +72,7 @@ def main() -> None:
     # Read when torch is first imported. Threads that spin while they wait lose to any other process on the machine: two
     # threads on two busy cores were measured 2.5 times slower spinning than sleeping, and no faster on idle cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    warnings.formatwarning = lambda message, *where: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *where: printable(f"warning: {message}\n")
     stop_by_exception()
     try:
         raise SystemExit(app(standalone_mode=False))
@@ -95,5 +97,5 @@ def main() -> None:
 
 
 def _leave(error: Exception, exit_code: int) -> NoReturn:
-    print(f"error: {error}", file=sys.stderr)
+    remark(f"error: {error}")
     raise SystemExit(exit_code) from None

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from widthwise.cli.growth_result import show_growth
+from widthwise.cli.terminal import progress_console
 
 
 def pad(
@@ -34,8 +35,6 @@ def pad(
 
     Example: `widthwise pad runs/large --d-ff-multiple 64 --out runs/large-padded`
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
     from widthwise.growth.pad import Multiples
     from widthwise.runs.conversion import carry_out
@@ -44,6 +43,6 @@ def pad(
 
     source = Source.of(run)
     multiples = Multiples(d_ff_multiple, head_dim_multiple, heads_multiple, d_model_multiple)
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         found = carry_out(source, pad_intended(source, multiples), out, observer)
     show_growth(found, as_json)

@@ -1,10 +1,11 @@
 """`widthwise report`: HTML, CSV and LaTeX from run directories."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from widthwise.cli.terminal import say, say_json
 
 
 def report(
@@ -31,4 +32,7 @@ def report(
     from widthwise.reports.writing import write_report
 
     files = [str(path) for path in write_report(paths, out, figures)]
-    print(json.dumps({"files": files}) if as_json else "\n".join(files))
+    if as_json:
+        say_json({"files": files})
+    else:
+        say(*files)

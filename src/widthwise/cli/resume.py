@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from widthwise.cli.run_result import show_result
+from widthwise.cli.terminal import progress_console
 
 
 def resume(
@@ -16,11 +17,9 @@ def resume(
 
     Example: `widthwise resume runs/x_200m`
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
     from widthwise.runs.train import resume as resume_run
 
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         result = resume_run(run, observer)
     show_result(result, run, as_json)

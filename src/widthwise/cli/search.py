@@ -1,12 +1,12 @@
 """`widthwise search`: every shape at one budget, and its other costs."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from widthwise.cli.compare import run_and_report
+from widthwise.cli.terminal import say, say_json, table_console
 from widthwise.config_io import UserError, parse
 
 WHERE, LIMITS, RESULT = "What to search", "Limits", "Results"
@@ -95,7 +95,6 @@ def search(
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
     from widthwise.cli.search_table import search_table
-    from widthwise.cli.tables import table_console
     from widthwise.experiments.plan import read_plan
     from widthwise.recipe.design import parse_quantity
     from widthwise.recipe.search import search_recipe, write_search
@@ -127,9 +126,9 @@ def search(
         console = table_console()
         console.print(search_table(summary, base.stem))
         if recipes:
-            console.print(f"wrote {len(recipes)} recipes to {recipes[0].parent}", highlight=False, soft_wrap=True)
+            say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
     elif train is None:
-        print(json.dumps(summary, indent=2))
+        say_json(summary)
     if train is not None:
         # The search has matched them, in what and how closely it was asked to.
         run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json)

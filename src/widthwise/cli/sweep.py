@@ -1,10 +1,11 @@
 """`widthwise sweep`: a grid, or a search, over keys of a recipe."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from widthwise.cli.terminal import progress_console, say_json, table_console
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
@@ -87,7 +88,6 @@ def sweep(
     """
     from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
     from widthwise.cli.sweep_table import workload_table
-    from widthwise.cli.tables import table_console
     from widthwise.experiments.sweep.plan import read_axes, read_sweep
 
     asked: dict[str, Any] = {
@@ -110,7 +110,7 @@ def sweep(
     if not dry_run:
         _run_and_report(plan, out or Path("runs") / plan.title, storage, study, heartbeat, as_json)
     elif as_json:
-        print(json.dumps(plan.workload(), indent=2))
+        say_json(plan.workload())
     else:
         table_console().print(workload_table(plan.title, plan.workload()))
 
@@ -123,11 +123,9 @@ def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
 def _run_and_report(
     plan: "SweepPlan", folder: Path, storage: str | None, study: str | None, heartbeat: int, as_json: bool
 ) -> None:
-    from rich.console import Console
 
     from widthwise.cli.progress import shown_progress
     from widthwise.cli.sweep_table import failure_lines, sweep_table, workload_line
-    from widthwise.cli.tables import table_console
     from widthwise.experiments.sweep.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import check_kind, write_report
@@ -135,17 +133,17 @@ def _run_and_report(
     from widthwise.runs.environment import command_line
 
     check_kind(folder, "sweep.json")
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         observer.message(workload_line(plan.workload()))
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)
     files = write_report([folder])
     if as_json:
-        print(json.dumps(found, indent=2))
+        say_json(found)
     else:
         console = table_console()
         console.print(sweep_table(found))
-        console.print(found["sentence"], highlight=False)
+        console.print(found["sentence"])
         for line in (*failure_lines(found), *(f"wrote {file}" for file in files)):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
     if not found["study"]["n_finished"]:
         raise RunFailed(f"{folder}: all {found['study']['n_failed']} points failed")

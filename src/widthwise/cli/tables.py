@@ -1,11 +1,9 @@
 """Cost tables for the terminal."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from widthwise.model.config import PARTS
@@ -23,14 +21,6 @@ LAYER_HEADERS = (
     "KV\nbytes",
     "act.\nbytes",
 )
-
-TABLE_WIDTH = 100
-"""Columns that the widest tables need, if there is no terminal to fit them to."""
-
-
-def table_console() -> Console:
-    """Standard output, wide enough for every table."""
-    return Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)
 
 
 def layer_table(summary: dict[str, Any]) -> Table:

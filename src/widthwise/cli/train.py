@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from widthwise.cli.run_result import show_result
+from widthwise.cli.terminal import progress_console
 
 
 def train(
@@ -18,14 +19,12 @@ def train(
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
-    from rich.console import Console
-
     from widthwise.cli.progress import shown_progress
     from widthwise.recipe.recipe import load_recipe
     from widthwise.runs.train import train as train_recipe
 
     loaded = load_recipe(recipe, overrides)
     folder = out or Path("runs") / recipe.stem
-    with shown_progress(Console(stderr=True)) as observer:
+    with shown_progress(progress_console()) as observer:
         result = train_recipe(loaded, folder, observer)
     show_result(result, folder, as_json)

@@ -26,6 +26,13 @@ def test_text_stays_text_and_is_not_read_as_mathematics_or_markup() -> None:
     assert {element.tag for element in root.iter()} <= {"svg", "g", "defs", "path", "use", "text", "clipPath", "rect"}
 
 
+def test_control_characters_of_a_label_do_not_break_the_figure() -> None:
+    with as_files("svg") as files:
+        svg = draw("a", "a", (3, 2), lambda axes: axes.set_title("red \x1b[31m \x9b2J"))
+    assert "red \N{REPLACEMENT CHARACTER}[31m \N{REPLACEMENT CHARACTER}2J" in svg
+    ElementTree.fromstring(files.contents["a"])
+
+
 def test_colours_follow_the_page_and_ids_are_told_apart() -> None:
     first, second = (str(draw(key, "label", (3, 2), hostile)) for key in ("a", "b"))
     assert "var(--series-1)" in first

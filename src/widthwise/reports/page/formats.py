@@ -1,6 +1,7 @@
 """Numbers and names as people read them, the same on the page, in LaTeX and on the terminal."""
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -12,8 +13,17 @@ _HUGE = 1e7
 _PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All control characters but newline and tab, those that turn the direction of writing, and halves of surrogates."""
+
+
+def printable(text: str) -> str:
+    """Text of any origin for a terminal or a page: what could command it appears as a replacement character."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def clean(text: str) -> str:
-    """One line without control characters, which neither a terminal nor an SVG should receive."""
+    """On one line, with a space for every control character."""
     visible = "".join(" " if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
     return " ".join(visible.split())
 

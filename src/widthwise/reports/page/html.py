@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
-from widthwise.reports.page.formats import clean, ratio
+from widthwise.reports.page.formats import clean, printable, ratio
 from widthwise.reports.page.svg import Style, swatch
 
 _ENVIRONMENT = jinja2.Environment(
@@ -51,9 +51,7 @@ def legend(styles: Mapping[str, Style]) -> list[tuple[Markup, str]]:
 
 def render(template: str, **content: Any) -> str:
     """The page of a template. Raises jinja2.UndefinedError where the content lacks something the template names."""
-    text = _ENVIRONMENT.get_template(template).render(**content)
-    # Half a surrogate pair can stand in JSON but not in UTF-8.
-    return text.encode("utf-8", errors="replace").decode("utf-8")
+    return printable(_ENVIRONMENT.get_template(template).render(**content))
 
 
 def write_all(contents: Mapping[str, tuple[str, str]], out: Path) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from widthwise.reports.page.formats import shorten
+from widthwise.reports.page.formats import printable, shorten
 
 INK, MUTED, GRID, CARD = "#1b1d20", "#5c636b", "#e2e3e0", "#fefefe"
 SERIES = ("#0a6ebd", "#c8500a", "#00856a", "#a8508c", "#8f6a00", "#2a8ca8", "#b3344a")
@@ -163,7 +163,8 @@ def line_legend(styles: Mapping[str, Style]) -> list[Line2D]:
 def _saved(figure: Figure, kind: FileKind, background: str) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind], facecolor=background)
-    return buffer.getvalue()
+    content = buffer.getvalue()
+    return printable(content.decode()).encode() if kind == "svg" else content  # XML allows no control characters
 
 
 def _inline(document: str, key: str, label: str) -> Markup:

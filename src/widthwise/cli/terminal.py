@@ -1,0 +1,55 @@
+"""The border to the terminal: whatever a verb prints goes through here, and control characters stay behind.
+
+Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
+repaint the screen or rename its window.
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from widthwise.reports.page.formats import printable
+
+TABLE_WIDTH = 100
+"""Columns that the widest tables need, if there is no terminal to fit them to."""
+
+
+class _PrintableConsole(Console):
+    """A console whose text is printed as it is: square brackets are no markup, numbers get no colour of their own."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, highlight=False, emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Without control characters, but for those with which Rich moves the cursor."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def table_console() -> Console:
+    """Standard output, wide enough for every table."""
+    return _PrintableConsole() if sys.stdout.isatty() else _PrintableConsole(width=TABLE_WIDTH)
+
+
+def progress_console() -> Console:
+    """Standard error, where progress is shown, so that standard output holds the answer alone."""
+    return _PrintableConsole(stderr=True)
+
+
+def say(*lines: str) -> None:
+    """Lines on standard output, as long as they are."""
+    print(*map(printable, lines), sep="\n")
+
+
+def remark(*lines: str) -> None:
+    """Lines on standard error."""
+    print(*map(printable, lines), sep="\n", file=sys.stderr)
+
+
+def say_json(data: Any) -> None:
+    """The answer to --json. JSON writes control characters as escapes."""
+    print(json.dumps(data, indent=2))
