@@ -289,11 +289,12 @@ def build(
             f"build: got a {type(config).__name__}; expected a ModelConfig, which has every layer written out: "
             "recipe.explicit_model, or template.resolve(seq_len)"
         )
-    too_large = f"model: {config.cost().params:,.0f} parameters do not fit into memory"
+    model = blueprint(config).to(dtype)
+    n_params = sum(parameter.numel() for parameter in model.parameters())
+    too_large = f"model: {n_params:,} parameters do not fit into memory"
     with allocating(too_large):
-        model = blueprint(config).to(dtype)
         if torch.device(device).type == "cpu":
-            check_room(sum(p.nbytes for p in model.parameters()), too_large)
+            check_room(n_params * dtype.itemsize, too_large)
         model.to_empty(device=device)
         model.tie()
         model.init_weights(seed)
