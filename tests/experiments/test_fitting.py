@@ -162,7 +162,7 @@ def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path, text: str, 
         (Axes("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
         (Axes("params", "train_loss"), r"train_loss is None"),
         (Axes("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
-        (Axes("flops", "val_loss"), r"its cost does not say flops"),
+        (Axes("flops", "val_loss"), r"its cost has no flops"),
         (
             Axes("params", "val_loss", "model.residual.knd"),
             r"--group-by: got 'model.residual.knd'.*did you mean 'kind'",
@@ -182,7 +182,7 @@ def test_paths_that_hold_no_points_are_refused(tmp_path: Path) -> None:
     RunDir(unfinished).begin("train: {seed: 1}\n", {})
     with pytest.raises(UserError, match=r"has not finished .*resume"):
         gather([unfinished], AXES)
-    with pytest.raises(UserError, match=r"--x tokens stands in the run itself, and .*runs/uniform-seed1 is not there"):
+    with pytest.raises(UserError, match=r"--x tokens is only in the run itself, and .*runs/uniform-seed1 is missing"):
         gather([write_comparison(tmp_path / "c", 32)], Axes("tokens", "val_loss"))
     with pytest.raises(UserError, match=r"--baseline: got 'y'; allowed: uniform, x"):
         gather([write_sweep(tmp_path / "s")], AXES, baseline="y")

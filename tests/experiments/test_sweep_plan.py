@@ -105,7 +105,7 @@ def test_points_without_a_baseline_are_judged_on_the_same_text(tmp_path: Path) -
         ({"over": {"optimizer.lr": {"low": 0.1, "high": 0.2, "step": 1}}}, "goes with whole low and high"),
         ({"over": {"train.seed": [1, 2]}}, r"over\.train\.seed: every point runs with all of sweep\.seeds"),
         ({"over": {"optimizer.lr": [1]}, "groups": ["a"]}, "groups: got"),
-        ({"over": {}}, "got no key; name what is to vary"),
+        ({"over": {}}, "got no key; name what to vary"),
         ({"seeds": [1, 1], "over": {"optimizer.lr": [1]}}, "each seed may stand once"),
         ({"over": {"optimizer.lr": [1]}, "match": "params"}, "nothing can be matched without a baseline"),
         ({"over": {"optimizer.lr": [1]}, "groups": {"../x": {}}}, "groups: got the name '../x'"),

@@ -254,7 +254,9 @@ def test_a_study_that_is_no_sweep_is_refused(new_queue: OpenQueue, monkeypatch: 
     monkeypatch.setattr(queue_module, "FILL_SECONDS", -1.0)
     storage = new_queue(name="other").storage
     optuna.create_study(storage=storage.rdb, study_name="mine").enqueue_trial({"lr": 0.1})
-    with pytest.raises(UserError, match=r"study mine in sqlite:.*: is not of a sweep; name another with --study"):
+    with pytest.raises(
+        UserError, match=r"study mine in sqlite:.*: does not belong to a sweep; choose another with --study"
+    ):
         new_queue(name="mine")
 
 

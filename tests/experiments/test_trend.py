@@ -145,7 +145,7 @@ def test_equal_means_have_no_r_squared() -> None:
     ("values", "message"),
     [
         ({"a": 1.0, "b": 1.5, "c": 1.5}, r"virtual_width is a 1, b 1\.5, c 1\.5; a trend needs at least 3 different"),
-        ({}, "asked of no variant"),
+        ({}, "given for no variant"),
         ({"a": 0.0, "b": 1.0, "c": 2.0}, r"is a 0, b 1, c 2; a logarithm needs values above 0"),
         ({"a": -1.0, "b": 1.0, "c": 2.0}, "a logarithm needs values above 0"),
     ],

@@ -59,7 +59,7 @@ def _tiktoken_encoding(name: str) -> Any:
         return tiktoken.get_encoding(name)
     except OSError:
         hint = "set TIKTOKEN_CACHE_DIR to a folder that holds it, or connect to the network"
-        raise UserError(f"tokenizer tiktoken:{name}: its file cannot be had; {hint}") from None
+        raise UserError(f"tokenizer tiktoken:{name}: its file cannot be loaded; {hint}") from None
     except ValueError:
         known = ", ".join(tiktoken.list_encoding_names())
         raise UserError(

@@ -82,7 +82,7 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
     """The ladder of a recipe file, every point checked. seeds: override the file's. Raises UserError."""
     data = read_recipe(path, overrides)
     if "ladder" not in data:
-        raise UserError(f"{path}: has no ladder section; say there which rungs and variants there are")
+        raise UserError(f"{path}: has no ladder section; list the rungs and variants there")
     section = data.pop("ladder")
     if seeds and isinstance(section, dict):
         section = {**section, "seeds": list(seeds)}
@@ -108,7 +108,7 @@ class Device:
         peaks = {each.casefold(): (each, peak) for each, peak in PEAK_BF16_FLOPS_PER_SECOND.items()}
         if name.casefold() not in peaks:
             allowed = ", ".join(PEAK_BF16_FLOPS_PER_SECOND)
-            raise UserError(f"--device: got {name!r}; allowed: {allowed}; for another --flops-per-second")
+            raise UserError(f"--device: got {name!r}; allowed: {allowed}; for any other device give --flops-per-second")
         if not 0 < mfu <= 1:
             raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
         known, peak = peaks[name.casefold()]

@@ -54,7 +54,7 @@ def check_values(values: dict[str, float], over: str) -> None:
         raise UserError(f"compare.trend.over: {over} is {found}; a logarithm needs values above 0")
     if len(set(values.values())) < FEWEST_VALUES:
         raise UserError(
-            f"compare.trend.over: {over} is {found or 'asked of no variant'}; a trend needs at least {FEWEST_VALUES} "
+            f"compare.trend.over: {over} is {found or 'given for no variant'}; a trend needs at least {FEWEST_VALUES} "
             "different values"
         )
 

@@ -62,7 +62,7 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
     for group in groups:
         reasons = [undetermined(law, group) for law in LAWS.values()]
         if all(reasons):
-            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by says what one curve goes through")
+            raise UserError(f"fit: over {axes.x} a law {reasons[0]}; --group-by decides which models share a curve")
     return Gathered(axes, groups, baseline, left_out)
 
 

@@ -93,7 +93,7 @@ class _Model:
         try:
             return float(MODEL_QUANTITIES[name](self.cost))
         except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.where}: its cost does not say {name}") from None
+            raise UserError(f"{self.where}: its cost has no {name}") from None
 
     def _group(self, axes: Axes) -> str:
         key = axes.group_by
@@ -107,7 +107,7 @@ class _Model:
 
     def _saved_run(self, option: str, name: str) -> RunDir:
         if not self.run.exists:
-            raise UserError(f"{self.where}: {option} {name} stands in the run itself, and {self.run.path} is not there")
+            raise UserError(f"{self.where}: {option} {name} is only in the run itself, and {self.run.path} is missing")
         return self.run
 
 
@@ -197,7 +197,7 @@ def _of_runs(runs: Iterable[RunDir], y: str) -> list[_Model]:
 def _result(run: RunDir) -> dict[str, Any]:
     result = run.result()
     if result is None:
-        raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` goes on with it")
+        raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
     return result
 
 

@@ -95,7 +95,7 @@ class SweepConfig(Config):
             if not name or not set(name) <= ALLOWED_IN_NAMES:
                 raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
         if not self.groups and not self.over:
-            raise ValueError("over: got no key; name what is to vary, as optimizer.lr: [0.002, 0.004], or groups")
+            raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
         for group, axes in self.axes.items():
             if SEED_KEY in axes:
                 raise ValueError(
@@ -289,7 +289,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     data = read_recipe(path, overrides)
     section = data.pop("sweep", {})
     if not section and not asked:
-        raise UserError(f"{path}: has no sweep section; say there or with --over what is to vary")
+        raise UserError(f"{path}: has no sweep section; say what to vary there or with --over")
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep")
@@ -303,7 +303,7 @@ def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, A
     named = groups.values() if isinstance(groups, dict) else []
     own_axes = [isinstance(group, dict) and "over" in group for group in named]
     if "over" in asked and own_axes and all(own_axes):
-        raise UserError("--over: every group of the recipe says itself what it varies")
+        raise UserError("--over: every group of the recipe has axes of its own")
     changed = {**section, **asked}
     if asked.get("search") and isinstance(section.get("search"), dict):
         changed["search"] = section["search"] | asked["search"]

@@ -73,7 +73,9 @@ class Queue:
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         found = None if self._is_maker else self._wait_for_identity()
         if found is None and any(KEY not in trial.user_attrs for trial in self._all_trials()):
-            raise UserError(f"study {self.name} in {self.storage.shown}: is not of a sweep; name another with --study")
+            raise UserError(
+                f"study {self.name} in {self.storage.shown}: does not belong to a sweep; choose another with --study"
+            )
         if found is None:
             # Its maker died in between where it is not us.
             self.storage.patiently(lambda: self._study.set_user_attr(IDENTITY, list(identity)))
