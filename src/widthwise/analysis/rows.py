@@ -20,7 +20,7 @@ Row = tuple[str, str, int, int | None, int | None, float | None]
 def rows(analysis: dict[str, Any]) -> Iterator[Row]:
     """model, measure, layer (of `stream.` and `logit_lens.` measures: depth), block, index, value.
 
-    block: of activations only. index: of a density the number of its threshold, of a utilisation that of the unit, of
+    block: only for activations. index: the number of a density's threshold, of a utilisation's unit, of
     heads that of the head, all from 0; else None. value: None where a number is not defined.
     """
     for model in analysis["models"]:

@@ -15,7 +15,7 @@ Model = Mapping[str, Any]
 
 
 def sentence(models: Sequence[Model], threshold: float) -> str:
-    """A line for the first model, or one for each further one beside it; and what none of them says."""
+    """A line on the first model, or one on each further model compared with it; then what these lines cannot say."""
     first, *others = models
     lines = [_line(model, first, threshold) for model in others] or [_line(first, None, threshold)]
     return "".join(f"{line}\n" for line in (*lines, RESERVATION))
@@ -71,7 +71,7 @@ def _participation_share(model: Model) -> float | None:
 
 
 def _density(model: Model) -> float | None:
-    """Beyond the threshold of utilisation."""
+    """Utilisation beyond the threshold."""
     return _of_middle(
         {
             layer: float(np.mean([share for entry in entries for share in entry["utilisation"]]))

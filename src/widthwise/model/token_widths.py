@@ -13,7 +13,7 @@ from widthwise.model.ffn.interface import Choices
 
 @dataclass(frozen=True)
 class DynamicLayer:
-    """One of them."""
+    """A dynamic-width layer, and what its width costs."""
 
     index: int
     """Position among all layers, from 0."""
@@ -33,7 +33,7 @@ class DynamicLayer:
 
 
 def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
-    """In their order."""
+    """The dynamic-width layers of a model, first to last."""
     return tuple(
         DynamicLayer(index, layer.ffn, layer.ffn.flops_of_units(1, layer.d_model, layer.d_out))
         for index, layer in enumerate(model.layers)

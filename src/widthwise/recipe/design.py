@@ -52,7 +52,7 @@ class ShapeRequest:
 def design_recipe(
     base: Path, overrides: list[str], request: ShapeRequest, out: Path | None
 ) -> tuple[str, dict[str, Any]]:
-    """The new recipe as YAML, written to `out` if given, and the inspection of its model beside the uniform one.
+    """The new recipe as YAML, written to `out` if given, and the inspection of its model next to the uniform one.
 
     The recipe extends the base. With a budget the inspection says how far the model is from it, as a fraction. Raises
     UserError where the request cannot be met, naming what could be.

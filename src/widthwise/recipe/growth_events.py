@@ -53,10 +53,10 @@ class GrowthEvent(Config):
 
 
 class Rewarmup(Config):
-    """All rates rise linearly from 0 to those of the schedule: of a run whose model `widthwise grow` made larger."""
+    """After `widthwise grow`, all learning rates rise linearly from 0 to those of the schedule."""
 
     after_step: pydantic.NonNegativeInt
-    """Steps done before."""
+    """The step at which the model grew."""
     steps: pydantic.PositiveInt
 
     def factor(self, step: int) -> float:
@@ -66,16 +66,16 @@ class Rewarmup(Config):
 
 @dataclass(frozen=True)
 class Growth:
-    """An event that has been planned."""
+    """A growth event with its plan."""
 
     index: int
-    """Counted from 0."""
+    """Its place among the events of the recipe, from 0."""
     event: GrowthEvent
     plan: Plan
     rewarmup_steps: int
 
     def seed(self, run_seed: int) -> int:
-        """Of what is drawn."""
+        """The seed from which the new entries of this growth are drawn."""
         words = np.random.SeedSequence([run_seed, self.index]).generate_state(1, np.uint64)
         return int(words[0] >> np.uint64(1))
 
@@ -97,14 +97,15 @@ class Phase:
     """The steps of a run that one model makes."""
 
     start: int
-    """Steps done before."""
+    """Steps that the run has made before it."""
     end: int
-    """Steps done after it."""
+    """Steps that the run has made after it."""
     section: ModelSection
-    """What asks for the model."""
+    """The model as the recipe asks for it."""
     model: ModelConfig
+    """The model with every layer written out."""
     growth: Growth | None
-    """How the model came from that of the phase before; None for the first."""
+    """How the model grew out of the one before; None for the first."""
 
     @property
     def n_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""What a recipe's model is and costs, beside another; nothing is trained."""
+"""What a recipe's model is and costs, next to a baseline; nothing is trained."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from widthwise.shape.template import ModelTemplate
 
 
 def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, Any]:
-    """The inspection of a recipe's model beside that of `against`, by default `ModelTemplate.baseline`.
+    """The inspection of a recipe's model next to that of `against`, by default `ModelTemplate.baseline`.
 
-    Of a run whose model grows, that of the last one; `growth` tells what every model costs. Raises UserError for what
-    `train` would refuse of the recipe.
+    A run whose model grows is described by its last model; `growth` tells what every model costs. Raises UserError for
+    whatever `train` would refuse in the recipe.
     """
     recipe.check()
     section = recipe.phases[-1].section
@@ -33,7 +33,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
 
 
 def _phase_costs(recipe: Recipe) -> list[dict[str, Any]]:
-    """Of every model of a run: the steps done before it, and what it adds to the run."""
+    """For each model of a run: the steps before it, its size, and what it adds to tokens and compute."""
     until = recipe.training_flops_until
     return [
         {

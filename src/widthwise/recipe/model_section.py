@@ -1,4 +1,4 @@
-"""What a recipe says of a model: a template with a shape, or every layer."""
+"""The model section of a recipe: a template with a shape, or every layer."""
 
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ ModelSection = Annotated[
 ModelChange = Annotated[
     Annotated[dict[str, Any], Tag("template")] | Annotated[ModelConfig, Tag("resolved")], Discriminator(_form)
 ]
-"""Changes that are laid over a section, or a model of its own with every layer."""
+"""Changes to a section, or another model with every layer written out."""
 
 
 def resolved(section: ModelSection, seq_len: int) -> ModelConfig:
@@ -29,7 +29,7 @@ def resolved(section: ModelSection, seq_len: int) -> ModelConfig:
 
 
 def changed_section(section: ModelSection, change: ModelChange, where: str) -> ModelSection:
-    """The section with a change laid over it as that of a child recipe would be. Raises UserError `where: ...`."""
+    """A section changed as a recipe that extends it would change it. Raises UserError `where: ...`."""
     if isinstance(change, ModelConfig):
         return change
     return parse(type(section), merge(to_data(section), change), where)

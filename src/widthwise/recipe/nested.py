@@ -26,7 +26,7 @@ class NestedConfig(Config):
     """Whether every step also sees the narrowest width; the drawn one then lies between it and the full one."""
     chosen: bool = True
     """Whether a step still has its pass at the widths that tokens choose. Without it nothing trains the choice, and
-    the reported training loss is that of full width."""
+    the reported training loss is the one at full width."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NestedConfig":

@@ -19,11 +19,11 @@ class AdamWConfig(Config):
 
     kind: Literal["adamw"] = "adamw"
     lr: pydantic.PositiveFloat
-    """Of embedding, head and gains; hidden matrices learn at lr / model.init.width_multiplier."""
+    """Learning rate of embedding, head and gains; hidden matrices learn at lr / model.init.width_multiplier."""
     betas: tuple[UpToOne, UpToOne] = (0.9, 0.95)
     eps: pydantic.PositiveFloat = 1e-10
     weight_decay: pydantic.NonNegativeFloat = 0.1
-    """Of the matrices; see the next three for the rest."""
+    """Weight decay of the matrices; see the next three options for the rest."""
     decays_embedding: bool = True
     """Whether the embedding decays, and with it a tied head and learned positions; OLMo 2: no. A head of its own always
     does."""
@@ -46,7 +46,7 @@ class AdamWConfig(Config):
 
     @property
     def factors(self) -> dict[str, float]:
-        """`scaled`."""
+        """The factors of `scaled`."""
         return self.scaled
 
     def with_factors(self, factors: dict[str, float]) -> "AdamWConfig":
@@ -81,9 +81,9 @@ class AdamWConfig(Config):
 
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Of s, s^3 and s^5 in what an iteration makes of a singular value s. Source: the post cited in `MuonConfig`."""
+"""Coefficients of s, s^3 and s^5 by which an iteration maps a singular value s, from the post cited in `MuonConfig`."""
 NEWTON_SCHULZ_STEPS = 5
-"""They bring singular values from 0.01 to 1 to between 0.68 and 1.14."""
+"""Iterations: they map singular values between 0.01 and 1 to between 0.68 and 1.14."""
 NEWTON_SCHULZ_EPS = 1e-7
 """Smallest norm by which a matrix is divided before."""
 
@@ -99,18 +99,18 @@ class MuonConfig(Config):
 
     kind: Literal["muon"] = "muon"
     lr: pydantic.PositiveFloat
-    """Of hidden matrices, not divided by model.init.width_multiplier."""
+    """Learning rate of hidden matrices; model.init.width_multiplier does not divide it."""
     momentum: UpToOne = 0.95
     nesterov: bool = True
     """Whether a step looks ahead: the gradient joins the momentum once more."""
     weight_decay: pydantic.NonNegativeFloat = 0.1
-    """Of hidden matrices."""
+    """Weight decay of hidden matrices."""
     adjust_lr: Literal["original", "match_rms_adamw"] = "original"
-    """What an orthogonal matrix is multiplied by, beside lr. `original`: sqrt(max(1, n_out / n_in)), with which a step
+    """The factor of an orthogonal matrix, besides lr. `original`: sqrt(max(1, n_out / n_in)), with which a step
     has one size at all widths. `match_rms_adamw`: 0.2 sqrt(max(n_out, n_in)), with which its entries are as large as
     those of AdamW, whose rate then serves (Liu et al. 2025, arXiv:2502.16982)."""
     adamw: AdamWConfig
-    """For all else; its rate follows the same schedule."""
+    """The optimizer of everything else; its rate follows the same schedule."""
 
     @property
     def settling_steps(self) -> int:
@@ -119,7 +119,7 @@ class MuonConfig(Config):
 
     @property
     def factors(self) -> dict[str, float]:
-        """`adamw.scaled`."""
+        """The factors of `adamw.scaled`."""
         return self.adamw.scaled
 
     def with_factors(self, factors: dict[str, float]) -> "MuonConfig":

@@ -31,7 +31,7 @@ class TrainConfig(Config):
     """How long, how much at a time, and what to keep."""
 
     steps: pydantic.PositiveInt
-    """Optimizer steps."""
+    """Optimizer steps of the run."""
     batch_size: Count
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: Count | None = None
@@ -41,7 +41,7 @@ class TrainConfig(Config):
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
     seed: Seed = 42
-    """Of the initial weights and of the data order."""
+    """Seed of the initial weights and of the data order."""
     max_grad_norm: pydantic.PositiveFloat = 1.0
     """Global norm to which gradients are clipped."""
     z_loss: pydantic.NonNegativeFloat = 0.0
@@ -59,7 +59,7 @@ class TrainConfig(Config):
     checkpoint_every: pydantic.PositiveInt | None = None
     """Steps between checkpoints; only at the end and on interruption where not given."""
     keep_last: pydantic.PositiveInt = 2
-    """Checkpoints kept."""
+    """How many of the newest checkpoints are kept."""
     loss_window_steps: pydantic.PositiveInt = 1000
     """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
@@ -100,9 +100,9 @@ class Recipe(Config):
     schedule: Schedule
     train: TrainConfig
     growth: tuple[GrowthEvent, ...] = ()
-    """Moments at which the model becomes a larger one that computes the same, in order."""
+    """Moments at which the model becomes a larger one that computes the same, first to last."""
     rewarmup: Rewarmup | None = None
-    """Of a run that `widthwise grow` made."""
+    """Written by `widthwise grow` for the run that it makes."""
 
     @cached_property
     def explicit_model(self) -> ModelConfig:
@@ -192,7 +192,7 @@ class Recipe(Config):
         return self.n_tokens * self.train.n_passes
 
     def training_flops_until(self, step: int) -> float:
-        """Of the first steps of the run, each counted with the model that makes it."""
+        """Training FLOPs of the first steps of the run, each counted with the model that makes it."""
         n_token_passes = self.tokens_per_step * self.train.n_passes
         return sum(
             phase.model.cost().training_flops(self.seq_len) * (min(step, phase.end) - phase.start) * n_token_passes
@@ -202,7 +202,7 @@ class Recipe(Config):
 
     @property
     def training_flops(self) -> float:
-        """Of the whole run."""
+        """Training FLOPs of the whole run."""
         return self.training_flops_until(self.train.steps)
 
     @property

@@ -88,7 +88,7 @@ class _TargetedBudget(_Budget):
 class QuadraticBudget(_TargetedBudget):
     """weight * max(0, mean - target)^2: costs nothing below the target, and holds the mean near it, not at it.
 
-    With several micro-batches a step, the mean is that of each of them.
+    With several micro-batches a step, each has a mean of its own.
     """
 
     kind: Literal["quadratic"] = "quadratic"

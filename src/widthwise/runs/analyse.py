@@ -26,7 +26,7 @@ from widthwise.training.observer import Observer, Silence
 
 N_TOKENS = 2**16
 TOKENS_AT_ONCE = 4096
-"""Of a forward pass, where the user does not say how many windows."""
+"""Tokens of a forward pass where the user does not say how many windows it has."""
 N_IN_TITLE = 3
 """Models that the title names."""
 
@@ -87,7 +87,7 @@ class _Reading:
     folder: Path
     excerpt: Excerpt
     tokenizer_id: str
-    """Of the first model; others that have it read exactly its windows."""
+    """The first model's; models with the same tokenizer read exactly the same windows."""
     n_tokens: int
     """Targets under that tokenizer."""
     seq_len: int
@@ -164,7 +164,7 @@ def _n_batches(held_out: HeldOut) -> int:
 
 
 def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:
-    """By the names of their folders, with as many folders above as tell them apart. UserError where two are one."""
+    """Sources by folder name, with as many parent folders as tell them apart. Raises UserError for a repeated one."""
     if not sources:
         raise UserError("analyze: expected at least one run directory or Hugging Face folder")
     paths = [source.path.resolve() for source in sources]

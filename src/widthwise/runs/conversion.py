@@ -28,25 +28,25 @@ CERTIFICATE = "certificate.json"
 
 @dataclass(frozen=True)
 class Intention:
-    """What is to become of a run, before its weights are looked at."""
+    """What a run is to become, known before its weights are read."""
 
     verb: Literal["grown", "baked", "padded"]
     """The event in the records of the new run; see `compute.DESCENDED`."""
     recipe: Recipe
-    """Of the new run, with the new model, but for `scaled` of its optimizer, which follows from the plan."""
+    """The recipe of the new run, with the new model; `scaled` of its optimizer still follows from the plan."""
     plan: Plan
     reset: Reset = "none"
     seed: int = 0
     fresh: Fresh | None = None
     constants: tuple[Kept, ...] = ()
-    """In which the new model is not what its recipe says."""
+    """Kept constants, in which the new model differs from what its recipe says."""
     changes: tuple[str, ...] = ()
-    """Of constants."""
+    """What changes in constants, one line each."""
     may_change: bool = False
     notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The intention as plain data, for `--dry-run` and the report of what was done."""
         sizes = [to_data(Size.of(model, self.recipe.seq_len)) for model in (self.plan.old, self.plan.new)]
         return {
             "expansions": expansions(self.plan),
@@ -60,11 +60,13 @@ class Intention:
 
 
 def pending(source: Source) -> tuple[str, ...]:
+    """A note on growth that the run would still have made, which its descendant does not."""
     later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
 
 
 def recipe_with(source: Source, plan: Plan) -> Recipe:
+    """The recipe of a run with another model, which grows no further."""
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 
 
@@ -103,7 +105,7 @@ def carry_out(
 
 
 def _event(source: Source, intention: Intention) -> dict[str, Any]:
-    """The record of metrics.jsonl that stands between those of the two models."""
+    """The record of metrics.jsonl between those of the old and of the new model."""
     sizes = (intention.plan.old.cost().params, intention.plan.new.cost().params)
     return {
         "event": intention.verb,
@@ -134,7 +136,7 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
 
 
 def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
-    """What the user should know of the new run."""
+    """What the user should know about the new run."""
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
     damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]

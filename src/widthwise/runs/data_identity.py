@@ -59,7 +59,7 @@ def recorded_identity(run: RunDir) -> DataIdentity:
 
 
 def recorded_tokenizer(run: RunDir) -> TokenizerIdentity | None:
-    """Of a run; None where it has seen no data yet and came without a tokenizer. Raises as `recorded_identity`."""
+    """The tokenizer of a run; None where it has seen no data and came without one. Raises as `recorded_identity`."""
     if has_seen_data(run):
         return recorded_identity(run).tokenizer
     found = run.environment().get(TOKENIZER_KEY)

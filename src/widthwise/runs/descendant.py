@@ -1,4 +1,4 @@
-"""A run that begins where another one stands: what it takes over, and its folder."""
+"""A run that begins where another one stopped: what it takes over, and its folder."""
 
 import shutil
 from collections.abc import Mapping
@@ -27,20 +27,20 @@ from widthwise.training.state import RunState
 
 @dataclass(frozen=True)
 class Feed:
-    """The data of a run that begins where another one stands."""
+    """The data of a run that begins where another one stopped."""
 
     loader: dict[str, int]
     """State of the loader."""
     identity: dict[str, Any]
-    """Of the data, and of what the model was imported from, as environment.json has it."""
+    """The entries of environment.json on the data, and on what the model was imported from."""
     notes: tuple[str, ...] = ()
 
 
 def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int], observer: Observer) -> Feed:
-    """Goes on with the data of a run where it stands, if the recipes agree; with other data begins anew.
+    """Continues the data of a run where it stands if the recipes agree, and begins other data from the start.
 
-    Data that stay the same need not be there. loader: state of that of the run, empty where it has seen no data. Raises
-    UserError where the data cannot be had, or have another tokenizer.
+    Data that stay the same need not be there. loader: the state of the run's loader, empty where it has seen no data.
+    Raises UserError where the data cannot be had, or have another tokenizer.
     """
     recorded = run.environment()
     origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}

@@ -31,14 +31,14 @@ HELD_OUT = "held-out"
 
 
 class EvaluationConfig(ScoringOptions):
-    """What is asked of a run. Where it names neither text nor task, the held-out text of the run's own data."""
+    """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
 
     texts: tuple[str, ...] = ()
     """Files or folders of raw text, as `data prepare` reads them; every document counts for itself."""
     data: tuple[str, ...] = ()
     """Prepared folders, whose held-out part is read as one stream."""
     task_files: tuple[str, ...] = ()
-    """See `evaluation.local_tasks`."""
+    """Files of questions; see `evaluation.local_tasks`."""
     tasks: tuple[str, ...] = ()
     """Names in lm-evaluation-harness (extra `eval`)."""
     num_fewshot: pydantic.NonNegativeInt | None = None
@@ -48,11 +48,11 @@ class EvaluationConfig(ScoringOptions):
     local: str | None = None
     """Folder of task files, from which the suite is answered without lm-evaluation-harness."""
     field: str = "text"
-    """Of a row of JSONL or Parquet, what holds the text."""
+    """Key of the text in JSONL, or column in Parquet."""
     stride: pydantic.PositiveInt | None = None
     """Tokens predicted by a window over a text; as many as it holds where not given."""
     max_tokens: pydantic.PositiveInt | None = None
-    """Of each text, from the front; of the run's own held-out text what its validations use where not given."""
+    """Tokens of each text, from the front; for the run's own held-out text what its validations use where not given."""
     limit: pydantic.PositiveInt | None = None
     """Items of each task, from the front."""
 
@@ -183,7 +183,7 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
 
 
 def _suite_files(suite: tuple[PaperTask, ...], config: EvaluationConfig) -> list[LocalTask]:
-    """Those of the suite's files that the folder holds. Raises UserError where it holds none."""
+    """The suite's files that are in the folder. Raises UserError where there are none."""
     if config.local is None:
         return []
     folder = Path(config.local)
@@ -216,7 +216,7 @@ def _lm_eval(
 
 
 def _check_unique(key: str, names: Sequence[str]) -> None:
-    """Raises UserError for a name that stands twice: one result would replace the other."""
+    """Raises UserError for a repeated name: one result would replace the other."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UserError(f"{key}: {twice!r} is named twice; every text and task needs a name of its own")
@@ -253,7 +253,7 @@ def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> l
 
 
 def without_items(record: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation as its totals say it, for whom blocks and items are too much."""
+    """An evaluation without its blocks and items: only the totals."""
     totals = {
         part: {name: {key: value for key, value in each.items() if key != items} for name, each in record[part].items()}
         for part, items in (("texts", "blocks"), ("tasks", "items"))

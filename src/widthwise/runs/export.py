@@ -1,4 +1,4 @@
-"""The model of a run -> a folder in the format of others."""
+"""Exporting the model of a run as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import Any, Literal

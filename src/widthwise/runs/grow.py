@@ -18,12 +18,12 @@ from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""What a recipe says of all layers at once, and a model with every layer written out cannot."""
+"""Keys by which a recipe speaks of all layers at once; a model with every layer written out has none of them."""
 
 
 @dataclass(frozen=True)
 class GrowOptions:
-    """How a model grows, beside what into."""
+    """How a model grows; into what is the recipe's to say."""
 
     layers: tuple[int | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
@@ -32,12 +32,12 @@ class GrowOptions:
     reset: Reset = "none"
     """What the optimizer forgets; see `grown_state`."""
     seed: int = 0
-    """Of what is drawn."""
+    """Seed of the new entries that are drawn."""
     allow_change: bool = False
-    """Whether constants are those of the recipe, though the function changes."""
+    """Whether constants become those of the recipe although that changes the function."""
     rewarmup_steps: int | None = None
-    """Over which all rates rise again from 0; where not given, the steps that the optimizer's averages look back, but
-    no more than are left."""
+    """Steps over which all rates rise again from 0; where not given, the steps that the optimizer's averages look
+    back, but no more than are left."""
 
 
 def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES) -> Recipe:
@@ -64,7 +64,7 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
 
 
 def _check_override(override: str, source: Source) -> None:
-    """Raises UserError for what a recipe says of all layers, and a resolved one of each."""
+    """Raises UserError for a key that speaks of all layers at once: the run's model has each written out."""
     key = override.partition("=")[0].strip()
     section, name = [*key.split("."), ""][:2]
     if section == "model" and name in OF_ALL_LAYERS:

@@ -17,7 +17,7 @@ from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 
 N_RESAMPLES = 1000
-"""Of the bootstrap, for metrics that are no means."""
+"""Bootstrap resamples, for metrics that are not means."""
 TASKS_OPTIONS = ("--tasks", "-t")
 
 Metrics = dict[str, dict[str, float | None]]

@@ -1,4 +1,4 @@
-"""A model in the format of others -> a run directory at step 0."""
+"""Importing a Hugging Face folder as a run directory at step 0."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ LONGEST_SEQUENCE = 1024
 
 
 def default_sections(imported: Imported) -> dict[str, Any]:
-    """What a recipe says beside the model, where none is given: gentle further training, on the default corpus."""
+    """The recipe but for its model, where none is given: gentle further training on the default corpus."""
     return {
         "seq_len": min(LONGEST_SEQUENCE, imported.n_positions),
         "optimizer": {"kind": "adamw", "lr": 2e-5},
@@ -40,8 +40,8 @@ def import_run(
 ) -> dict[str, Any]:
     """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
 
-    recipe: whose sections but the model's the run gets. Raises UserError for what cannot be imported exactly, and where
-    `out` holds a run already.
+    recipe: the run takes all its sections but the model. Raises UserError for what cannot be imported exactly, and
+    where `out` holds a run already.
     """
     run = RunDir(out)
     if run.exists:

@@ -30,11 +30,11 @@ class RunOptions(ScoringOptions):
     """`--model_args` of the harness."""
 
     run: str
-    """Run directory."""
+    """The run directory."""
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
     device: str | None = None
-    """As torch names it; cuda where there is one and none is given."""
+    """A device as torch names it; cuda, if there is one, where not given."""
 
 
 @register_model(NAME)

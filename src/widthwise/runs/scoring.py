@@ -1,4 +1,4 @@
-"""How the model of a run is asked for likelihoods."""
+"""Options of scoring texts with the model of a run."""
 
 import torch
 
@@ -11,14 +11,14 @@ from widthwise.sizes import Count, NTokens
 
 
 class ScoringOptions(Config):
-    """What every way of asking has."""
+    """Options that all evaluations share."""
 
     batch_size: Count = 16
     """Windows or answers per forward pass."""
     max_length: NTokens | None = None
     """Tokens the model reads at most; the recipe's seq_len where not given."""
     precision: Precision | None = None
-    """Of the matrix products; the recipe's where not given."""
+    """Type of the matrix products; the recipe's where not given."""
 
     def precision_of(self, recipe: Recipe) -> Precision:
         return self.precision or recipe.train.precision

@@ -41,17 +41,17 @@ class Source:
 
     @property
     def spent(self) -> Spent:
-        """By the step of the checkpoint."""
+        """What the run had cost by the step of the checkpoint."""
         return inherited(self.run.metrics()).until(self.recipe, self.step)
 
     @property
     def model(self) -> ModelConfig:
-        """Of the checkpoint."""
+        """The model in the checkpoint."""
         return self.recipe.model_at(self.step)
 
     @property
     def optimizer(self) -> Optimizer:
-        """That which made its last step."""
+        """The optimizer that made the last step of the checkpoint."""
         return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
 
     def load(self) -> tuple[dict[str, Tensor], State, RunState]:

@@ -19,7 +19,7 @@ from widthwise.training.stopping import Interrupted, watch_signals
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """Trains a recipe in a new folder and returns the result, also that of a run that has finished there already.
+    """Trains a recipe in a new folder and returns the result, that of an earlier process where it has finished already.
 
     Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss diverges, and Interrupted after
     Ctrl-C or SIGTERM.
@@ -28,12 +28,12 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """As `train`, but goes on with an unfinished run of the same recipe."""
+    """Like `train`, but resumes an unfinished run of the same recipe."""
     return _Launch(RunDir(out), observer).train(recipe, may_resume=True)
 
 
 def resume(path: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
+    """Resumes the run in a folder from its last good checkpoint and returns the result. Raises as `train` does.
 
     On a CPU, with the same number of threads, the weights and all records but the measured ones (metrics.MEASURED_KEYS)
     are bitwise those of a run that was never stopped.
@@ -42,7 +42,7 @@ def resume(path: Path | str, observer: Observer | None = None) -> dict[str, Any]
 
 
 class _Launch:
-    """What comes before the first step: whatever can be wrong is found here."""
+    """Everything before the first step: whatever can be wrong is found here."""
 
     def __init__(self, run: RunDir, observer: Observer | None):
         self.run, self.observer = run, observer or Silence()

@@ -49,7 +49,7 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint.Damage]]:
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:
-    """Raises UserError where a run has none, as one imported from a folder without a tokenizer.json."""
+    """The tokenizer of a run. Raises UserError without one, as after an import from a folder that has none."""
     files, identity = sorted(run.tokenizer_folder.glob("*.json")), recorded_tokenizer(run)
     if identity is None or not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder per step that appears whole or not at all, and whose every byte is vouched for.
+"""Checkpoints: a folder per step that appears whole or not at all, and every byte of which has a checksum.
 
 checkpoints/step_00000100/
     model.safetensors       weights by parameter name, fp32
@@ -178,7 +178,7 @@ def _partial(folder: Path, step: int) -> Path:
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:
-    """Every tensor of the model once: of tied ones the first name stands for all."""
+    """Every tensor of the model once: tied ones under the first of their names."""
     tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         tensors.setdefault(id(tensor), (name, tensor))

@@ -13,11 +13,11 @@ from widthwise.model.token_widths import dynamic_modules
 
 class _Reported(NamedTuple):
     key: str
-    """In a record."""
+    """Its name in a record."""
     of_pass: Callable[[Tensor], Tensor]
-    """From a choice to what is averaged over forward passes."""
+    """Maps a choice to what is averaged over forward passes."""
     of_mean: Callable[[Tensor], Tensor]
-    """From the average to the number of the record."""
+    """Maps the average to the number of the record."""
 
 
 def _same(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a run has cost by a step, with what the run had cost that it comes from."""
+"""What a run has cost by a step, including the cost of the run that it comes from."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from widthwise.recipe.recipe import Recipe
 
 DESCENDED = ("grown", "baked", "padded")
-"""Events by which a run says that it begins where another one stood, and what that had cost."""
+"""Events that open the metrics of a run made from another, with what that one had cost."""
 
 
 class Spent(NamedTuple):
-    """By the end of a step."""
+    """What was spent by the end of a step."""
 
     step: int = 0
     tokens: int = 0
@@ -18,7 +18,7 @@ class Spent(NamedTuple):
     """Every step counted with the model that made it."""
 
     def until(self, recipe: Recipe, step: int) -> "Spent":
-        """By a later step of a run that goes on from here with a recipe."""
+        """What is spent by a later step if the run goes on with a recipe."""
         flops = recipe.training_flops_until(step) - recipe.training_flops_until(self.step)
         tokens = (step - self.step) * recipe.tokens_per_step
         return Spent(step, self.tokens + tokens, self.training_flops + flops)

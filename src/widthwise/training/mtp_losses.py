@@ -1,4 +1,4 @@
-"""What further heads lose, as records and results show it."""
+"""Losses of the further heads of multi-token prediction, as records and results show them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint holds beside tensors."""
+"""Where a run stands: what a checkpoint holds besides tensors."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ class RunState:
     window_steps: int
     """Steps the reported training loss is averaged over."""
     step: int = 0
-    """Optimizer steps done."""
+    """Optimizer steps made so far."""
     loader: dict[str, int] = field(default_factory=dict)
     recent_losses: deque[float] = field(default_factory=deque)
-    """Of the last `window_steps` steps."""
+    """Training losses of the last `window_steps` steps."""
     unlogged_losses: list[float] = field(default_factory=list)
-    """Of the steps since the last record."""
+    """Training losses of the steps since the last record."""
     lowest_loss: float | None = None
     """The lowest loss of all records."""
     width_prices: list[float] = field(default_factory=list)
-    """Of a width budget; see `WidthBudget.prices`."""
+    """State of the objective: the prices of a width budget, empty without one."""
     wall_seconds: float = 0.0
     """Spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)
@@ -36,5 +36,5 @@ class RunState:
         self.unlogged_losses.append(loss)
 
     def as_data(self) -> dict[str, Any]:
-        """As plain data; `RunState(**data)` reads it back."""
+        """The state as plain data; `RunState(**data)` reads it back."""
         return {**vars(self), "recent_losses": list(self.recent_losses)}

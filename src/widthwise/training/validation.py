@@ -29,11 +29,11 @@ class Validation:
     window_losses: list[float]
     """Mean loss of every window of seq_len targets, in order: what a paired comparison pairs."""
     token_widths: dict[str, Any] | None
-    """See `WidthMeter.summary`."""
+    """What `WidthMeter.summary` says; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
     """A layer's shares of the routed choices, one an expert; None where no layer routes."""
     mtp_losses: list[float] | None
-    """Of the further heads, depth 1 first, each over the tokens it was asked for; None where there are none."""
+    """Losses of the further heads, depth 1 first, each over the tokens it predicts; None without such heads."""
 
     def record(self) -> dict[str, Any]:
         """What a validation record says; width_fraction is the mean_fraction of token_widths, for its curve."""

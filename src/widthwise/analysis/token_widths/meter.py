@@ -74,7 +74,7 @@ class _LayerMeter:
         """Sums over tokens: all, asked, bucketed, computed."""
 
     def add(self, fraction: Tensor) -> None:
-        """fraction: (n,)."""
+        """Takes in the width fractions of n tokens, (n,)."""
         values = fraction.double().cpu()
         self.fractions.add(values)
         values = values.numpy()
