@@ -28,7 +28,7 @@ quickstart: install
 	$(BIN)/widthwise compare configs/quickstart.yaml
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check

@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
@@ -70,6 +70,7 @@ def test_a_folder_is_read_recursively_in_order_of_paths(tmp_path):
     assert [document.name for document in read_documents(tmp_path)] == ["a.txt", "a/z.md", "b.txt", "c.jsonl:1"]
 
 
+@example("line\n" * 40, 10)
 @given(st.text(alphabet="ab\n é", max_size=80), st.integers(1, 30))
 def test_cutting_loses_nothing_and_ends_parts_at_lines(text, document_bytes):
     parts = [part.text for part in _cut(Document("d", text), document_bytes)]

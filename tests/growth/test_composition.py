@@ -28,7 +28,11 @@ from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
 
-pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore:ffn.score ln_mean")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:ffn.score ln_mean"),
+]
 N_BATCHES, BATCH = 8, 20
 EMBEDDING_STDS = (0.3, 0.02, 1e-3)
 APPLIED: Counter[str] = Counter()

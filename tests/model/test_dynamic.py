@@ -643,7 +643,7 @@ class TestConfig:
 class Toy:
     """Half of the tokens need nothing and say so in one feature; the other half need many units."""
 
-    D, D_FF, BUDGET, N_STEPS = 12, 24, 0.5, 1500
+    D, D_FF, BUDGET, N_STEPS = 12, 24, 0.5, 1200
 
     def __init__(self, seed):
         self.generator = torch.Generator().manual_seed(seed)

@@ -307,11 +307,12 @@ def test_padding_is_zero_and_stays_zero(source: Source, tmp_path: Path) -> None:
     assert found["certificate"]["is_padding"]
     n_old = [layer.ffn.hidden_widths[0] for layer in source.model.layers]
     for when in ("before", "after"):
-        weights = tensors(tmp_path / "padded", "model")
+        weights, moments = (tensors(tmp_path / "padded", of) for of in ("model", "optimizer"))
         for i, n in enumerate(n_old):
             assert weights[f"layers.{i}.ffn.w_gate.weight"].shape[0] == -(-n // 20) * 20
             assert (weights[f"layers.{i}.ffn.w_gate.weight"][n:] == 0).all(), when
             assert (weights[f"layers.{i}.ffn.w_down.weight"][:, n:] == 0).all(), when
+            assert (moments[f"layers.{i}.ffn.w_gate.weight.exp_avg_sq"][n:] == 0).all(), when
         if when == "before":
             resume(tmp_path / "padded")
 
