@@ -137,7 +137,7 @@ def test_what_is_asked_for_replaces_keys_of_the_section(tmp_path: Path) -> None:
         9,
     )
     own = {"groups": {"a": {"over": {"optimizer.lr": [1]}}}}
-    with pytest.raises(UserError, match="every group of the recipe says itself"):
+    with pytest.raises(UserError, match="every group of the recipe has axes of its own"):
         read_sweep(recipe_file(tmp_path, own), asked={"over": {"train.steps": [2]}})
 
 
