@@ -1,4 +1,4 @@
-"""Results in words."""
+"""Results of comparisons and sweeps, in words."""
 
 import math
 from typing import Any

@@ -193,6 +193,6 @@ def _arrived(run: RunDir) -> dict[str, Any]:
     deadline = time.monotonic() + ARRIVAL_SECONDS
     while (result := run.result()) is None:
         if time.monotonic() > deadline:
-            raise UserError(f"{run.path}: has finished according to the study, but holds no result.json")
+            raise UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
         time.sleep(0.5)
     return result
