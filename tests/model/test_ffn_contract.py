@@ -6,10 +6,19 @@ from itertools import cycle, product
 
 import pytest
 import torch
+from expansions import widen_stream
+from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
 from measured import counted_flops, kept_bytes, on_meta
+from model_cases import D_MODEL, config
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import UserError, checked_copy, parse, to_data
+from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.describe import expansions
+from widthwise.growth.pad import Multiples, pad_plan
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.interop.hf_export import hf_config
 from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of, load_plugins
@@ -190,3 +199,63 @@ def test_cost_grows_with_the_width(template):
     """The solver relies on it."""
     params = [template.cost(width, width).params for width in (3.0, 3.5, 64.0, 1000.5)]
     assert params == sorted(set(params))
+
+
+def model_with(make_ffn) -> ModelConfig:
+    """Two layers of one width. make_ffn: d_model -> the config of their feed-forward."""
+    model = config("uniform")
+    layers = tuple(layer.model_copy(update={"ffn": make_ffn(layer.d_model)}) for layer in model.layers[:2])
+    return checked_copy(model, "model", layers=layers)
+
+
+def with_ffn(model, change):
+    layers = tuple(layer.model_copy(update={"ffn": change(layer.ffn)}) for layer in model.layers)
+    return checked_copy(model, "model", layers=layers)
+
+
+def with_more_units(ffn):
+    sizes = {name: getattr(ffn, name) for name in ffn.hidden_axes}
+    more = {name: tuple(n + 3 for n in size) if isinstance(size, tuple) else size + 3 for name, size in sizes.items()}
+    return checked_copy(ffn, "ffn", **more)
+
+
+@pytest.mark.parametrize("template", CASES)
+class TestGrowth:
+    def test_more_hidden_units_preserve_the_function_and_are_told(self, template):
+        old = model_with(template.at_width)
+        plan = plan_growth(old, with_ffn(old, with_more_units))
+        assert sum(plan.new.layers[0].ffn.hidden_widths) > sum(old.layers[0].ffn.hidden_widths)
+        assert_preserved(plan)
+        assert all("hidden units" in line for line in expansions(plan))
+        assert expansions(plan)
+
+    def test_a_wider_stream_is_refused_or_preserves_the_function_and_can_be_baked(self, template):
+        old = model_with(template.at_width)
+        plan = planned_unless_refused(widen_stream(old, 3), old, "layers.0.ffn.")
+        if plan is not None:
+            assert_preserved(plan)
+            assert_preserved(bake_plan(plan.new))
+
+    def test_padding_rounds_every_hidden_width_up(self, template):
+        plan = pad_plan(model_with(template.at_width), Multiples(d_ff=8))
+        assert all(width % 8 == 0 for width in plan.new.layers[0].ffn.hidden_widths)
+        assert_preserved(plan)
+
+    def test_a_format_that_cannot_hold_it_says_so(self, template):
+        """Every feed-forward but SwiGLU, in a model that is a Llama in all else."""
+        model = config("uniform", ffn=to_data(template), embedding_multiplier=1.0)
+        if template.kind == "swiglu":
+            hf_config(model, n_positions=64)
+            return
+        with pytest.raises(UserError, match=rf"^layers\.0\.ffn\.kind: got {template.kind}; llama has swiglu there"):
+            hf_config(model, n_positions=64)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
+    """Whatever is neither a hidden width nor kept must make no difference."""
+    found = [case.values[0].at_width(D_MODEL) for case in CASES if case.values[0].kind == kind]
+    for ffn in found[:3]:
+        old = model_with(lambda d_model, ffn=ffn: ffn)
+        for other in with_other_values(ffn, found, set(ffn.hidden_axes)):
+            assert_refused_or_preserved(old, with_ffn(old, lambda _, other=other: other))

@@ -4,14 +4,21 @@ below if its defaults are not all there is to it.
 
 import pytest
 import torch
-from measured import counted_flops, on_meta, parameters_by_part
+from expansions import add_layers, widen_stream
+from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
+from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
 from model_cases import config, decoder, random_tokens
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import UserError, checked_copy, parse, to_data
+from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.describe import expansions
+from widthwise.growth.pad import Multiples, pad_plan
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.interop.hf_export import hf_config
 from widthwise.model.decoder import Decoder
 from widthwise.model.kinds import kind_of, load_plugins
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import RESIDUALS
+from widthwise.model.residual.interface import RESIDUALS, SlotLayout
 
 D_MODEL = 20
 OPTIONS = {
@@ -216,3 +223,68 @@ def test_decoder_of_every_variant(data, shape, endpoints):
     with torch.no_grad():
         cached = torch.cat([model(piece, cache) for piece in tokens.split([2, 1, 2], dim=1)], dim=1)
         torch.testing.assert_close(cached, model(tokens), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", CASES)
+class TestModel:
+    def test_activation_bytes_are_those_autograd_keeps(self, data):
+        """What two more sequences add: what does not follow the tokens is in both measurements."""
+        resolved = config("zigzag", residual=data)
+        model = decoder(resolved, dtype=torch.float32)
+
+        def measured(batch: int) -> int:
+            return kept_bytes(lambda: model.loss(*(random_tokens(batch, 9, seed=seed) for seed in (0, 1))))
+
+        assert measured(3) - measured(1) == 2 * 9 * resolved.cost().activation_bytes(bytes_per_element=4)
+
+    def test_a_wider_stream_is_refused_or_preserves_the_function_and_can_be_baked(self, data):
+        old = config("uniform", residual=data)
+        n_blocks = D_MODEL // old.residual.slot_shape(D_MODEL)[1]
+        wider = widen_stream(old, 3 * n_blocks)
+        plan = planned_unless_refused(wider, old, "residual.", "d_model: ")
+        if plan is not None:
+            assert_preserved(plan)
+            assert_preserved(bake_plan(plan.new))
+            assert expansions(plan)
+
+    def test_an_added_layer_preserves_the_function(self, data):
+        old = config("uniform", residual=data)
+        assert_preserved(plan_growth(old, *add_layers(old, [2])))
+
+    def test_padding_the_stream_is_refused_or_preserves_the_function(self, data):
+        old = config("uniform", residual=data)
+        if isinstance(old.residual.layout, SlotLayout):
+            with pytest.raises(UserError, match=rf"^d_model: cannot be padded .*{old.residual.kind}"):
+                pad_plan(old, Multiples(d_model=16))
+        else:
+            plan = pad_plan(old, Multiples(d_model=16))
+            assert plan.new.d_model == 32
+            assert_preserved(plan)
+
+    def test_a_format_that_cannot_hold_it_says_so(self, data):
+        """Every residual but plain ones without options, in a model that is a Llama in all else."""
+        model = config("uniform", residual=data, embedding_multiplier=1.0)
+        if data == {"kind": "plain"}:
+            hf_config(model, n_positions=64)
+            return
+        with pytest.raises(UserError, match=r"^residual\.(kind|resize): got .*; llama has "):
+            hf_config(model, n_positions=64)
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
+    """Whatever is not kept must make no difference."""
+    models = [config("uniform", residual=case.values[0]) for case in CASES if case.values[0]["kind"] == kind]
+    for old in models[:3]:
+        for residual in with_other_values(old.residual, [model.residual for model in models], set()):
+            wanted = old.model_copy(update={"residual": residual})
+            if is_valid(wanted):
+                assert_refused_or_preserved(old, wanted)
+
+
+def is_valid(model) -> bool:
+    try:
+        checked_copy(model, "model")
+    except UserError:
+        return False
+    return True
