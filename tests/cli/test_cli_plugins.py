@@ -1,0 +1,157 @@
+"""A feed-forward and a residual from outside the package, found by an entry point as an installed plugin is."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.model import kinds
+from widthwise.model.ffn.interface import FEED_FORWARDS
+from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
+from widthwise.model.residual.interface import RESIDUALS
+
+TESTS = Path(__file__).parents[1]
+INSTALLED = TESTS / "plugins" / "installed"
+MODULE = "gated_components"
+
+
+def uninstall() -> None:
+    """As in a process that never saw the plugin."""
+    for found, kind in ((FEED_FORWARDS, "leaky"), (RESIDUALS, "gated")):
+        for each in (found.configs, found.templates):
+            each._classes.pop(kind, None)
+    sys.modules.pop(MODULE, None)
+    kinds.load_plugins.cache_clear()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(INSTALLED)
+    kinds.load_plugins.cache_clear()
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def run(installed: None, recipe: Path, monkeypatch: pytest.MonkeyPatch, widthwise: Callable) -> str:
+    """A finished run of both components, in the working folder."""
+    monkeypatch.chdir(recipe.parent)
+    changes = {"n_layers": 2, "ffn": {"kind": "leaky", "ratio": 1.5}, "residual": {"kind": "gated"}}
+    Path("gated.yaml").write_text(yaml.safe_dump({"extends": "base.yaml", "model": changes}))
+    code, _, err = widthwise("train", "gated.yaml", "--out", "small")
+    assert code == 0, err
+    return "small"
+
+
+def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, widthwise: Callable) -> None:
+    code, out, err = widthwise("inspect", "gated.yaml", "--json")
+    assert code == 0, err
+    params = json.loads(out)["params"]
+    assert (params["ffn"], params["residual"]) == (2 * 3 * 32 * 48, 2 * 2)
+    sizes = ("--d-model", 48, "--d-ff", 50, "--add-layers", 1, "train.steps=5")
+    code, out, err = widthwise("grow", run, *sizes, "--out", "large", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["certificate"]["is_preserved"]
+    assert "layers 0, 2: feed-forward 48 -> 50 hidden units (MLP expansion)" in found["expansions"]
+    assert sum(each["n_dead"] for each in found["certificate"]["liveness"].values()) == 0
+    for verb, options, out_dir in (("bake", (), "baked"), ("pad", ("--d-ff-multiple", 16), "padded")):
+        code, out, err = widthwise(verb, "large", *options, "--out", out_dir, "--json")
+        assert code == 0, err
+        assert json.loads(out)["certificate"]["is_preserved"]
+    code, out, err = widthwise("resume", "padded")
+    assert code == 0, err
+    code, _, err = widthwise("export", run, "exported")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "layers.0.ffn.kind: got leaky; llama has swiglu there" in err
+    assert not Path("exported").exists()
+
+
+def test_a_run_is_refused_where_its_plugin_is_missing(run: str, widthwise: Callable, monkeypatch) -> None:
+    uninstall()
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(INSTALLED)])
+    before = sorted(Path().rglob("*"))
+    for arguments in (("resume", run), ("train", "gated.yaml", "--out", "other")):
+        code, _, err = widthwise(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, hourglass, mlp, moe, swiglu" in err
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("component", "message"),
+    [
+        ("LeakyConfig", "layers.0.ffn: growth does not know feed-forward `leaky`"),
+        ("GatedResidualConfig", "residual: growth does not know residual `gated`"),
+    ],
+)
+def test_a_component_that_says_nothing_of_growth_is_refused_by_name(
+    run: str, widthwise: Callable, monkeypatch: pytest.MonkeyPatch, component: str, message: str
+) -> None:
+    monkeypatch.setattr(getattr(importlib.import_module(MODULE), component), "kept", None)
+    before = sorted(Path().rglob("*"))
+    for verb, options in (
+        ("grow", ("--add-layers", 1)),
+        ("pad", ("--d-ff-multiple", 32)),
+        ("pad", ("--d-model-multiple", 64)),
+    ):
+        code, _, err = widthwise(verb, run, *options, "--out", "large")
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_it_keeps_the_contracts() -> None:
+    """In a process of their own, as the author of a plugin would run them."""
+    contracts = [TESTS / "model" / f"test_{name}_contract.py" for name in ("ffn", "residual")]
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "leaky or gated", *map(str, contracts)]
+    path = os.pathsep.join([str(INSTALLED), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout
+
+
+def test_a_plugin_that_cannot_be_loaded_is_named(
+    installed: None, recipe: Path, widthwise: Callable, monkeypatch
+) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, None)
+    code, _, err = widthwise("inspect", recipe, "model.ffn.kind=leaky")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "plugin gated (gated_components): cannot be loaded (ModuleNotFoundError" in err
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (lambda plugin: (SwiGLUConfig, plugin.LeakyTemplate), "SwiGLUConfig: is of kind 'swiglu', and LeakyTemplate"),
+        (lambda plugin: (plugin.LeakyTemplate, plugin.LeakyTemplate), "LeakyTemplate: must be a FFNConfig"),
+        (
+            lambda plugin: (type("Other", (SwiGLUConfig,), {"__module__": "elsewhere"}), SwiGLUTemplate),
+            "Other: kind 'swiglu' is that of widthwise.model.ffn.swiglu already",
+        ),
+    ],
+)
+def test_what_is_no_new_kind_is_refused(installed: None, pair: Callable, message: str) -> None:
+    plugin = importlib.import_module(MODULE)
+    with pytest.raises(UserError, match=f"^{message}"):
+        FEED_FORWARDS.register(*pair(plugin))
+
+
+def test_registering_twice_is_registering_once(installed: None) -> None:
+    plugin = importlib.import_module(MODULE)
+    FEED_FORWARDS.register(plugin.LeakyConfig, plugin.LeakyTemplate)
+    assert list(FEED_FORWARDS.configs).count(plugin.LeakyConfig) == 1
