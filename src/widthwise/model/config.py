@@ -82,6 +82,10 @@ class ModelConfig(Config):
         """Updates the stream receives: one from each attention, one or more from each feed-forward."""
         return sum(1 + layer.ffn.n_residual_additions for layer in self.layers)
 
+    def resolve(self, seq_len: int) -> "ModelConfig":
+        """The model itself, so that a recipe asks it as it asks a template, which writes its layers out."""
+        return self
+
     @property
     def widths(self) -> list[int]:
         return [layer.d_model for layer in self.layers]

@@ -12,7 +12,7 @@ from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.init import fill, matrix_std
+from widthwise.model.init import fill, fill_part
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.memory import allocating, check_room
@@ -95,9 +95,7 @@ class Decoder(nn.Module):
         widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
-            for module in part.modules():
-                std = matrix_std(init, module, width_ratio, n_additions) if isinstance(module, Linear) else init.std
-                fill(module, std, generator, init.truncate_at)
+            fill_part(part, init, width_ratio, n_additions, generator)
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.

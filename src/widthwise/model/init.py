@@ -31,11 +31,13 @@ class InitConfig(Config):
     """Standard deviations beyond which nothing is drawn, 3 in OLMo 2; null: all is."""
 
 
-def matrix_std(config: InitConfig, module: Linear, width_ratio: float, n_additions: int) -> float:
-    """Standard deviation of a matrix inside a layer.
+def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_additions: int) -> float:
+    """Standard deviation of the weight of a module inside a layer: `std`, which matrices scale by width and depth.
 
     width_ratio: d_model of the embedding over the layer's width; n_additions: updates the stream receives.
     """
+    if not isinstance(module, Linear):
+        return config.std
     std = config.std / math.sqrt(config.width_multiplier) * math.sqrt(width_ratio)
     writes_stream = "d_model" in module.out_axes and "d_model" not in module.in_axes
     return std / math.sqrt(n_additions) if writes_stream and config.depth_scaled else std
@@ -61,3 +63,11 @@ def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at:
     else:
         nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
     module.weight.copy_(drawn)
+
+
+def fill_part(
+    part: nn.Module, config: InitConfig, width_ratio: float, n_additions: int, generator: torch.Generator
+) -> None:
+    """Fills every weight of a layer, or of an end of the stream. The numbers are those of `initial_std`."""
+    for module in part.modules():
+        fill(module, initial_std(config, module, width_ratio, n_additions), generator, config.truncate_at)

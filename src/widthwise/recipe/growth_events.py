@@ -12,7 +12,7 @@ from widthwise.growth.optimizer_state import Reset
 from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
-from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section, resolved
+from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
 
 
 class GrowthEvent(Config):
@@ -127,7 +127,7 @@ def grown_phases(
         _check_moment(index, start, before.start, n_steps)
         section = changed_section(before.section, event.model, f"growth.{index}.model")
         with mistakes_at(f"growth.{index}"):
-            wanted = resolved(section, seq_len)
+            wanted = section.resolve(seq_len)
         try:
             growth = _planned(index, event, before.model, wanted, settling_steps, n_steps - start)
         except UserError as error:

@@ -23,11 +23,6 @@ ModelChange = Annotated[
 """Changes to a section, or another model with every layer written out."""
 
 
-def resolved(section: ModelSection, seq_len: int) -> ModelConfig:
-    """The model with every layer written out. Raises UserError where the shape cannot be had."""
-    return section if isinstance(section, ModelConfig) else section.resolve(seq_len)
-
-
 def changed_section(section: ModelSection, change: ModelChange, where: str) -> ModelSection:
     """A section changed as a recipe that extends it would change it. Raises UserError `where: ...`."""
     if isinstance(change, ModelConfig):

@@ -16,7 +16,7 @@ from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
-from widthwise.recipe.model_section import ModelSection, resolved
+from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.schedule import Schedule
@@ -107,7 +107,7 @@ class Recipe(Config):
     @cached_property
     def explicit_model(self) -> ModelConfig:
         """The model of the first step with every layer written out. Raises UserError where the shape cannot be had."""
-        return resolved(self.model, self.seq_len)
+        return self.model.resolve(self.seq_len)
 
     @cached_property
     def phases(self) -> tuple[Phase, ...]:

@@ -13,7 +13,7 @@ from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
-from widthwise.model.init import fill, matrix_std
+from widthwise.model.init import fill, initial_std
 from widthwise.model.norm import After
 
 IsAdded = Callable[[str], bool]
@@ -41,12 +41,8 @@ def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added:
 def starter(name: str, model: Decoder, owner: Weight) -> Draw:
     """What fills such a parameter in an untrained model."""
     config = model.config
-    if not isinstance(owner, Linear):
-        std = config.init.std
-    else:
-        in_layer = name.startswith("layers.")
-        width = config.layers[int(name.split(".")[1])].d_model if in_layer else config.d_model
-        std = matrix_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+    width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
+    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
 
     def start(tensor: Tensor, generator) -> None:
         holder = type(owner).__new__(type(owner))
