@@ -50,7 +50,15 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
     code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
     assert code == 0
     assert "cloze: 2 items" in err
-    for word in ("run1, step 3", "run2, step 3", "(900 bytes)", "bits_per_byte", "perplexity", "item by item"):
+    for word in (
+        "run1, step 3",
+        "run2, step 3",
+        "(900 bytes)",
+        "1 block of 4,096 bytes: too few",
+        "bits_per_byte",
+        "perplexity",
+        "item by item",
+    ):
         assert word in out
     for run in runs:
         (file,) = (run / "evaluations").iterdir()

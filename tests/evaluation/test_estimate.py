@@ -43,7 +43,10 @@ def test_an_exponential_has_the_slope_times_the_error() -> None:
     assert Estimate(1000.0, 1.0).exponential().value == math.inf
 
 
-def test_one_observation_has_no_error_and_none_no_ratio() -> None:
+def test_few_blocks_have_no_error_and_none_no_ratio() -> None:
     assert mean(np.array([2.0])).record() == {"value": 2.0, "stderr": None}
-    assert ratio(np.array([2.0]), np.array([4.0])).record() == {"value": 0.5, "stderr": None}
+    for n_blocks, has_error in ((1, False), (9, False), (10, True)):
+        found = ratio(np.arange(n_blocks) + 1.0, np.full(n_blocks, 4.0)).record()
+        assert found["value"] == pytest.approx((n_blocks + 1) / 8)
+        assert (found["stderr"] is not None) == has_error
     assert ratio(np.array([2.0]), np.array([0.0])).record() == {"value": None, "stderr": None}

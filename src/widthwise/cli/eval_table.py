@@ -6,7 +6,9 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from widthwise.reports.page.formats import clean, fixed, signed
+from widthwise.evaluation.estimate import FEWEST_BLOCKS
+from widthwise.evaluation.perplexity import BLOCK_BYTES
+from widthwise.reports.page.formats import clean, counted, fixed, signed
 
 N_DECIMALS = 4
 LARGE = 1e6
@@ -20,6 +22,9 @@ def evaluation_table(record: dict[str, Any]) -> Table:
     table = _table(f"{record['run']}, step {record['step']}", ("value", "std. error"))
     for name, text in record["texts"].items():
         _add(table, f"{_tail(name)} ({text['n_bytes']:,} bytes)", text["metrics"])
+        if text["n_blocks"] < FEWEST_BLOCKS:
+            blocks = counted(text["n_blocks"], "block")
+            table.add_row(f"  {blocks} of {BLOCK_BYTES:,} bytes: too few for a standard error", "", "", "")
     for name, task in record["tasks"].items():
         chance = f", chance {fixed(100 * task['chance'], 1)}%" if task["chance"] else ""
         _add(table, f"{_tail(name)} ({task['n_items']:,} items{chance})", task["metrics"])

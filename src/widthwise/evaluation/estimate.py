@@ -5,9 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+FEWEST_BLOCKS = 10
+"""Fewer blocks of text than this say too little about their spread for a standard error."""
+
 
 class Estimate(NamedTuple):
-    """A number and its standard error, which is nan for fewer than two observations."""
+    """A number and its standard error, which is nan for fewer than two items or FEWEST_BLOCKS blocks."""
 
     value: float
     stderr: float
@@ -44,5 +47,5 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
         return Estimate(math.nan, math.nan)
     value = numerators.sum() / total
     residuals = numerators - value * denominators
-    scale = math.sqrt(n / (n - 1)) if n > 1 else math.nan
+    scale = math.sqrt(n / (n - 1)) if n >= FEWEST_BLOCKS else math.nan
     return Estimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total))
