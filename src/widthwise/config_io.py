@@ -263,7 +263,8 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
             message = str(context.get("error", first["msg"]))
             text = f"{'.'.join(path)}: {message}" if path else message
         case _:
-            text = f"{'.'.join(path) or 'the recipe'}: got {_short(value)}; {first['msg'][0].lower()}{first['msg'][1:]}"
+            allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
+            text = f"{'.'.join(path) or 'the recipe'}: got {shortened(value)}; {allowed}"
     return text + (f" (and {more} more)" if more else "")
 
 
@@ -291,9 +292,22 @@ def _data_path(location: tuple[int | str, ...], data: Any) -> list[str]:
     return path
 
 
-def _short(value: Any) -> str:
+def shortened(value: Any) -> str:
+    """A value as it stands in an error."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two pieces of plain data differ: the dotted path, and the value on each side, None where it has none."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before | after:
+            yield from differences(before.get(key), after.get(key), f"{path}.{key}" if path else str(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, pair in enumerate(zip(before, after)):
+            yield from differences(*pair, f"{path}.{index}")
+    elif before != after:
+        yield path, before, after
 
 
 def to_data(config: pydantic.BaseModel) -> dict[str, Any]:

@@ -93,21 +93,12 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
 
 
-def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Removes the temporaries of processes that are gone: those of `name`, without one all of the folder.
-
-    Others are warned of: what has another name may be at work on another machine.
-    """
+def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The temporaries in a folder whose process was killed, each with the name that it was to get."""
     for path in folder.glob(".*.*.*"):
         ours = re.fullmatch(r"\.(.+)\.(\d{1,9})\.[0-9a-f]{8}", path.name)
-        if ours is None or _is_alive(int(ours[2])):
-            continue
-        if name is not None and name != ours[1]:
-            warnings.warn(f"{path}: was left by a process that was killed; it can be deleted", stacklevel=2)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        if ours is not None and not _is_alive(int(ours[2])):
+            yield path, ours[1]
 
 
 def _is_alive(process: int) -> bool:
@@ -169,7 +160,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
-    remove_leftovers(folder.parent, folder.name)
+    _clear_leftovers(folder)
     partial = _temporary(folder)
     try:
         partial.mkdir(parents=True)
@@ -181,6 +172,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)  # there is none after the rename
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Removes those of a folder's name; what has another name may be at work on another machine, and is named."""
+    for path, name in leftovers(folder.parent):
+        if name == folder.name:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_dir():
+            warnings.warn(f"{path}: was left by a process that was killed; it can be deleted", stacklevel=2)
 
 
 def fsync_file(path: Path) -> None:
@@ -196,6 +196,14 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_at(handle: int, path: Path) -> bool:
+    """Whether an open file or folder still has that path, so that it was neither moved nor deleted."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def file_sha256(path: Path) -> str:

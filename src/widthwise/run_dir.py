@@ -1,15 +1,16 @@
 """A run on disk, the contract between the tools.
 
 config.yaml        the resolved recipe: explicit layers, every default written out
-environment.json   versions, machine, commit, command
+environment.json   versions, machine, commit, command, data, and the recipe as it was when the run was begun
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "stopped", ...},
                    and "grown", "baked" or "padded" where the run begins where another one stood
-result.json        written once, when the run has finished
+result.json        written once, when the run has finished, with checksums of itself and of what it comes from
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
 lock, holder       held by the process that writes here, and its number
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,41 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from widthwise.config_io import UserError, parse_yaml, read_text
-from widthwise.files import fsync_file, parse_json, read_json_mapping, write_atomic, writing
+from widthwise.config_io import Config, UserError, differences, parse, parse_yaml, read_text, shortened, to_data
+from widthwise.files import (
+    FileRecord,
+    fsync_file,
+    is_at,
+    leftovers,
+    parse_json,
+    read_json_mapping,
+    reading,
+    write_atomic,
+    writing,
+)
+
+WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.json", "holder")
+"""What only the process that holds the run writes."""
+RECIPE = "recipe"
+"""Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
+CHECKSUMS = "checksums"
+"""Where result.json keeps those of its entries, and its seal."""
+MAY_CHANGE = "data."
+"""Paths of a recipe: data may move, as they have checksums of their own."""
+
+
+class Seal(Config):
+    """What a checkpoint or a result belongs to."""
+
+    recipe: str
+    """sha256 of the recipe that the run was begun with."""
+    metrics: FileRecord
+    """metrics.jsonl as it was then; later records come behind."""
+
+
+class _Checksums(Config):
+    seal: Seal
+    entries: dict[str, str]
 
 
 class RunDir:
@@ -28,6 +62,8 @@ class RunDir:
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
+        self._handle: int | None = None
+        """Of the folder, while it is locked."""
 
     @property
     def checkpoints(self) -> Path:
@@ -51,35 +87,110 @@ class RunDir:
         if self.exists:
             self.check_recipe(config_yaml)
             return
-        write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+        self._write_environment({**environment, RECIPE: config_yaml})
         write_atomic(self.path / "config.yaml", config_yaml)
 
     def check_recipe(self, config_yaml: str) -> None:
         """Raises UserError where the run was begun with another recipe."""
-        if parse_yaml(self.config_yaml(), "config.yaml") != parse_yaml(config_yaml, "recipe"):
-            raise UserError(f"{self.path}: holds a run of another recipe; choose another folder with --out")
+        if found := _differences(self.config_yaml(), config_yaml):
+            other = ", ".join(found[:3])
+            raise UserError(f"{self.path}: holds a run of another recipe ({other}); choose another folder with --out")
 
     def config_yaml(self) -> str:
-        """The resolved recipe. Raises UserError where `path` is not a run directory."""
+        """The resolved recipe. Raises UserError where `path` is no run directory, or its recipe was changed later."""
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml)")
-        return read_text(self.path / "config.yaml")
+        text = read_text(self.path / "config.yaml")
+        changes = [each for each in _differences(self._begun_with(text), text) if not each.startswith(MAY_CHANGE)]
+        if changes:
+            raise UserError(
+                f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; a changed "
+                "recipe is another run"
+            )
+        return text
+
+    def _begun_with(self, config_yaml: str) -> str:
+        """The recipe that the run was begun with; config_yaml where it comes from a version that did not keep it."""
+        path = self.path / "environment.json"
+        recipe = read_json_mapping(path).get(RECIPE, config_yaml) if path.is_file() else config_yaml
+        if not isinstance(recipe, str):
+            raise UserError(f"{path}: {RECIPE}: holds {type(recipe).__name__}, not text")
+        return recipe
 
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
-        return read_json_mapping(self.path / "environment.json")
+        found = read_json_mapping(self.path / "environment.json")
+        found.pop(RECIPE, None)
+        return found
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Writes down what was not known when the run was begun."""
-        write_atomic(self.path / "environment.json", json.dumps({**self.environment(), **records}, indent=2) + "\n")
+        recipe = self._begun_with(read_text(self.path / "config.yaml"))
+        self._write_environment({**self.environment(), **records, RECIPE: recipe})
+
+    def _write_environment(self, environment: Mapping[str, Any]) -> None:
+        write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+    def seal(self) -> Seal:
+        """What a checkpoint or result of this moment belongs to. Call when the records are safe on the disk."""
+        return Seal(recipe=self._recipe_sha256(), metrics=self._metrics_record())
+
+    def check_recipe_of(self, seal: Seal | None, of: str) -> None:
+        """Raises UserError where what is sealed belongs to another recipe.
+
+        seal: None of what a version wrote that had none; of: what is sealed, for errors.
+        """
+        if seal is not None and seal.recipe != self._recipe_sha256():
+            raise UserError(f"{self.path}: {of} belongs to a run of another recipe than config.yaml")
+
+    def check_seal(self, seal: Seal | None, of: str) -> None:
+        """As `check_recipe_of`; raises UserError too where records of that time are missing or others now."""
+        self.check_recipe_of(seal, of)
+        if seal is None:
+            return
+        wanted, found = seal.metrics, self._metrics_record(seal.metrics.n_bytes)
+        if found.n_bytes < wanted.n_bytes:
+            raise UserError(
+                f"{self._metrics}: has {found.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records "
+                "are missing"
+            )
+        if found != wanted:
+            raise UserError(f"{self._metrics}: its first {wanted.n_bytes} bytes were changed after {of} was written")
+
+    def _recipe_sha256(self) -> str:
+        return hashlib.sha256(self._begun_with(self.config_yaml()).encode()).hexdigest()
+
+    def _metrics_record(self, n_bytes: int = -1) -> FileRecord:
+        """The front of metrics.jsonl, or all of it."""
+        content = b""
+        if self._metrics.is_file():
+            with reading(self._metrics), open(self._metrics, "rb") as file:
+                content = file.read(n_bytes)
+        return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def result(self) -> dict[str, Any] | None:
-        """The result, or None while the run has not finished."""
+        """The result, or None while the run has not finished.
+
+        Raises UserError where it, the recipe or the records were changed after it was written.
+        """
         path = self.path / "result.json"
-        return read_json_mapping(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        found = read_json_mapping(path)
+        if CHECKSUMS not in found:  # of a version that wrote none
+            return found
+        checksums = parse(_Checksums, found.pop(CHECKSUMS), f"{path}: {CHECKSUMS}")
+        changes = [path for path, *_ in differences(checksums.entries, _digests(found))]
+        if changes:
+            raise UserError(f"{path}: {', '.join(changes[:3])} was changed after the run had finished")
+        self.check_seal(checksums.seal, "the result")
+        return found
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        write_atomic(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+        self.fsync_metrics()
+        checksums = _Checksums(seal=self.seal(), entries=_digests(result))
+        content = {**result, CHECKSUMS: to_data(checksums)}
+        write_atomic(self.path / "result.json", json.dumps(content, indent=2) + "\n")
 
     def append_metrics(self, records: list[dict[str, Any]]) -> None:
         """Appends records to metrics.jsonl, one line each. Raises UserError on a full disk."""
@@ -116,8 +227,42 @@ class RunDir:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
         with lock:
+            for path, name in leftovers(self.path):
+                if name in WRITTEN_WHOLE:
+                    path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
-            yield
+            self._handle = os.open(self.path, os.O_RDONLY)
+            try:
+                yield
+            finally:
+                os.close(self._handle)
+                self._handle = None
+
+    def follow(self) -> bool:
+        """Goes where somebody has moved the locked folder, if they have. Raises RunFailed where it is gone."""
+        if self._handle is None or is_at(self._handle, self.path):
+            return False
+        link = Path(f"/proc/self/fd/{self._handle}")
+        found = link.readlink() if link.is_symlink() else self.path
+        if not is_at(self._handle, found):
+            raise RunFailed(
+                f"{self.path}: was deleted or moved away while the run was at work; nothing more can be kept"
+            )
+        self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
+        return True
+
+
+def _differences(before: str, after: str) -> list[str]:
+    """What differs between two recipes, in words."""
+    if before == after:
+        return []
+    found = differences(parse_yaml(before, "recipe"), parse_yaml(after, "config.yaml"))
+    return [f"{path} from {shortened(old)} to {shortened(new)}" for path, old, new in found]
+
+
+def _digests(result: Mapping[str, Any]) -> dict[str, str]:
+    """A checksum of each entry, so that the one that was changed can be named."""
+    return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in result.items()}
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

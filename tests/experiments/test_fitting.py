@@ -30,8 +30,8 @@ def cost(d_model: int) -> dict[str, Any]:
     return {"params": params, "average_width": float(d_model), "kv_bytes_per_token": 4 * d_model, "virtual_width": 1.0}
 
 
-def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", **result: Any) -> Path:
-    recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": 5, "seed": seed}}
+def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", steps: int = 5, **result: Any) -> Path:
+    recipe = {"model": {"d_model": d_model, "residual": {"kind": kind}}, "train": {"steps": steps, "seed": seed}}
     run = RunDir(path)
     run.begin(yaml.safe_dump(recipe), {})
     found = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
@@ -100,9 +100,7 @@ def test_runs_of_one_recipe_are_seeds_of_one_point(tmp_path: Path) -> None:
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_points_of_their_own(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / str(steps), 32, tokens=100 * steps) for steps in (5, 10, 20)]
-    for run, steps in zip(runs, (5, 10, 20)):
-        (run / "config.yaml").write_text(yaml.safe_dump({"train": {"steps": steps, "seed": steps}}))
+    runs = [write_run(tmp_path / str(steps), 32, steps, steps=steps, tokens=100 * steps) for steps in (5, 10, 20)]
     assert by_group(gather(runs, Axes("tokens", "val_loss"))) == {"runs": [(500, 1), (1000, 1), (2000, 1)]}
 
 

@@ -1,6 +1,7 @@
 import json
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.pad import Multiples
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -255,9 +256,8 @@ def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source:
     grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6", "train.steps=7")
     first = resume(tmp_path / "grown")
     pad = pad_intended(Source.of(tmp_path / "grown"), Multiples(d_ff=64))
-    carry_out(Source.of(tmp_path / "grown"), pad, tmp_path / "padded")
-    longer = RunDir(tmp_path / "padded").path / "config.yaml"
-    longer.write_text(longer.read_text().replace("steps: 7,", "steps: 9,"))
+    longer = checked_copy(pad.recipe, "recipe", train=checked_copy(pad.recipe.train, "train", steps=9))
+    carry_out(Source.of(tmp_path / "grown"), replace(pad, recipe=longer), tmp_path / "padded")
     last = resume(tmp_path / "padded")
     per_token = [model.cost().training_flops(17) for model in (source.model, pad.plan.old, pad.plan.new)]
     assert per_token[0] < per_token[1] < per_token[2]

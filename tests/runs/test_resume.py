@@ -1,4 +1,5 @@
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
-from widthwise.run_dir import RunDir
+from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
@@ -63,6 +64,43 @@ def test_a_torn_last_record_is_written_again(finished, tmp_path):
     metrics.write_bytes(metrics.read_bytes()[:-20])
     resume(run)
     assert outcome(run) == outcome(finished)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "message"),
+    [
+        ("config.yaml", "lr: 0.01", "lr: 0.21", r"config\.yaml: .* optimizer\.lr from 0\.01 to 0\.21"),
+        (
+            "metrics.jsonl",
+            '{"step": 4',
+            '{"step": 3',
+            r"metrics\.jsonl: its first \d+ bytes were changed .*step_00000006",
+        ),
+        ("metrics.jsonl", None, "", r"metrics\.jsonl: has 0 bytes, and had \d+ when step_00000006 was written"),
+    ],
+)
+def test_what_was_changed_since_the_checkpoint_is_named(finished, tmp_path, name, before, after, message):
+    run = unfinished_copy(finished, tmp_path / "run", 6)
+    content = (run / name).read_text()
+    assert before is None or before in content
+    (run / name).write_text(content.replace(content if before is None else before, after, 1))
+    with pytest.raises(UserError, match=message):
+        resume(run)
+
+
+def test_a_run_that_is_moved_while_it_is_trained_goes_on_there(finished, tmp_path):
+    path, moved = tmp_path / "run", tmp_path / "moved"
+    result = train(tiny_recipe(), path, Listener(lambda step: step == 5 and path.rename(moved)))
+    assert not path.exists()
+    assert outcome(moved) == outcome(finished)
+    assert result["notes"] == [f"{path}: was moved to {moved} while the run was at work; it goes on there"]
+
+
+def test_a_run_that_is_deleted_while_it_is_trained_fails_and_leaves_nothing(tmp_path):
+    path = tmp_path / "run"
+    with pytest.raises(RunFailed, match="run: was deleted"):
+        train(tiny_recipe(), path, Listener(lambda step: step == 5 and shutil.rmtree(path)))
+    assert not path.exists()
 
 
 def damage(file: Path) -> None:

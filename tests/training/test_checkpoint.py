@@ -2,16 +2,20 @@ import errno
 import json
 import re
 import shutil
+from collections import deque
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
+from widthwise.files import FileRecord
 from widthwise.model.decoder import build
 from widthwise.training import checkpoint
+from widthwise.training.state import RunState
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
 FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
@@ -38,10 +42,11 @@ def saved(folder: Path, *steps: int) -> list[Path]:
 @pytest.mark.parametrize("optimizers", [(), (MUON,)])
 def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie, optimizers):
     model, optimizer = trained(1, f"model.tie_embeddings={tie}", *optimizers)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, {"losses": [0.1, 1 / 3]})
+    state = RunState(window_steps=3, step=7, unlogged_losses=[0.1, 1 / 3], recent_losses=deque([2 / 3]))
+    path = checkpoint.save(tmp_path, 7, model, optimizer, state.as_data())
     drawn = torch.rand(3)
     other, other_optimizer = trained(2, f"model.tie_embeddings={tie}", *optimizers)
-    assert checkpoint.load(path, other, other_optimizer) == {"losses": [0.1, 1 / 3]}
+    assert checkpoint.load(path, other, other_optimizer) == state
     assert torch.equal(torch.rand(3), drawn)
     for (name, ours), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -193,3 +198,58 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
 def test_steps_of_any_length_are_ordered_as_numbers(tmp_path):
     paths = saved(tmp_path, 99_999_999, 100_000_000)
     assert checkpoint.checkpoint_paths(tmp_path) == paths[::-1]
+
+
+def vouch_for(path: Path) -> None:
+    """Makes the manifest right for whatever the files hold."""
+    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
+    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint.FILES}
+    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+
+
+WRONG_TENSORS = {
+    "no tensors": (checkpoint.MODEL, lambda tensors: tensors.clear()),
+    "weights that are whole numbers": (
+        checkpoint.MODEL,
+        lambda tensors: tensors.update({key: value.long() for key, value in tensors.items()}),
+    ),
+    "a moment of no parameter": (checkpoint.OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
+    "a parameter without a moment": (checkpoint.OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
+    "a moment of another shape": (
+        checkpoint.OPTIMIZER,
+        lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)}),
+    ),
+    "no random state": (checkpoint.RNG, lambda tensors: tensors.clear()),
+    "a random state that is none": (checkpoint.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
+def test_a_right_manifest_of_wrong_tensors_is_refused(tmp_path, name, change):
+    model, optimizer = trained(1)
+    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
+    tensors = load_file(path / name)
+    change(tensors)
+    save_file(tensors, path / name)
+    vouch_for(path)
+    assert checkpoint.latest_valid(tmp_path) == (path, [])
+    with pytest.raises(UserError, match=name):
+        checkpoint.load(path, *trained(2))
+
+
+@pytest.mark.parametrize("name", checkpoint.FILES)
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 100, b'{"step": "x"}', b'{"window_steps": 1, "steps": 7}'])
+def test_a_right_manifest_of_no_content_is_refused(tmp_path, name, content):
+    model, optimizer = trained(1)
+    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
+    (path / name).write_bytes(content)
+    vouch_for(path)
+    with pytest.raises(UserError, match=name):
+        checkpoint.load(path, *trained(2))
+
+
+def test_a_state_of_another_step_is_refused(tmp_path):
+    model, optimizer = trained(1)
+    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=6).as_data())
+    with pytest.raises(UserError, match=r"state\.json: step: got 6; must be 7"):
+        checkpoint.load(path, model, optimizer)

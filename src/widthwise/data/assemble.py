@@ -19,7 +19,7 @@ from widthwise.data.prepared import (
     is_prepared,
 )
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import FileRecord, fsync_folder, write_atomic, writing
+from widthwise.files import FileRecord, fsync_folder, is_at, write_atomic, writing
 
 
 def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False) -> PreparedData:
@@ -95,7 +95,7 @@ def _own_folder(folder: Path) -> Iterator[Path]:
             left_behind.unlink()
         yield folder
     finally:
-        if _is_at(handle, folder):
+        if is_at(handle, folder):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
 
@@ -110,13 +110,6 @@ def _lock_folder(folder: Path) -> int:
             except FileNotFoundError:
                 continue  # another process finished and renamed it between the two calls
             fcntl.flock(handle, fcntl.LOCK_EX)
-        if _is_at(handle, folder):
+        if is_at(handle, folder):
             return handle
         os.close(handle)  # the folder we waited for was renamed or removed
-
-
-def _is_at(handle: int, folder: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), folder.stat())
-    except FileNotFoundError:
-        return False

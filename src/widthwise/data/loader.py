@@ -90,7 +90,9 @@ class Loader:
                 raise UserError(
                     f"resume: the saved {key} is {state.get(key)}, this run's is {own[key]}; they must be equal"
                 )
-        self.step = int(state["step"])
+        if state.get("step", -1) < 0:
+            raise UserError(f"resume: the saved step is {state.get('step')}; must be a whole number from 0")
+        self.step = state["step"]
 
 
 def held_out_batches(

@@ -185,3 +185,16 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Gives every group lr times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]
+
+
+def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Size]]:
+    """What an optimizer built here keeps of each parameter after its first step, by name."""
+    parts = optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,)
+    return {
+        parameter: {"momentum_buffer": parameter.shape}
+        if isinstance(part, torch.optim.Muon)
+        else {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
+        for part in parts
+        for group in part.param_groups
+        for parameter in group["params"]
+    }

@@ -103,7 +103,7 @@ def write_run(
         earlier = [each for each in source.metrics() if each["step"] <= state.step]
         partial.append_metrics([*earlier, dict(record)])
         partial.fsync_metrics()
-        checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data())
+        partial.begin(to_yaml(recipe), {**environment(), **identity})
+        checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data(), partial.seal())
         for name, content in files.items():
             write_atomic(partial.path / name, content)
-        partial.begin(to_yaml(recipe), {**environment(), **identity})

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file
 
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
+from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.import_ import IMPORTED
@@ -37,7 +37,7 @@ def export_run(
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     plan = bake_plan(recipe.model_at(step), one_eps=True)
     hf_config(plan.new, n_positions)  # before gigabytes are read
-    weights = dict(plan.weights(load_file(found / checkpoint.MODEL)))
+    weights = dict(plan.weights(checkpoint.read_weights(found, blueprint(plan.old))))
     tokenizer = _tokenizer_if_any(run)
     surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
     model_type = export_hf(plan.new, weights, out, surroundings, DTYPES[dtype])

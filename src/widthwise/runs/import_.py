@@ -9,7 +9,7 @@ import torch
 from widthwise.config_io import UserError, apply_override, read_recipe, read_text, to_data, to_yaml
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import file_sha256
+from widthwise.files import file_sha256, new_folder
 from widthwise.interop.hf_import import Imported, import_hf
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -52,11 +52,12 @@ def import_run(
     for override in overrides:
         apply_override(sections, override)
     resolved = _recipe(imported, tokenizer, sections, str(recipe or source))
-    with run.locked():
-        _write_checkpoint(run, resolved, imported)
+    with new_folder(run.path) as folder:
+        partial = RunDir(folder)
+        partial.begin(to_yaml(resolved), {**environment(), **_provenance(Path(source), imported, tokenizer)})
         if tokenizer is not None:
-            tokenizer.save(run.tokenizer_folder)
-        run.begin(to_yaml(resolved), {**environment(), **_provenance(Path(source), imported, tokenizer)})
+            tokenizer.save(partial.tokenizer_folder)
+        _write_checkpoint(partial, resolved, imported)
     return {
         "run": str(run.path),
         "model_type": imported.model_type,
@@ -90,7 +91,7 @@ def _write_checkpoint(run: RunDir, recipe: Recipe, imported: Imported) -> None:
     model.set_weights(imported.weights.items())
     optimizer = recipe.optimizer.build(model)
     state = RunState(recipe.train.loss_window_steps)
-    checkpoint.save(run.checkpoints, 0, model, optimizer, state.as_data())
+    checkpoint.save(run.checkpoints, 0, model, optimizer, state.as_data(), run.seal())
 
 
 def _provenance(source: Path, imported: Imported, tokenizer: Tokenizer | None) -> dict[str, Any]:

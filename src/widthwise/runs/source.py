@@ -33,6 +33,7 @@ class Source:
         run = RunDir(path)
         recipe = saved_recipe(run)
         found, damages = newest_checkpoint(run)
+        run.check_seal(checkpoint.seal_of(found), found.name)
         return cls(run, recipe, found, tuple(damages))
 
     @property
@@ -58,6 +59,6 @@ class Source:
         """Weights and optimizer state by parameter, and where the run stands. Sets torch's random state."""
         model = build(self.model, seed=0)
         optimizer = self.optimizer.build(model)
-        state = RunState(**checkpoint.load(self.newest, model, optimizer))
+        state = checkpoint.load(self.newest, model, optimizer)
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         return weights, state_by_name(model, optimizer), state

@@ -45,6 +45,7 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint.Damage]]:
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
+    run.check_recipe_of(checkpoint.seal_of(found), found.name)
     return found, damages
 
 

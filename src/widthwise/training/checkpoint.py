@@ -5,7 +5,7 @@ checkpoints/step_00000100/
     optimizer.safetensors   PARAMETER.exp_avg, PARAMETER.exp_avg_sq, PARAMETER.step; of Muon PARAMETER.momentum_buffer
     rng.safetensors         states of torch's generators
     state.json              where the run stands (training/state.py)
-    manifest.json           size and sha256 of the files above, written last
+    manifest.json           size and sha256 of the files above, and the seal of the run, written last
 """
 
 import json
@@ -22,8 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json
+from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json, read_json_mapping
 from widthwise.model.decoder import Decoder
+from widthwise.recipe.optimizer import state_shapes
+from widthwise.run_dir import Seal
+from widthwise.training.state import RunState
 
 FORMAT_VERSION = 1
 MODEL = "model.safetensors"
@@ -40,6 +43,8 @@ class Manifest(Config):
     format_version: int
     step: int
     files: dict[str, FileRecord]
+    seal: Seal | None = None
+    """None in checkpoints of versions that wrote none."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +89,14 @@ def latest_valid(folder: Path) -> tuple[Path | None, list[Damage]]:
     return None, damages
 
 
+def _manifest(path: Path) -> Manifest:
+    return parse(Manifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
+
+
 def find_damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None. Reads every byte."""
     try:
-        manifest = parse(Manifest, read_json(path / MANIFEST), MANIFEST)
+        manifest = _manifest(path)
         identity = (manifest.format_version, _name(manifest.step), set(manifest.files))
         if identity != (FORMAT_VERSION, path.name, set(FILES)):
             return f"{MANIFEST} is not of this checkpoint, or of another version"
@@ -102,7 +111,19 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
+def seal_of(path: Path) -> Seal | None:
+    """What a valid checkpoint belongs to, if it says so."""
+    return _manifest(path).seal
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    seal: Seal | None = None,
+) -> Path:
     """Writes the checkpoint of a step; when this returns, it survives a power cut. Raises UserError on a full disk.
 
     A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
@@ -116,9 +137,12 @@ def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimiz
         _save_tensors(_rng_states(), partial / RNG)
         _save_json(state, partial / STATE)
         manifest = Manifest(
-            format_version=FORMAT_VERSION, step=step, files={name: FileRecord.of(partial / name) for name in FILES}
+            format_version=FORMAT_VERSION,
+            step=step,
+            files={name: FileRecord.of(partial / name) for name in FILES},
+            seal=seal,
         )
-        _save_json(manifest.model_dump(), partial / MANIFEST)
+        _save_json(manifest.model_dump(exclude_none=True), partial / MANIFEST)
         fsync_folder(partial)
         if path.exists():
             shutil.rmtree(path)
@@ -133,22 +157,68 @@ def save(folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimiz
 
 def load_weights(path: Path, model: Decoder) -> None:
     """Fills the model from a valid checkpoint. Raises UserError where they do not fit."""
-    _copy_into(_weights(model), load_file(path / MODEL), path / MODEL)
+    saved = read_weights(path, model)
+    for name, target in _weights(model).items():
+        target.copy_(saved[name])
 
 
-def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Fills model, optimizer and random generators from a valid checkpoint and returns its state."""
+def read_weights(path: Path, model: Decoder) -> dict[str, Tensor]:
+    """The weights of a valid checkpoint. Raises UserError where they do not fit the model, which may have none yet."""
+    saved = _load_tensors(path / MODEL)
+    _check_shapes(saved, {name: tensor.shape for name, tensor in _weights(model).items()}, path / MODEL)
+    return saved
+
+
+def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunState:
+    """Fills model, optimizer and random generators from a valid checkpoint and returns where the run stood.
+
+    Raises UserError where what it holds is of another model, optimizer or step.
+    """
     load_weights(path, model)
-    parameters = dict(model.named_parameters())
-    for key, value in load_file(path / OPTIMIZER).items():
+    _load_optimizer(path / OPTIMIZER, model, optimizer)
+    _load_rng(path / RNG)
+    state = RunState.read(read_json_mapping(path / STATE), f"{path / STATE}")
+    if state.step != step_of(path):
+        raise UserError(f"{path / STATE}: step: got {state.step}; must be {step_of(path)}")
+    return state
+
+
+def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
+    """A parameter has all that its optimizer keeps of it, or nothing, as one that is new."""
+    parameters, shapes, saved = dict(model.named_parameters()), state_shapes(optimizer), _load_tensors(path)
+    begun = {key.rpartition(".")[0] for key in saved} & parameters.keys()
+    wanted = {f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()}
+    _check_shapes(saved, wanted, path)
+    for key, value in saved.items():
         name, _, part = key.rpartition(".")
         # Copied, because a tensor may lie anywhere in a mapped file, and kernels may round differently by alignment.
         optimizer.state[parameters[name]][part] = value.to(parameters[name].device, copy=True)
-    random = load_file(path / RNG)
-    torch.set_rng_state(random["cpu"].clone())
-    if "cuda" in random and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random["cuda"].clone())
-    return read_json(path / STATE)
+
+
+def _load_rng(path: Path) -> None:
+    states = _load_tensors(path)
+    try:
+        torch.set_rng_state(states["cpu"].clone())
+        if "cuda" in states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(states["cuda"].clone())
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path}: holds no state of torch's generators ({error})") from None
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _check_shapes(found: Mapping[str, Tensor], wanted: Mapping[str, torch.Size], path: Path) -> None:
+    for name in wanted.keys() | found.keys():
+        shapes = [tuple(found[name].shape) if name in found else None, tuple(wanted[name]) if name in wanted else None]
+        if shapes[0] != shapes[1]:
+            raise UserError(f"{path}: {name} has shape {shapes[0]}; must be {shapes[1]}")
+        if not found[name].is_floating_point():
+            raise UserError(f"{path}: {name} is of type {found[name].dtype}; must be a float")
 
 
 def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
@@ -198,15 +268,6 @@ def _rng_states() -> dict[str, Tensor]:
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state()
     return states
-
-
-def _copy_into(targets: Mapping[str, Tensor], saved: Mapping[str, Tensor], where: Path) -> None:
-    for name in targets.keys() | saved.keys():
-        shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (targets, saved)]
-        if shapes[0] != shapes[1]:
-            raise UserError(f"{where}: {name} has shape {shapes[1]}, the model needs {shapes[0]}")
-    for name, target in targets.items():
-        target.copy_(saved[name])
 
 
 def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:

@@ -54,10 +54,11 @@ class TrainingLoop:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
         path, self._damaged = checkpoint.latest_valid(self.run.checkpoints)
         if path is not None:
+            self.run.check_seal(checkpoint.seal_of(path), path.name)
             phase = self.recipe.phase_at(checkpoint.step_of(path))
             if phase.start > 0:
                 self.learner = Learner.untrained(self.recipe, phase, self.learner.device)
-            self.state = RunState(**checkpoint.load(path, self.learner.model, self.learner.optimizer))
+            self.state = checkpoint.load(path, self.learner.model, self.learner.optimizer)
             if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
                 self.loader.load_state_dict(self.state.loader)
             self.learner.objective.load_state(self.state.width_prices)
@@ -198,10 +199,16 @@ class TrainingLoop:
         )
 
     def _record(self, event: str, **values: Any) -> None:
+        self._follow()
         record = {"step": self.state.step, "event": event, **values}
         self.run.append_metrics([record])
         self._recorded[event] = record["step"]
         self.observer.record(record)
+
+    def _follow(self) -> None:
+        before = self.run.path
+        if self.run.follow():
+            self.note(f"{before}: was moved to {self.run.path} while the run was at work; it goes on there")
 
     def _save_if_due(self, must_save: bool) -> None:
         """Saves a checkpoint unless the loss says that it would be of a failed run."""
@@ -213,10 +220,10 @@ class TrainingLoop:
         self.state.loader = self.loader.state_dict()
         self.state.width_prices = self.learner.objective.state()
         self.state.wall_seconds = self.wall_seconds
+        self._follow()
         self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
-        checkpoint.save(
-            self.run.checkpoints, self.state.step, self.learner.model, self.learner.optimizer, self.state.as_data()
-        )
+        learner, state = self.learner, self.state.as_data()
+        checkpoint.save(self.run.checkpoints, self.state.step, learner.model, learner.optimizer, state, self.run.seal())
         self._saved_step = self.state.step
         self._prune()
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from widthwise.config_io import UserError
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
@@ -105,7 +106,9 @@ class WidthBudget:
         return self.prices.tolist()
 
     def load_state(self, prices: Sequence[float]) -> None:
-        """Goes on with the prices of `state`."""
+        """Goes on with the prices of `state`. Raises UserError where they are not as many as there are."""
+        if len(prices) != len(self.state()):
+            raise UserError(f"resume: the saved width_prices are {len(prices)}; must be {len(self.state())}")
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:

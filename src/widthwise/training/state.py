@@ -1,13 +1,20 @@
 """Where a run stands: what a checkpoint holds besides tensors."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
+
+import pydantic
+
+from widthwise.config_io import UserError
 
 
 @dataclass
 class RunState:
     """Counts and losses of the steps done. Floats go through JSON and back unchanged."""
+
+    __pydantic_config__: ClassVar = pydantic.ConfigDict(extra="forbid")
 
     window_steps: int
     """Steps the reported training loss is averaged over."""
@@ -35,6 +42,15 @@ class RunState:
         self.recent_losses.append(loss)
         self.unlogged_losses.append(loss)
 
+    @classmethod
+    def read(cls, data: Mapping[str, Any], where: str) -> Self:
+        """From the data that `as_data` gave. Raises UserError, which begins with `where`, for others."""
+        try:
+            return pydantic.TypeAdapter(cls).validate_python(data)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
     def as_data(self) -> dict[str, Any]:
-        """The state as plain data; `RunState(**data)` reads it back."""
+        """The state as plain data; `read` reads it back."""
         return {**vars(self), "recent_losses": list(self.recent_losses)}
