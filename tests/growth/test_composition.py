@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore:ffn.score ln_mean"),
 ]
-N_BATCHES, BATCH = 8, 20
+N_BATCHES, BATCH = 5, 20
 EMBEDDING_STDS = (0.3, 0.02, 1e-3)
 APPLIED: Counter[str] = Counter()
 """How often each expansion was part of a composition; SEEDS: the compositions."""
@@ -74,13 +74,12 @@ def test_compositions_keep_logits_losses_gradients_and_the_way_back(batch):
 def test_compositions_contain_every_expansion_often():
     if len(SEEDS) < N_BATCHES * BATCH:
         pytest.skip("needs all compositions")
-    assert {name: n for name in OPERATIONS if (n := APPLIED[name]) < 5} == {}
+    assert {name: n for name in OPERATIONS if (n := APPLIED[name]) < 3} == {}
 
 
-@pytest.mark.parametrize("batch", range(2))
-def test_everything_new_learns_after_three_steps_at_most(batch):
+def test_everything_new_learns_after_three_steps_at_most():
     """Of growths without a step in between; one growth needs two, see `test_expansions`."""
-    for seed in range(batch * 20, (batch + 1) * 20):
+    for seed in range(25):
         grown, names = composed(seed)
         weights, tokens = grown.weights(with_random_weights(grown.config, seed), seed), tokens_for(seed, batch=4)
         never, cannot, is_new = unmoved(grown.now, weights, tokens, 3), None, grown.is_new()
