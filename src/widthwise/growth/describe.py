@@ -56,7 +56,10 @@ def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
     yield from new.residual.growth_in_words(old.residual)
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
-        yield f"learned positions: {n_before} -> {n_after}"
+        yield f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first")
+    if new.mtp is not None and old.mtp is None:
+        n = new.mtp.n_depths
+        yield f"further heads: {n} added, which the model does not read (multi-token prediction)"
 
 
 def _added(layer: LayerConfig) -> str:
@@ -85,6 +88,9 @@ def _width(old: LayerConfig, new: LayerConfig, stream: StreamMap) -> Iterator[st
 
 
 def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
+    for name, of in (("bias", "of queries, keys and values"), ("out_bias", "behind the heads")):
+        if getattr(new, name) and not getattr(old, name):
+            yield f"attention biases {of} added, 0 at first"
     if new.n_heads != old.n_heads:
         yield f"attention {old.n_heads} -> {new.n_heads} heads (head addition)"
     if new.n_kv_heads != old.n_kv_heads:

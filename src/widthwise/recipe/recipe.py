@@ -15,6 +15,7 @@ from widthwise.data.prepared import PreparedData
 from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
+from widthwise.model.token_widths import dynamic_layers
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
@@ -167,8 +168,8 @@ class Recipe(Config):
             )
         if model.mtp is not None and model.mtp.n_depths >= self.seq_len:
             raise UserError(f"model.mtp.n_depths: got {model.mtp.n_depths}; must be less than seq_len = {self.seq_len}")
-        if self.train.width_budget is not None:
-            self.train.width_budget.check(model)
+        if self.train.width_budget is not None and (dynamic_layers(model) or model is self.final_model):
+            self.train.width_budget.check(model)  # a model that becomes dynamic by growth has no widths before
         if self.train.nested is not None:
             self.train.nested.check(model)
 

@@ -169,7 +169,7 @@ def certify(
     where not given. The caller's random state stays as it was.
     """
     dtype = torch.float64 if _fits(plan, torch.float64) else torch.float32
-    bounds, tokens = BOUNDS[dtype], _tokens(plan.old, seed) if tokens is None else tokens
+    bounds, tokens = BOUNDS[dtype], _tokens(plan, seed) if tokens is None else tokens
     new = {name: weight.detach() for name, weight in new_weights.items()}
     old = {name: weight.detach().to(dtype) for name, weight in old_weights.items()}
     grown = new if dtype != torch.float64 else dict(plan.weights(old, seed, fresh))
@@ -179,7 +179,8 @@ def certify(
         torch.random.fork_rng(devices=[]),
     ):
         before = measured(plan.old, old, tokens, seed)
-        after = measured(plan.new, grown, tokens, seed)
+        # Heads that join have a loss of their own, which the old model knew nothing of.
+        after = measured(plan.new, grown, tokens, seed, further_heads=float(plan.old.mtp is not None))
         logit_difference = largest(before.logits - after.logits)
         stored_difference = logit_difference
         if any(not torch.equal(new[name].to(dtype), weight) for name, weight in grown.items()):
@@ -215,6 +216,7 @@ def _fits(plan: Plan, dtype: torch.dtype) -> bool:
     return (2 * n_old + 6 * n_new) * dtype.itemsize <= free_memory() / 2
 
 
-def _tokens(model: ModelConfig, seed: int) -> Tensor:
-    n_tokens = N_TOKENS if model.positions is None else min(N_TOKENS, model.positions.n_positions)
-    return torch.randint(model.vocab_size, (N_SEQUENCES, n_tokens), generator=torch.Generator().manual_seed(seed))
+def _tokens(plan: Plan, seed: int) -> Tensor:
+    n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
+    n_tokens = min([N_TOKENS, *n_positions])
+    return torch.randint(plan.old.vocab_size, (N_SEQUENCES, n_tokens), generator=torch.Generator().manual_seed(seed))

@@ -45,9 +45,11 @@ class Measured:
     """By parameter."""
 
 
-def measured(config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int) -> Measured:
-    """Logits, and gradients of the loss of predicting the next token, further heads included."""
-    model = decoder_of(_with_further_heads_whole(config), weights, next(iter(weights.values())).dtype)
+def measured(
+    config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, further_heads: float = 1.0
+) -> Measured:
+    """Logits, and gradients of the loss of predicting the next token and so many times that of further heads."""
+    model = decoder_of(_with_further_heads(config, further_heads), weights, next(iter(weights.values())).dtype)
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
     model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
@@ -68,11 +70,11 @@ def _gradients(model: Decoder) -> dict[str, Tensor]:
     }
 
 
-def _with_further_heads_whole(config: ModelConfig) -> ModelConfig:
-    """With all that further heads contribute. Losses that steer routers do not arise in evaluation."""
+def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
+    """With what further heads contribute times a coefficient. Losses that steer routers do not arise in evaluation."""
     if config.mtp is None:
         return config
-    mtp = config.mtp.model_copy(update={"coefficient": 1.0, "final_coefficient": None})
+    mtp = config.mtp.model_copy(update={"coefficient": coefficient, "final_coefficient": None})
     return config.model_copy(update={"mtp": mtp})
 
 
@@ -101,7 +103,7 @@ def liveness_of(
     """Takes the steps as training does, auxiliary losses included, and looks which new entries ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}
     torch.manual_seed(seed)  # of masks that are drawn
-    model = decoder_of(plan.new, weights, dtype).train()
+    model = decoder_of(_with_further_heads(plan.new, 1.0), weights, dtype).train()
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
     alive = {name: torch.zeros_like(found) for name, found in is_new.items()}

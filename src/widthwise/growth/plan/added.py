@@ -15,6 +15,7 @@ from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
 from widthwise.model.init import fill, initial_std
 from widthwise.model.norm import After
+from widthwise.model.positions import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """Whether the old model has not the parameter of that name."""
@@ -26,8 +27,18 @@ def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> T
     """Of a parameter of a part that the old model has not. name: of the parameter."""
     silent = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=silent) for n in owner.weight.shape)
-    in_sublayer = any(part in SUBLAYERS for part in name.split("."))  # the residual is heard from the start
-    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=in_sublayer))
+    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
+
+
+def _is_free(name: str, model: Decoder) -> bool:
+    """Whether a parameter of a new part may be anything, where it does not have to be 0.
+
+    The residual is heard from the start, and a feed-forward says which of its parts are.
+    """
+    layer, _, inside = name.partition(".ffn.")
+    if inside:
+        return inside.split(".")[0] not in model.get_submodule(layer).config.ffn.heard  # pyright: ignore
+    return any(part in SUBLAYERS for part in name.split("."))
 
 
 def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
@@ -60,6 +71,10 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     owner_name, owner = list(owners.items())[-1]
     if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
         return True  # it fills coordinates that nobody had
+    if isinstance(owner, LearnedPositions):
+        return True
+    if path[0] == "depths" and is_added(f"depths.{path[1]}.w_join.weight"):
+        return False  # nobody reads a new head
     sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
     if sublayer is None:
         return False
@@ -68,6 +83,8 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner = owners[owner_name]
         if isinstance(owner, Norm):
             return isinstance(owner, After)  # whose bias would be written too
+        if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
+            return True  # of a matrix that is heard already
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
     if isinstance(owner, After):
         return owner is behind

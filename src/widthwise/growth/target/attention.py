@@ -4,7 +4,7 @@ from typing import Any
 
 from widthwise.config_io import UserError, mistakes_at
 from widthwise.growth.maps.attention import AttentionMaps, frequency_places
-from widthwise.model.agreement import all_must_agree, must_agree
+from widthwise.model.agreement import may_be_added, must_agree
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.qk_norm import QKNormConfig
 
@@ -16,7 +16,8 @@ def grown_attention(old: AttentionConfig, new: AttentionConfig, where: str) -> A
     """
     path = f"{where}.attention"
     with mistakes_at(path):
-        all_must_agree(("bias", "out_bias"), old, new)
+        for name in ("bias", "out_bias"):
+            may_be_added(name, getattr(old, name), getattr(new, name))
     frequencies = _rotation(old, new)
     qk_norm = _qk_norm(old, new, path)
     grown = new.model_copy(update={"scale": old.scale, **frequencies, "qk_norm": qk_norm})

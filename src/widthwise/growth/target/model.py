@@ -11,7 +11,7 @@ from widthwise.config_io import UserError, checked_copy, mistakes_at
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.maps.stream import StreamMap, check_added, stream_map
 from widthwise.growth.target.attention import added_attention, grown_attention
-from widthwise.model.agreement import all_must_agree, must_agree
+from widthwise.model.agreement import all_must_agree, may_be_added, must_agree, must_stay
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
@@ -23,9 +23,10 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     """`wanted` with the constants of `old`. Raises UserError where what is wanted would be another function."""
     for model in (old, wanted):
         _check_known(model)
-    all_must_agree(("vocab_size", "tie_embeddings", "embedding_multiplier", "logit_multiplier"), old, wanted)
-    if old.positions is None or wanted.positions is None:
-        must_agree("positions", old.positions, wanted.positions)
+    all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
+    must_stay(("tie_embeddings",), old, wanted)
+    may_be_added("positions", old.positions, wanted.positions)
+    may_be_added("mtp", old.mtp, wanted.mtp)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
     stream = stream_map(old, wanted, correspondence.pairs())
     check_added(wanted, correspondence.layers)
@@ -96,6 +97,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
         # A norm behind a sublayer sees its update, which is 0 in coordinates that are new to it.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     attention = grown_attention(old.attention, new.attention, where)
+    _check_norms_stay(old, new, f"{where}.ffn.norm")
     with mistakes_at(f"{where}.ffn"):
         ffn = new.ffn.with_constants_of(old.ffn, reads_more=old.d_model != new.d_model)
     return new.model_copy(update={**norms, "attention": attention, "ffn": ffn})
@@ -116,6 +118,13 @@ def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> L
     return layer.model_copy(update=changes)
 
 
+def _check_norms_stay(old: LayerConfig, new: LayerConfig, where: str) -> None:
+    """Raises UserError where the feed-forward becomes another kind whose norms stand elsewhere."""
+    before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
+    if type(old.ffn) is not type(new.ffn) and before != after and (before, after) != ("pre", "shared"):
+        must_agree(where, before, after)
+
+
 def _reads_normed(layer: LayerConfig) -> bool:
     """Whether the norms of its feed-forward stand before it."""
     return layer.ffn.norm_placement(layer.norm_placement) in ("pre", "shared")
@@ -124,10 +133,9 @@ def _reads_normed(layer: LayerConfig) -> bool:
 def _mtp(old: ModelConfig, wanted: ModelConfig, stream: StreamMap) -> MTPConfig | None:
     before, after = old.mtp, wanted.mtp
     if before is None or after is None:
-        must_agree("mtp", before, after)
-        return None
+        return after
     with mistakes_at("mtp"):
-        all_must_agree(("n_depths", "share_reduce"), before, after)
+        must_stay(("n_depths", "share_reduce"), before, after)
     for name in ("slot_norm", "final_norm"):
         _check_norm(f"mtp.{name}", getattr(before, name), getattr(after, name))
     slots = old.residual.slot_shape(old.d_model)[1], wanted.residual.slot_shape(wanted.d_model)[1]

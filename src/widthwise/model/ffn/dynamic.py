@@ -18,17 +18,24 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from widthwise.config_io import Config, options_of
+from widthwise.config_io import Config, mistakes_at, options_of
 from widthwise.kernels import sliced_swiglu, swiglu
 from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
-from widthwise.model.agreement import must_agree
+from widthwise.model.agreement import must_stay
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.swiglu import swiglu_cost
+from widthwise.model.ffn.interface import (
+    Blocks,
+    Choices,
+    FeedForward,
+    FFNConfig,
+    HiddenWidthTemplate,
+    register_ffn,
+)
+from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.ffn.unit_ranks import grown_centres, old_index
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
@@ -65,6 +72,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
+    heard = ("score", "bias", "mask")
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
     """Units."""
@@ -111,10 +119,16 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return DynamicWidth(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Units keep their ranks, and widths, centres and temperatures the sizes they were meant for."""
+        """Units keep their ranks, and widths, centres and temperatures the sizes they were meant for.
+
+        A SwiGLU becomes a layer in which every token starts with all units.
+        """
+        if isinstance(old, SwiGLUConfig):
+            return self._started_whole()
         super().with_constants_of(old, reads_more)
         assert isinstance(old, DynamicConfig)
-        must_agree("mask.kind", old.mask.kind, self.mask.kind)
+        with mistakes_at("mask"):
+            must_stay(("kind",), old.mask, self.mask)
         if reads_more and old.score.is_stream_mean:
             raise ValueError(
                 f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
@@ -125,8 +139,34 @@ class DynamicConfig(WidthChoice, FFNConfig):
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
+    def _started_whole(self) -> "DynamicConfig":
+        """With a level at the start at which the mask of every unit is exactly 1, whatever the token.
+
+        The width then reaches a quarter of a unit beyond the centre of the last. Raises ValueError where no level does
+        that.
+        """
+        if not self.mask.is_exact:
+            raise ValueError(
+                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width, or draws widths; a "
+                "swiglu becomes a dynamic feed-forward with ste, hard or none"
+            )
+        if self.mask.has_width and not self.score.starts_at_zero:
+            raise ValueError(
+                f"score.kind: got {self.score.kind}, which starts at another number for every token; a swiglu becomes "
+                "a dynamic feed-forward with linear, mlp, token or const"
+            )
+        if self.grown_from:
+            raise ValueError(f"grown_from: got {list(self.grown_from)}; a swiglu has units of one growth only")
+        n_chosen = self.d_ff * (1 - self.min_fraction)
+        return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
+
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
-        return old_index(self.sizes) if n_new > n_old else range(n_old)
+        return old_index(self.sizes) if self.grown_from and n_new > n_old else super().units_before(n_old, n_new)
+
+    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        if isinstance(old, SwiGLUConfig):
+            yield f"feed-forward {old.kind} -> {self.kind}, every token with all units at first (conversion)"
+        yield from super().growth_in_words(old, blocks)
 
     def left_by_bake(self) -> Iterator[str]:
         if self.grown_from:

@@ -10,11 +10,11 @@ import pydantic
 from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
-from widthwise.model.agreement import must_agree
+from widthwise.model.agreement import must_stay
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.swiglu import SwiGLU, swiglu_cost
+from widthwise.model.ffn.swiglu import SwiGLU, SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
@@ -37,7 +37,7 @@ class BlockOptions(Config):
 class HourglassConfig(BlockOptions, FFNConfig):
     """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
 
-    kept = ("share_weights", "norm", "block_multiplier")
+    kept = ("norm", "block_multiplier")
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks
@@ -92,9 +92,16 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.norm or placement
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
+        """A SwiGLU becomes the first block, and the others are added."""
+        if isinstance(old, SwiGLUConfig):
+            if self.share_weights and self.n_blocks > 1:
+                raise ValueError(
+                    "share_weights: got True; an added block starts silent, which it cannot with the matrices of the "
+                    "first"
+                )
+            return self
         grown = super().with_constants_of(old, reads_more)
-        if self.share_weights:
-            must_agree("n_blocks", old.n_residual_additions, self.n_blocks)
+        must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
         return grown
 
     def name_before(self, old: FFNConfig, name: str, blocks: Blocks) -> str | None:
@@ -103,9 +110,13 @@ class HourglassConfig(BlockOptions, FFNConfig):
             return name
         block, _, rest = rest.partition(".")
         source = blocks[int(block)]
-        return None if source is None else f"blocks.{source}.{rest}"
+        if source is None:
+            return None
+        return rest if isinstance(old, SwiGLUConfig) else f"blocks.{source}.{rest}"
 
     def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        if isinstance(old, SwiGLUConfig):
+            yield f"feed-forward {old.kind} -> {self.kind}, whose first block it becomes (conversion)"
         for place, (source, after) in enumerate(zip(blocks, self.hidden_widths)):
             if source is None:
                 yield f"feed-forward block {place} added, {after} hidden units, silent at first (block addition)"

@@ -55,6 +55,9 @@ class FFNConfig(Config, ABC):
     hidden_axes: ClassVar[dict[str, str]] = {}
     """Fields that count hidden units -> the axis of the module's matrices that they size. New units of such an axis
     read what they like and are not heard at first; padding rounds the fields up."""
+    heard: ClassVar[tuple[str, ...]] = ()
+    """Parts of the module that leave the function as it is only where they start as untrained ones do, if they join a
+    feed-forward that was there. All other new parts may be anything."""
     bakes_with_one_eps: ClassVar[bool] = False
     """Whether it reads the stream through one norm, or as it is, and writes a multiple of its last matrix, so that a
     factor of the stream passes through it."""

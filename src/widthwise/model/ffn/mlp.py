@@ -4,7 +4,7 @@ Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 201
 arXiv:2109.08668 (relu2).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from widthwise.config_io import Config, options_of
+from widthwise.model.agreement import may_be_added
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -60,7 +61,7 @@ class MLPOptions(Config):
 class MLPConfig(MLPOptions, FFNConfig):
     """down(activation(up(x)))."""
 
-    kept = ("activation", "bias")
+    kept = ("activation",)
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     bakes_with_one_eps = True
     kind: Literal["mlp"] = "mlp"
@@ -76,6 +77,17 @@ class MLPConfig(MLPOptions, FFNConfig):
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "MLP":
         return MLP(self, d_model, d_out, norm)
+
+    def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
+        grown = super().with_constants_of(old, reads_more)
+        assert isinstance(old, MLPConfig)
+        may_be_added("bias", old.bias, self.bias)
+        return grown
+
+    def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
+        if self.bias and not getattr(old, "bias", False):
+            yield "feed-forward biases added, 0 at first"
+        yield from super().growth_in_words(old, blocks)
 
 
 class MLPTemplate(MLPOptions, HiddenWidthTemplate):

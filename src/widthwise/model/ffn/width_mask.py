@@ -44,6 +44,8 @@ class WidthMaskConfig(Config):
 
     has_width: ClassVar[bool] = True
     """Whether a token has a width at all."""
+    is_exact: ClassVar[bool] = True
+    """Whether it is 1 for every unit below the width, in training too, where the gradient can reach the width."""
 
     def at_width(self, d_ff: int) -> Self:
         """With everything that depends on d_ff written out. Raises ValueError where an option does not suit it."""
@@ -86,6 +88,7 @@ class HardMaskConfig(WidthMaskConfig):
 class TemperedMaskConfig(WidthMaskConfig, ABC):
     """A mask that falls over some units: sigmoid((w - c) / T), unless the kind says otherwise."""
 
+    is_exact = False
     temperature: pydantic.PositiveFloat | None = None
     """T, in units: a sigmoid falls from 0.9 to 0.1 within 4.4 T. null: d_ff / 32, but at least 1."""
 
@@ -169,6 +172,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
 class StraightThroughMaskConfig(LearnableMaskConfig):
     """A step whose gradient is that of sigmoid((w - c) / T)."""
 
+    is_exact = True
     kind: Literal["ste"] = "ste"
 
     def edge(self, temperature: Tensor | float, highest: float) -> Edge:
@@ -222,6 +226,7 @@ class NestedMaskConfig(WidthMaskConfig):
     arXiv:2310.07707; nested dropout, Rippel et al. 2014.
     """
 
+    is_exact = False
     kind: Literal["nested"] = "nested"
     n_buckets: Count = Field(default=4, ge=2)
     """Widths to draw from, in equal steps from the narrowest to d_ff."""

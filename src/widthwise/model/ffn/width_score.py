@@ -43,6 +43,8 @@ class WidthScoreConfig(Config, ABC):
 
     is_stream_mean: ClassVar[bool] = False
     """Whether it is a mean over the coordinates of the stream, which is another one over a wider stream."""
+    starts_at_zero: ClassVar[bool] = False
+    """Whether it is 0 for every token before training, and so is its gradient to the features."""
 
     def cost(self, d_model: float) -> Cost:
         """Kept for the backward pass: nothing beside x, from which the score is computed again."""
@@ -55,6 +57,7 @@ class WidthScoreConfig(Config, ABC):
 class ConstScoreConfig(WidthScoreConfig):
     """0: only the bias is left, a width for the whole layer that is learned but the same for all tokens."""
 
+    starts_at_zero = True
     kind: Literal["const"] = "const"
 
     def cost(self, d_model: float) -> Cost:
@@ -100,6 +103,7 @@ class GainedScore(WidthScore, ABC):
 class TokenScoreConfig(GainedScoreConfig):
     """A learned number for each token of the vocabulary: what can be decided without looking at the context."""
 
+    starts_at_zero = True
     kind: Literal["token"] = "token"
     vocab_size: VocabSize
     """Must be the model's."""
@@ -235,6 +239,7 @@ class RawMeanScore(FeatureScore):
 class LinearScoreConfig(FeatureScoreConfig):
     """v . x, a learned direction. v starts at 0: all tokens start at the same width."""
 
+    starts_at_zero = True
     kind: Literal["linear"] = "linear"
 
     def cost(self, d_model: float) -> Cost:
@@ -256,6 +261,7 @@ class LinearScore(FeatureScore):
 class MLPScoreConfig(FeatureScoreConfig):
     """v . silu(W x). v starts at 0: all tokens start at the same width."""
 
+    starts_at_zero = True
     kind: Literal["mlp"] = "mlp"
     d_hidden: Width = 16
     """Hidden width, in channels."""

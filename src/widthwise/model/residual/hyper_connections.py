@@ -18,7 +18,7 @@ from widthwise.config_io import Config, options_of
 from widthwise.kernels import read_slots, write_slots
 from widthwise.kernels.boundary import PendingWrite, Reading, boundary, defers_writes, written
 from widthwise.kernels.hyper_connections import reference
-from widthwise.model.agreement import must_agree
+from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.norm import NormConfig
@@ -84,7 +84,7 @@ def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynami
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """A stream of n_slots slots."""
 
-    kept = ("dynamic", "embedding", "reduce")
+    kept = ()
     slot_width: Width
     n_slots: NSlots
     n_owned_slots: NSlots
@@ -175,7 +175,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             self._check_was_prefix(old, d_model, widths)
             # A norm of groups in front of the last norm would change the function by the eps of both.
             return self.model_copy(update={"group_norm": None})
-        super().with_constants_of(old, d_model, widths)
+        must_stay(("embedding", "reduce"), old, self)
+        may_be_added("dynamic", old.dynamic, self.dynamic)
         if old.group_norm is not None:
             must_agree("group_norm", old.group_norm, self.group_norm)
         constants = {
@@ -209,6 +210,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             yield f"residual: slots {old.slot_width} -> {self.slot_width} wide (hidden dimension expansion)"
         if self.n_slots != old.n_slots:
             yield f"residual: {old.n_slots} -> {self.n_slots} slots (virtual width)"
+        if self.dynamic and not old.dynamic:
+            yield "residual: coefficients follow the state, as they were at first (conversion)"
 
     def has_usual_divisors(self, d_model: int) -> bool:
         return self.slot_norm_dim in (None, self.slot_width) and self.group_norm_dim in (None, d_model)
