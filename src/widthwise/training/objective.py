@@ -22,13 +22,13 @@ class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers.
+    layers. A budget waits until growth makes a layer dynamic.
     """
 
     def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
         budget, nested = config.width_budget, config.nested
         self.z_loss = config.z_loss
-        self._budget = None if budget is None else WidthBudget(budget, model, device)
+        self._budget = None if budget is None or not dynamic_layers(model) else WidthBudget(budget, model, device)
         self._nested = None if nested is None else NestedPasses(nested, model)
 
     def draw_passes(self) -> Sequence[float | None]:
@@ -68,7 +68,7 @@ def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfi
     old, new = before.width_budget, after.width_budget
     if new is None:
         return []
-    if old is None or (old.kind, old.is_layerwise) != (new.kind, new.is_layerwise):
+    if not state or old is None or (old.kind, old.is_layerwise) != (new.kind, new.is_layerwise):
         return Objective(after, plan.new, torch.device("cpu")).state()
     if not new.is_layerwise:
         return list(state)

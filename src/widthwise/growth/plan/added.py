@@ -73,7 +73,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         return True  # it fills coordinates that nobody had
     if isinstance(owner, LearnedPositions):
         return True
-    if path[0] == "depths" and is_added(f"depths.{path[1]}.w_join.weight"):
+    if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
         return False  # nobody reads a new head
     sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
     if sublayer is None:
