@@ -27,6 +27,12 @@ GROWING = {
         "growth=[{at_step: 4, model: {ffn: {kind: moe, n_experts: 4, top_k: 2, d_expert: 64}}},"
         " {at_step: 6, model: {ffn: {n_experts: 8, top_k: 4, d_expert: 32}}}]",
     ),
+    "converted": (
+        UNIFORM,
+        "growth=[{at_step: 4, model: {ffn: {kind: hourglass, n_blocks: 2, ratio: 4}, attention: {bias: true}, mtp: {},"
+        " positions: {n_positions: 64}}}]",
+    ),
+    "made dynamic": (UNIFORM, BUDGET, "growth=[{at_step: 4, model: {ffn: {kind: dynamic, ratio: 4}}}]"),
     "reset": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, reset: all, rewarmup_steps: 0}]"),
 }
 """Name -> overrides of `tiny_recipe`, 9 steps."""
