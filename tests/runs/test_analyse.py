@@ -3,11 +3,13 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_runs import Listener, tiny_recipe
 
 from widthwise.analysis.decoder_subject import DecoderSubject
@@ -258,3 +260,37 @@ def test_mistakes_are_named(
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(UserError, match=message):
         analyse([runs / name for name in names], **options)
+
+
+def without_a_tensor(path: Path) -> None:
+    tensors = load_file(path)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "cut off": ("model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot load it"),
+    "a header without end": ("model.safetensors", lambda path: path.write_bytes(b"\xff" * 99), "cannot load it"),
+    "a tensor less": ("model.safetensors", without_a_tensor, "has no tensor model.layers.0.mlp.up_proj.weight"),
+    "no heads": ("config.json", lambda path: edit(path, num_attention_heads=0), "cannot load it"),
+    "heads that are text": ("config.json", lambda path: edit(path, num_attention_heads="two"), "cannot load it"),
+    "no epsilon": ("config.json", lambda path: edit(path, rms_norm_eps=[]), "cannot load it"),
+    "layers without end": ("config.json", lambda path: edit(path, num_hidden_layers=10**9), "num_hidden_layers: got"),
+    "a list": ("config.json", lambda path: path.write_text("[]"), "holds list, not a mapping"),
+    "depth without end": ("config.json", lambda path: path.write_text("[" * 10**5), "is not valid JSON"),
+}
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_folder_of_hugging_face_is_named(
+    runs: Path, tmp_path: Path, name: str, damage: Callable[[Path], Any], message: str
+) -> None:
+    pytest.importorskip("transformers", reason="needs the extra [hf]")
+    export_run(runs / "uniform", tmp_path / "hf")
+    damage(tmp_path / "hf" / name)
+    with pytest.raises(UserError, match=message):
+        analysed_models.HFSource(tmp_path / "hf").load()

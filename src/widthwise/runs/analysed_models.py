@@ -18,6 +18,8 @@ from widthwise.data.extras import require
 from widthwise.data.held_out import HeldOut
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.files import read_json_mapping
+from widthwise.interop.fields import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, token_named
 from widthwise.model.decoder import Decoder
 from widthwise.model.token_widths import dynamic_layers
@@ -119,27 +121,16 @@ class HFSource(ModelSource):
 
     def load(self) -> LoadedModel:
         self.check()
-        transformers, tokenizer_path = require("transformers", "hf"), self.path / TOKENIZER
-        transformers.logging.disable_progress_bar()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                self.path,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-            )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise UserError(f"{self.path}: transformers cannot load it ({error})") from None
+        subject, model = self._subject(device)
+        tokenizer_path = self.path / TOKENIZER
         tokenizer = self._tokenizer(model, tokenizer_path)
         vocab_size = model.get_input_embeddings().num_embeddings
         if tokenizer.vocab_size > vocab_size:
             raise UserError(f"{tokenizer_path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
         n_positions = getattr(model.config, "max_position_embeddings", None)
         return LoadedModel(
-            HFSubject(model.to(device).eval()),
+            subject,
             tokenizer,
             device,
             min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW),
@@ -147,6 +138,39 @@ class HFSource(ModelSource):
             None,
             lambda held_out: {"token_widths": None, "virtual_width": None},
         )
+
+    def _subject(self, device: torch.device) -> tuple[HFSubject, Any]:
+        """The model, seen and as transformers has it. Raises UserError for a folder of which it makes none."""
+        transformers = require("transformers", "hf")
+        transformers.logging.disable_progress_bar()
+        self._check_config()
+        try:
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                self.path,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                attn_implementation="sdpa",
+                output_loading_info=True,
+            )
+            if found["missing_keys"]:  # transformers would make them up
+                raise UserError(f"{self.path}: has no tensor {min(found['missing_keys'])}, which {CONFIG} asks for")
+            return HFSubject(model.to(device).eval()), model
+        except UserError:
+            raise
+        except Exception as error:  # of a damaged folder, whatever the part that meets the damage raises
+            raise UserError(f"{self.path}: transformers cannot load it ({type(error).__name__}: {error})") from None
+
+    def _check_config(self) -> None:
+        """Raises UserError for sizes that transformers would take without asking, and memory with them."""
+        fields = Fields(read_json_mapping(self.path / CONFIG), str(self.path / CONFIG))
+        for key in ("num_hidden_layers", "n_layer", "num_layers"):
+            if fields.get(key) is not None:
+                fields.n_layers(key)
+        for key in ("max_position_embeddings", "n_positions"):
+            if fields.get(key) is not None:
+                fields.size(key)
 
     def _tokenizer(self, model: Any, path: Path) -> Tokenizer:
         definition = read_text(path)

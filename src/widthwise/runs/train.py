@@ -80,6 +80,7 @@ class _Launch:
         data = self._open_data(recipe)
         before, now = self.run.environment(), environment()
         self._check_same_data(data)
+        self.run.add_to_environment({})  # the recipe, where an older version began the run without it
         checkpoint.remove_partial(self.run.checkpoints)
         loop = TrainingLoop(recipe, data, self.run, self.observer)
         loop.restore()
