@@ -1,10 +1,10 @@
 """Components that are told apart by `kind`: those of the package, and those that plugins register."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache, reduce
 from importlib.metadata import entry_points
 from operator import or_
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
@@ -12,26 +12,29 @@ from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, c
 
 from widthwise.config_io import Config, UserError, nearest_hint
 
+C = TypeVar("C", bound=Config)
+T = TypeVar("T", bound=Config)
+
 ENTRY_POINTS = "widthwise.plugins"
 """Group under which an installed package names the modules that register its components when they are imported."""
 
 
-class Kinds:
+class Kinds(Generic[C]):
     """What a field of type `Annotated[Base, kinds]` may hold: any of several subclasses of Base.
 
     As strict as pydantic's union with a discriminator, and open: a class added later is valid in configs that were
     declared before, and part of their JSON schema. A kind that is not known yet is looked for in plugins.
     """
 
-    def __init__(self, base: type[Config]):
+    def __init__(self, base: type[C]):
         self._base = base
-        self._classes: dict[str, type[Config]] = {}
+        self._classes: dict[str, type[C]] = {}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[type[C]]:
         """The classes."""
         return iter(tuple(self._classes.values()))
 
-    def add(self, member: type[Config]) -> None:
+    def add(self, member: type[C]) -> None:
         """Raises UserError for a class of another base, without a kind, or whose kind is taken.
 
         A class declared once more, as by a cell of a notebook, replaces the one of its name.
@@ -51,7 +54,7 @@ class Kinds:
         union: Any = Annotated[reduce(or_, self._classes.values()), Field(discriminator="kind")]
         return handler(TypeAdapter(union).core_schema)
 
-    def _validated(self, data: Any) -> Config:
+    def _validated(self, data: Any) -> C:
         if type(data) in self._classes.values():
             return data
         if isinstance(data, self._base):
@@ -62,7 +65,7 @@ class Kinds:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'kind'"})
         return self._class_of(data["kind"]).model_validate(data)
 
-    def _class_of(self, kind: Any) -> type[Config]:
+    def _class_of(self, kind: Any) -> type[C]:
         if not isinstance(kind, str) or kind not in self._classes:
             load_plugins()
         found = self._classes.get(kind) if isinstance(kind, str) else None
@@ -75,13 +78,13 @@ class Kinds:
         return PydanticCustomError("unknown_kind", "got {kind}, which is not registered; {hint}", context)
 
 
-class Component:
+class Component(Generic[C, T]):
     """A component of which there are several kinds, each a config of one layer or model, and a template."""
 
-    def __init__(self, config: type[Config], template: type[Config]):
+    def __init__(self, config: type[C], template: type[T]):
         self.configs, self.templates = Kinds(config), Kinds(template)
 
-    def register(self, config: type[Config], template: type[Config]) -> None:
+    def register(self, config: type[C], template: type[T]) -> None:
         """Raises UserError where they are no pair, or where their kind is taken."""
         if kind_of(config) != kind_of(template):
             raise UserError(

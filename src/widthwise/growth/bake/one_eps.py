@@ -13,6 +13,8 @@ from widthwise.config_io import UserError
 from widthwise.model.axes import LayerNorm, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.interface import FEED_FORWARDS
+from widthwise.model.kinds import kind_of
 from widthwise.model.norm import After, NormConfig
 
 Factor = tuple[str, float]
@@ -59,7 +61,8 @@ def _check_one_factor(config: ModelConfig) -> None:
         )
     for where, layer in config.named_layers():
         if not layer.ffn.bakes_with_one_eps:
-            raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs swiglu, mlp or moe")
+            allowed = ", ".join(kind_of(config) for config in FEED_FORWARDS.configs if config.bakes_with_one_eps)
+            raise UserError(f"{where}.ffn.kind: got {layer.ffn.kind}; one eps needs one of {allowed}")
 
 
 def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:

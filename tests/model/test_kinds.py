@@ -1,0 +1,75 @@
+"""Fields that hold one of several classes, of which more can be registered."""
+
+from typing import Annotated, Literal
+
+import pytest
+
+from widthwise.config_io import Config, UserError, parse, to_data
+from widthwise.model.kinds import Component
+
+
+class Shape(Config): ...
+
+
+class Circle(Shape):
+    kind: Literal["circle"] = "circle"
+    radius: float
+
+
+class Square(Shape):
+    kind: Literal["square"] = "square"
+    sides: tuple[int, ...] = (1, 1)
+
+
+SHAPES = Component(Shape, Shape)
+SHAPES.register(Circle, Circle)
+
+
+class Drawing(Config):
+    """Declared before Square is registered."""
+
+    shapes: tuple[Annotated[Shape, SHAPES.configs], ...]
+
+
+SHAPES.register(Square, Square)
+
+
+def test_a_kind_registered_later_is_valid_and_survives_yaml_data():
+    drawing = parse(Drawing, {"shapes": [{"kind": "square", "sides": [2, 3]}, {"kind": "circle", "radius": 0.5}]})
+    assert drawing.shapes == (Square(sides=(2, 3)), Circle(radius=0.5)) == Drawing(shapes=drawing.shapes).shapes
+    assert parse(Drawing, to_data(drawing)) == drawing
+
+
+def test_the_json_schema_has_every_kind():
+    schema = Drawing.model_json_schema()
+    mapping = schema["properties"]["shapes"]["items"]["discriminator"]["mapping"]
+    assert {kind: schema["$defs"][path.rpartition("/")[2]]["title"] for kind, path in mapping.items()} == {
+        "circle": "Circle",
+        "square": "Square",
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"kind": "squar"}, "shapes.0.kind: got 'squar', which is not registered; did you mean 'square'?"),
+        ({"kind": ["x"]}, "shapes.0.kind: got ['x'], which is not registered; allowed: circle, square"),
+        ({"radius": 1.0}, "shapes.0.kind: is required but missing"),
+        ({"kind": "circle"}, "shapes.0.radius: is required but missing"),
+        ({"kind": "circle", "radius": "1"}, "shapes.0.radius: got '1'; input should be a valid number"),
+        ({"kind": "circle", "radius": 1.0, "sides": []}, "shapes.0.sides: unknown key; allowed: kind, radius"),
+        (7, "shapes.0: got 7; input should be a valid dictionary or object to extract fields from"),
+    ],
+)
+def test_a_mistake_is_described_as_in_a_closed_union(shape, message):
+    with pytest.raises(UserError) as refused:
+        parse(Drawing, {"shapes": [shape]}, "drawing")
+    assert str(refused.value) == f"drawing: {message}"
+
+
+def test_an_object_of_a_class_that_nobody_registered_is_refused():
+    class Star(Shape):
+        kind: Literal["star"] = "star"
+
+    with pytest.raises(ValueError, match="got 'star', which is not registered"):
+        Drawing(shapes=(Star(),))
