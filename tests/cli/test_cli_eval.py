@@ -32,8 +32,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(trained: Path, tmp_path: Path) -> list[Path]:
-    """Copies, because an evaluation is written into its run."""
-    return [shutil.copytree(trained / name, tmp_path / name) for name in ("run1", "run2")]
+    """Copies, because an evaluation is written into its run; under a path longer than a line of the terminal."""
+    return [shutil.copytree(trained / name, tmp_path / ("long" * 31) / name) for name in ("run1", "run2")]
 
 
 @pytest.fixture

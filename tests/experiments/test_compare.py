@@ -139,9 +139,9 @@ def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None
     _, folder, _ = done
     comparison = run_plan(plan, folder, "widthwise compare recipe.yaml --seed 3")
     x = variant(comparison, "x")
-    assert x["verdict"] == "cannot tell"
+    assert x["verdict"] == "no verdict"
     assert x["val_loss"]["low"] is None
     assert math.isfinite(x["val_loss"]["mean"])
-    assert "one seed cannot tell" in comparison["sentence"]
+    assert "fewer than three seeds, so no verdict" in comparison["sentence"]
     assert "one seed gives no interval" in comparison["sentence"]
     assert "nan" not in comparison["sentence"]

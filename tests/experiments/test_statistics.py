@@ -74,8 +74,8 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> No
         (-0.01, 0.009, 5, "tie"),
         (-0.011, 0.001, 5, "cannot tell"),
         (-0.009, -0.001, 5, "better"),
-        (-0.2, -0.1, 2, "cannot tell"),
-        (-0.2, -0.1, 1, "cannot tell"),
+        (-0.2, -0.1, 2, "no verdict"),
+        (-0.2, -0.1, 1, "no verdict"),
     ],
 )
 def test_verdict(low: float, high: float, n_seeds: int, expected: str) -> None:

@@ -55,7 +55,7 @@ def test_the_law_of_the_virtual_width_paper_comes_from_its_points() -> None:
     assert round(fit.intercept.mean, 4) == 1.6212
     assert round(fit.r_squared, 4) == 0.9986
     assert np.isnan([fit.slope.low, fit.slope.high, fit.intercept.low]).all()
-    assert fit.verdict == "cannot tell"
+    assert fit.verdict == "no verdict"
 
 
 def test_every_seed_has_its_least_squares_line() -> None:
@@ -130,7 +130,7 @@ def test_the_interval_covers_the_slope_about_as_often_as_it_says() -> None:
         ([-0.001, 0.0, 0.001], "tie"),
         # 0 +- 0.0075 is within the tie margin for one doubling, but three lie between the values.
         ([-0.003, 0.0, 0.003], "cannot tell"),
-        ([-0.02, -0.021], "cannot tell"),
+        ([-0.02, -0.021], "no verdict"),
     ],
 )
 def test_verdict(slopes: list[float], expected: str) -> None:
@@ -245,7 +245,7 @@ def compared(tmp_path: Path, losses: Callable[[float], list[float]], seeds: list
         ([0.25, 0.25, 0.25], "raises the held-out loss by 0.2500 nats (95% interval +0.2500 to +0.2500)"),
         ([-0.25, 0.25, 0.75], "changes the held-out loss by +0.2500 nats, but 3 seeds cannot tell that from luck"),
         ([-0.00025, 0.0, 0.00025], "and the whole range surely by less than 0.01"),
-        ([0.25], "but one seed cannot tell that from luck (one seed gives no interval)"),
+        ([0.25], "nats: fewer than three seeds, so no verdict (one seed gives no interval)"),
     ],
 )
 def test_the_answer_says_which_way_the_line_goes(tmp_path: Path, slopes: list[float], said: str) -> None:

@@ -19,7 +19,7 @@ PERCENT = ("acc", "acc_norm")
 
 def evaluation_table(record: dict[str, Any]) -> Table:
     """Every metric of every text and task of a run, from `evaluate_run`."""
-    table = _table(f"{record['run']}, step {record['step']}", ("value", "std. error"))
+    table = _table(f"{_tail(record['run'])}, step {record['step']}", ("value", "std. error"))
     for name, text in record["texts"].items():
         _add(table, f"{_tail(name)} ({text['n_bytes']:,} bytes)", text["metrics"])
         if text["n_blocks"] < FEWEST_BLOCKS:
@@ -48,7 +48,7 @@ def suite_results_table(suite: dict[str, Any]) -> Table:
 
 def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]]) -> Table:
     """Differences of one run to the baseline, from `evaluation_differences`."""
-    table = _table(f"{run} minus {baseline}, item by item", ("difference", "std. error"))
+    table = _table(f"{_tail(run)} minus {_tail(baseline)}, item by item", ("difference", "std. error"))
     previous = None
     for entry in entries:
         shown = "" if entry["on"] == previous else _tail(entry["on"])
@@ -65,7 +65,8 @@ def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]])
 
 
 def _table(title: str, numbers: tuple[str, ...], further: tuple[str, ...] = ()) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    # Rich breaks a title that is wider than its table.
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, min_width=len(title))
     for name in ("", "metric"):
         table.add_column(name, no_wrap=True)
     for name in numbers:

@@ -76,6 +76,7 @@ TREND_PHRASES = {
     "worse": "raises the held-out loss by {size:.4f} nats",
     "tie": "changes the held-out loss by {mean:+.4f} nats, and the whole range surely by less than {margin}",
     "cannot tell": "changes the held-out loss by {mean:+.4f} nats, but {n} cannot tell that from luck",
+    "no verdict": "changes the held-out loss by {mean:+.4f} nats: fewer than three seeds, so no verdict",
 }
 
 

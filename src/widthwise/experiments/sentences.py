@@ -11,6 +11,7 @@ PHRASES = {
     "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
     "tie": "ties with {baseline}: its held-out loss differs by {mean:+.4f} nats",
     "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell that from luck",
+    "no verdict": "differs from {baseline} by {mean:+.4f} nats of held-out loss: fewer than three seeds, so no verdict",
 }
 
 

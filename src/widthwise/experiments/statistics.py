@@ -68,11 +68,11 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
 def verdict(difference: Estimate) -> str:
     """The verdict on a difference of losses.
 
-    "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise, and always
-    with fewer than FEWEST_SEEDS seeds, "cannot tell".
+    "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
+    With fewer than FEWEST_SEEDS seeds, "no verdict".
     """
     if len(difference.per_seed) < FEWEST_SEEDS:
-        return "cannot tell"
+        return "no verdict"
     if difference.high < 0:
         return "better"
     if difference.low > 0:

@@ -8,7 +8,7 @@ import pydantic
 
 from widthwise.files import PathInside
 
-Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell"]
+Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 
 
 class Record(pydantic.BaseModel):

@@ -29,6 +29,13 @@ from widthwise.runs.environment import environment
 ARRIVAL_SECONDS = 60.0
 """How long a result written by another machine may take to appear on a network file system."""
 
+OUTCOMES = {
+    "better": "still stands",
+    "worse": "still stands",
+    "no verdict": "has fewer than three seeds, so no verdict",
+}
+"""What becomes of a selected difference under the wider interval; with any other verdict it can be luck."""
+
 
 class Findings:
     """The results of a sweep, read from its folder as points finish."""
@@ -181,7 +188,7 @@ class Findings:
         """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""
         confidence = 1 - (1 - CONFIDENCE) / n_looked_at
         wide = self._difference(best, other, confidence)
-        outcome = "still stands" if verdict(wide) in ("better", "worse") else "can be luck"
+        outcome = OUTCOMES.get(verdict(wide), "can be luck")
         return (
             f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
