@@ -41,19 +41,17 @@ def test_memory_of_the_process_includes_what_was_just_allocated():
     assert peak_memory_bytes(torch.device("cpu")) >= sys.getsizeof(held)
 
 
-def test_stopwatch_leaves_out_what_happens_while_paused(monkeypatch):
+def test_stopwatch_leaves_out_what_happens_between_steps(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     stopwatch = Stopwatch()
     for step_seconds, other_seconds in ((1.0, 50.0), (3.0, 70.0)):
-        stopwatch.go()
+        stopwatch.begin_step()
         now += step_seconds
-        stopwatch.count_step()
-        stopwatch.pause()
+        stopwatch.end_step()
         now += other_seconds
     assert stopwatch.step_seconds() == pytest.approx(2.0)
-    stopwatch.go()
+    stopwatch.begin_step()
     now += 5.0
-    stopwatch.count_step()
-    stopwatch.pause()
+    stopwatch.end_step()
     assert stopwatch.step_seconds() == pytest.approx(5.0)

@@ -102,15 +102,14 @@ class TrainingLoop:
         return time.perf_counter() - self._started
 
     def _step(self) -> None:
-        self._stopwatch.go()
+        self._stopwatch.begin_step()
         batch = next(self.loader)
         self.state.step += 1
         self._pending.append(self.learner.make_step(self.state.step, batch))
-        self._stopwatch.count_step()
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             self._collect()  # inside the measured time, because it waits for the device
-        self._stopwatch.pause()
+        self._stopwatch.end_step()
         if must_log:
             self._log()
         self.observer.step_done(self.state.step)

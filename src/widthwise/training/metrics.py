@@ -50,22 +50,20 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 class Stopwatch:
-    """Seconds per step over the steps since the last reading, without what happens between `pause` and `go`."""
+    """Seconds per step over the steps since the last reading, without the time between two steps."""
 
     def __init__(self) -> None:
         self._seconds, self._n_steps, self._started = 0.0, 0, time.perf_counter()
 
-    def go(self) -> None:
+    def begin_step(self) -> None:
         self._started = time.perf_counter()
 
-    def pause(self) -> None:
+    def end_step(self) -> None:
         self._seconds += time.perf_counter() - self._started
-
-    def count_step(self) -> None:
         self._n_steps += 1
 
     def step_seconds(self) -> float:
-        """Reads and resets a paused stopwatch."""
+        """Reads and resets the stopwatch between two steps."""
         step_seconds = self._seconds / self._n_steps
         self._seconds, self._n_steps = 0.0, 0
         return step_seconds
