@@ -16,6 +16,15 @@ def step_config(micro_batch_size: int = 6, **changes: Any) -> TrainConfig:
     return TrainConfig(**{"steps": 1, "batch_size": micro_batch_size, "precision": "fp32", **changes})
 
 
+TINY: dict[str, Any] = {
+    "seq_len": 24,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+}
+"""What the recipes of tests that train have in common, but for the model and how long it trains."""
+
+
 def tiny_recipe(*overrides: str) -> Recipe:
     """9 steps of an x-shaped model; log, validation and checkpoint intervals that share no factor."""
     data: dict[str, Any] = {

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import TINY
 
 from widthwise.cli.main import main
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
     "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
 }
 

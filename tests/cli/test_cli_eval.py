@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tiny_runs import TINY
 
 from widthwise.cli.eval_table import suite_results_table
 from widthwise.config_io import parse
@@ -13,10 +14,7 @@ from widthwise.runs.train import train
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments import compare
@@ -18,10 +19,7 @@ from widthwise.training.stopping import Interrupted
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
     "train": {"steps": 4, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
     "compare": {
         "seeds": [3, 5, 8],

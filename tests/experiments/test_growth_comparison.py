@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments import family
@@ -19,10 +20,7 @@ from widthwise.training.stopping import Interrupted
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 16, "n_layers": 2, "attention": {"n_heads": 2}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
     "train": {"steps": 6, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
 }
 GROWTH = {"at_step": 3, "model": {"d_model": 32}}

@@ -4,16 +4,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.plan import read_plan
 
 BASE = {
     "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
     "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
 }
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4, "rounding": "balanced"}}}

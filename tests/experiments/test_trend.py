@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from scipy import stats
+from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import summarise
@@ -161,10 +162,7 @@ def slots(n_slots: int) -> dict[str, Any]:
 
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 48, "n_layers": 3, "attention": {"head_dim": 8}},
-    "seq_len": 24,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
+    **TINY,
     "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
     "compare": {
         "match": "none",

@@ -151,9 +151,9 @@ def test_muon_gets_the_hidden_matrices_and_adamw_all_else(case):
     assert other_matrices < set(of_adamw)
 
 
-@pytest.mark.parametrize("decays_scales", [False, True])
-@pytest.mark.parametrize("decays_gains", [False, True])
-@pytest.mark.parametrize("is_muon", [False, True])
+@pytest.mark.parametrize(
+    ("is_muon", "decays_gains", "decays_scales"), [(False, False, True), (False, True, False), (True, True, True)]
+)
 def test_decay_is_by_what_a_parameter_is(case, decays_scales, decays_gains, is_muon):
     """Static coefficients and biases never decay, matrices always, whatever the number of their axes."""
     model, hidden, other_matrices = case
