@@ -103,6 +103,26 @@ def test_sizes_grow_the_recipe_of_the_run_as_a_recipe_with_these_sizes_would(sma
     assert "0 do not" in out
 
 
+def test_a_run_becomes_one_of_other_kinds_that_computes_the_same(small: str, widthwise: Callable) -> None:
+    ffn = {"kind": "hourglass", "n_blocks": 2, "ratio": 4}
+    other = {
+        "extends": "base.yaml",
+        "model": {"ffn": ffn, "attention": {"bias": True}, "mtp": {}},
+        "train": {"steps": 5},
+    }
+    Path("other.yaml").write_text(yaml.safe_dump(other))
+    code, out, err = widthwise("grow", small, "--to", "other.yaml", "--out", "converted")
+    assert code == 0, err
+    for line in (
+        "  further heads: 1 added, which the model does not read (multi-token prediction)",
+        "  layers 0-5: feed-forward swiglu -> hourglass, whose first block it becomes (conversion)",
+        "function preserved (2 x 32 random tokens, float64)",
+    ):
+        assert line in out.splitlines()
+    assert "0 do not" in out
+    assert widthwise("resume", "converted")[0] == 0
+
+
 def test_layers_say_where_added_ones_go(small: str, widthwise: Callable) -> None:
     arguments = ("--layers", "0,1,2,3,4,5,new", "--new-layers", "copied", "--seed", 7, "--reset", "new")
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", *arguments, "--out", "large")

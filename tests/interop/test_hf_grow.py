@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from expansions import (
     widen_stream,
     widen_values,
 )
-from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model
+from hf_models import TOLERANCE, hf_folder, hf_logits, hf_model, own_logits
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
@@ -223,3 +224,51 @@ def test_growth_beyond_the_format_is_refused_with_the_reason(
     with pytest.raises(UserError, match=message):
         export_hf(baked.new, weights, tmp_path / "large", Surroundings(imported.n_positions))
     assert not (tmp_path / "large").exists()
+
+
+def with_ffn(**ffn: Any) -> Grow:
+    def grow(model: ModelConfig) -> Expansion:
+        data = to_data(model)
+        for layer in data["layers"]:
+            layer["ffn"] = ffn
+        return parse(ModelConfig, data), same_layers(model)
+
+    return grow
+
+
+def biased(model: ModelConfig) -> Expansion:
+    data = to_data(model)
+    for layer in data["layers"]:
+        layer["attention"] |= {"bias": True, "out_bias": True}
+    return parse(ModelConfig, data), same_layers(model)
+
+
+def with_further_heads(model: ModelConfig) -> Expansion:
+    mtp = {"layer": to_data(model)["layers"][0], "slot_norm": to_data(model.final_norm)}
+    data = {**to_data(model), "positions": {"n_positions": 17}, "mtp": {**mtp, "final_norm": mtp["slot_norm"]}}
+    return parse(ModelConfig, data), same_layers(model)
+
+
+CONVERSIONS: dict[str, Grow] = {
+    "hourglass": with_ffn(kind="hourglass", n_blocks=2, d_hidden=37),
+    "dynamic": with_ffn(kind="dynamic", d_ff=37, mask={"kind": "ste", "temperature": 1.5}),
+    "biases": biased,
+    "further heads and learned positions": with_further_heads,
+}
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_an_imported_model_becomes_another_kind_and_computes_the_same(tmp_path: Path, convert: Grow) -> None:
+    imported = import_hf(hf_folder(tmp_path / "llama", "llama"))
+    plan, weights = plan_growth(imported.config, *convert(imported.config)), imported.weights
+    found = own_logits(plan.new, dict(plan.weights(weights)))
+    torch.testing.assert_close(found, own_logits(imported.config, weights), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found, hf_logits(hf_model("llama")), rtol=0, atol=TOLERANCE)
+
+
+def test_a_llama_with_zero_biases_goes_back_to_its_format(tmp_path: Path) -> None:
+    imported = import_hf(hf_folder(tmp_path / "llama", "llama"))
+    plan = plan_growth(imported.config, *biased(imported.config))
+    weights = dict(plan.weights(imported.weights))
+    assert export_hf(plan.new, weights, tmp_path / "biased", Surroundings(imported.n_positions)) == "llama"
+    torch.testing.assert_close(hf_logits(tmp_path / "biased"), hf_logits(hf_model("llama")), rtol=0, atol=TOLERANCE)
