@@ -495,6 +495,8 @@ class TestGrown:
         assert torch.equal(used[~near], (ranks < fraction[:, None]).sum(dim=1)[~near])
         assert near.sum() < 100
         assert int(found.used_units(torch.tensor(float(FIRST)))) == TWICE
+        own = found._centres(fraction)  # a width of exactly a centre does not reach it
+        assert torch.equal(found.used_units(own), (own < own[:, None]).sum(dim=1))
 
     @pytest.mark.parametrize("kind", ["hard", "linear_ramp"])
     def test_buckets_hold_the_units_that_a_mask_reaches(self, kind):
