@@ -21,7 +21,7 @@ from widthwise.run_dir import RunDir
 SCRIPT = Path(__file__).with_name("sweep_workers.py")
 SOURCE = Path(__file__).parents[2] / "src"
 POINTS = ["baseline", "0.002", "0.03"]
-TIME_KEYS = {"created", "command", "environment", "study", "tokens_per_second"}
+TIME_KEYS = {"created", "command", "environment", "study", "tokens_per_second", "shares_machine"}
 
 
 @pytest.fixture(scope="module")

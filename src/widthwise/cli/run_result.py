@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.cli.terminal import say, say_json
+from widthwise.runs.other_work import is_shared
 
 
 def show_result(result: dict[str, Any], folder: Path, as_json: bool) -> None:
@@ -18,6 +19,8 @@ def show_result(result: dict[str, Any], folder: Path, as_json: bool) -> None:
         f"validation loss {result['val_loss']:.4f}, perplexity {result['val_perplexity']:.2f}"
         + ("" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte")
     )
-    say(f"speed           {result['tokens_per_second']:,.0f} tokens/s")
+    share = result.get("other_cpu_share")
+    shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
+    say(f"speed           {result['tokens_per_second']:,.0f} tokens/s{shared}")
     for note in result["notes"]:
         say(f"note: {note}")

@@ -13,6 +13,7 @@ from widthwise.experiments.statistics import paired_difference, seed_interval, v
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_identity
+from widthwise.runs.other_work import is_shared
 from widthwise.shape.breakdown import ratios
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
@@ -54,6 +55,7 @@ def summary_of_runs(name: str, seeds: Sequence[int], results: Results) -> dict[s
         "name": name,
         "runs": [str(run_path(name, seed)) for seed in seeds],
         **{metric: vars(seed_interval([result[metric] for result in results], CONFIDENCE)) for metric in METRICS},
+        "shares_machine": any(is_shared(result.get("other_cpu_share")) for result in results),
         "difference": None,
         "verdict": None,
         "cost": results[0]["cost"],

@@ -76,6 +76,8 @@ class Variant(Record):
     train_loss: Estimate | None = None
     val_bits_per_byte: Estimate | None = None
     tokens_per_second: Estimate | None = None
+    shares_machine: bool = False
+    """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
     difference: Estimate | None = None
     """Of the metric to the baseline, paired by seed; None for the baseline."""
     verdict: Verdict

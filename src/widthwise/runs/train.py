@@ -11,6 +11,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
 from widthwise.runs.environment import REPRODUCED_WITH, environment
+from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import run_result
 from widthwise.training import checkpoint
 from widthwise.training.loop import TrainingLoop
@@ -93,7 +94,8 @@ class _Launch:
     def _train(self, loop: TrainingLoop) -> dict[str, Any]:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals() as watch:
-            result = run_result(loop, loop.go(watch))
+            other_work = OtherWork()
+            result = {**run_result(loop, loop.go(watch)), "other_cpu_share": other_work.share()}
             self.run.write_result(result)
         if watch.received is not None:
             raise Interrupted(f"{self.run.path}: has finished; stopped after it", watch.received)

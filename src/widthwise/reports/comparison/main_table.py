@@ -52,7 +52,12 @@ def _bits_per_byte(variant: Variant, comparison: Compared) -> Cell:
 
 def _tokens_per_second(variant: Variant, comparison: Compared) -> Cell:
     value = variant.tokens_per_second.mean if variant.tokens_per_second else None
-    return Cell(si(value), "", _ratio(variant, comparison, variant.ratio.get("tokens_per_second")))
+    if variant.shares_machine:
+        return Cell(f"{si(value)}*")
+    baseline = comparison.baseline_variant
+    is_comparable = baseline is None or not baseline.shares_machine
+    rate = variant.ratio.get("tokens_per_second") if is_comparable else None
+    return Cell(si(value), "", _ratio(variant, comparison, rate))
 
 
 def _cost_cell(value: Callable[[Cost], float], ratio_key: str) -> Callable[[Variant, Compared], Cell]:
@@ -124,14 +129,15 @@ MAIN_COLUMNS = (
         "tokens_per_second",
         "Tokens per second",
         "tok/s",
-        "Training throughput on the machine named under Environment, mean over seeds.",
+        "Training throughput on the machine named under Environment, mean over seeds. An asterisk: other processes "
+        "used the machine meanwhile, so that it is not comparable.",
         _tokens_per_second,
     ),
 )
 
 VERDICT_NOTE = (
     "Better or worse: the interval of the difference excludes 0. Tie: all of it is within 0.01 nats of 0. "
-    "Cannot tell: neither, or fewer than three seeds."
+    "Cannot tell: neither. No verdict: fewer than three seeds."
 )
 NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."

@@ -58,4 +58,8 @@ def _stacked(value: str, detail: str) -> Text:
 
 def _caption(comparison: Comparison) -> Text:
     level, baseline = f"{100 * comparison.confidence:.4g}%", shorten(comparison.baseline, 30)
-    return Text(f"below: {level} interval, (ratio to {baseline}); FLOPs: forward, per token; KV B: bytes per token")
+    shared = any(variant.shares_machine for variant in comparison.variants)
+    return Text(
+        f"below: {level} interval, (ratio to {baseline}); FLOPs: forward, per token; KV B: bytes per token"
+        + ("; *: other processes used the machine, not comparable" if shared else "")
+    )
