@@ -153,6 +153,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "num_hidden_layers: got 1000000000; allowed: a whole",
     ),
     "layers of gpt2 without end": ("gpt2", {"n_layer": 10**9}, "n_layer: got 1000000000; allowed: a whole number"),
+    "pairs without end": ("llama_linear", {"head_dim": 10**9}, "head_dim: got 1000000000; allowed: a whole number"),
     "a size beyond all numbers": ("llama", {"hidden_size": 10**400}, "hidden_size: got inf; allowed: a whole number"),
     "two rules of rotation": (
         "llama_linear",

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from widthwise.config_io import UserError
-from widthwise.sizes import MOST_LAYERS
+from widthwise.sizes import MOST_LAYERS, WIDEST
 
 MOST = 2**31 - 1
 """The largest of all sizes."""
@@ -57,6 +57,10 @@ class Fields:
         """
         if self.get(key, allowed if default is None else default) != allowed:
             self.refuse(key, repr(allowed))
+
+    def width(self, key: str, default: int | None = None) -> int:
+        """How many channels. Raises as `size`."""
+        return self.size(key, default, most=WIDEST)
 
     def n_layers(self, key: str) -> int:
         """How many layers, each of which takes memory before its tensors are found to be missing. Raises as `size`."""

@@ -50,7 +50,7 @@ class GPT2(Architecture):
         return fields.size("n_positions", 1024)
 
     def read(self, fields: Fields) -> ModelConfig:
-        d_model = fields.size("n_embd")
+        d_model = fields.width("n_embd")
         fields.only("add_cross_attention", False)
         norm = NormConfig(kind="layer", eps=fields.positive("layer_norm_epsilon", 1e-5), norm_dim=d_model)
         return ModelConfig(
@@ -67,7 +67,7 @@ class GPT2(Architecture):
     def _layer(self, fields: Fields, norm: NormConfig, i: int) -> LayerConfig:
         d_model = norm.norm_dim
         activation = ACTIVATIONS[fields.choice("activation_function", ACTIVATIONS, "gelu_new")]
-        d_ff = fields.size("n_inner", 4 * d_model)
+        d_ff = fields.width("n_inner", 4 * d_model)
         return LayerConfig(
             d_model=d_model,
             d_in=d_model,
@@ -116,7 +116,7 @@ class GPT2(Architecture):
         }
 
     def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.size("n_embd"), fields.size("n_head")
+        d_model, n_heads = fields.width("n_embd"), fields.size("n_head")
         if d_model % n_heads:
             raise UserError(f"d_model: got {d_model}; in gpt2 it is n_heads * head_dim, with n_heads = {n_heads}")
 

@@ -18,7 +18,7 @@ class Llama(RotaryDecoder):
         fields.only("mlp_bias", False)
 
     def check_written(self, fields: Fields) -> None:
-        d_model, n_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+        d_model, n_heads = fields.width("hidden_size"), fields.size("num_attention_heads")
         if d_model % n_heads:
             raise UserError(
                 f"d_model: got {d_model}, which is no multiple of n_heads = {n_heads}; transformers refuses such a "

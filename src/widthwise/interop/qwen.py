@@ -43,7 +43,7 @@ class Qwen3(_Qwen):
         return config.layers[0].attention.qk_norm is not None
 
     def head_dim(self, fields: Fields) -> int:
-        return fields.size("head_dim", 128)
+        return fields.width("head_dim", 128)
 
     def qk_norm(self, eps: float) -> QKNormConfig:
         return QKNormConfig(eps=eps, over="head")

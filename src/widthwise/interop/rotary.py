@@ -35,7 +35,7 @@ class RotaryDecoder(Architecture):
 
     def head_dim(self, fields: Fields) -> int:
         """Where the config gives none, hidden_size / num_attention_heads."""
-        return fields.size("head_dim", max(1, fields.size("hidden_size") // fields.size("num_attention_heads")))
+        return fields.width("head_dim", max(1, fields.width("hidden_size") // fields.size("num_attention_heads")))
 
     def check_options(self, fields: Fields) -> None:
         """Raises UserError for what this architecture may do and our models cannot."""
@@ -43,7 +43,7 @@ class RotaryDecoder(Architecture):
 
     def read(self, fields: Fields) -> ModelConfig:
         self.check_options(fields)
-        d_model, eps = fields.size("hidden_size"), fields.positive("rms_norm_eps")
+        d_model, eps = fields.width("hidden_size"), fields.positive("rms_norm_eps")
         norm = NormConfig(eps=eps, norm_dim=d_model)
         layer = LayerConfig(
             d_model=d_model,
@@ -53,7 +53,7 @@ class RotaryDecoder(Architecture):
             attention_norm=norm,
             attention=self._attention(fields, eps),
             ffn_norm=norm,
-            ffn=SwiGLUConfig(d_ff=fields.size("intermediate_size")),
+            ffn=SwiGLUConfig(d_ff=fields.width("intermediate_size")),
         )
         return ModelConfig(
             vocab_size=fields.size("vocab_size"),
