@@ -70,7 +70,7 @@ def outcome(path: Path) -> dict[str, Any]:
     assert result is not None
     return {
         "metrics": [without_measurements(record) for record in run.metrics()],
-        "result": {**without_measurements(result), "name": None, "notes": None},
+        "result": {**without_measurements(result.to_data()), "name": None, "notes": None},
         "model": (newest / "model.safetensors").read_bytes(),
         "optimizer": (newest / "optimizer.safetensors").read_bytes(),
     }

@@ -32,6 +32,7 @@ from widthwise.files import (
     write_atomic,
     writing,
 )
+from widthwise.records.run import RunResult
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.json", "holder")
 """What only the process that holds the run writes."""
@@ -168,29 +169,29 @@ class RunDir:
                 content = file.read(n_bytes)
         return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> RunResult | None:
         """The result, or None while the run has not finished.
 
         Raises UserError where it, the recipe or the records were changed after it was written.
         """
-        path = self.path / "result.json"
+        path = self.path / RunResult.file_name
         if not path.is_file():
             return None
         found = read_json_mapping(path)
         if CHECKSUMS not in found:  # of a version that wrote none
-            return found
+            return parse(RunResult, found, str(path))
         checksums = parse(_Checksums, found.pop(CHECKSUMS), f"{path}: {CHECKSUMS}")
         changes = [path for path, *_ in differences(checksums.entries, _digests(found))]
         if changes:
             raise UserError(f"{path}: {', '.join(changes[:3])} was changed after the run had finished")
         self.check_seal(checksums.seal, "the result")
-        return found
+        return parse(RunResult, found, str(path))
 
-    def write_result(self, result: Mapping[str, Any]) -> None:
+    def write_result(self, result: RunResult) -> None:
         self.fsync_metrics()
-        checksums = _Checksums(seal=self.seal(), entries=_digests(result))
-        content = {**result, CHECKSUMS: to_data(checksums)}
-        write_atomic(self.path / "result.json", json.dumps(content, indent=2) + "\n")
+        data = result.to_data()
+        content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=_digests(data)))}
+        write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
 
     def append_metrics(self, records: list[dict[str, Any]]) -> None:
         """Appends records to metrics.jsonl, one line each. Raises UserError on a full disk."""

@@ -47,20 +47,20 @@ SLOTS = "model.residual={kind: hyper_connections, n_fractions: 4, n_slots: 12, e
 def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widthwise) -> None:
     code, table, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
     assert code == 0
-    header, lines = table.split("costs (")[1].split("params", 1)[0], table.splitlines()
+    header, lines = table.split("costs (")[1].split("parameters", 1)[0], table.splitlines()
     for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
         assert word in header
     shown = {line.split("│")[1].strip(): line.split("│")[2:5] for line in lines if line.startswith("│")}
     values = {name: [cell.strip() for cell in cells] for name, cells in shown.items()}
-    assert values["stream width"] == ["96", "32", "3.0000"]
-    assert values["virtual width"] == ["3", "1", "3.0000"]
+    assert values["width of the stream"] == ["96", "32", "3.0000"]
+    assert values["virtual width, times d_model"] == ["3", "1", "3.0000"]
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
-    assert values["residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
-    assert values["embedding FLOPs"] == [f"{2 * 32 * 96:,}", "0", "-"]
+    assert values["parameters, residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
+    assert values["FLOPs per token, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
     _, out, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")
     summary = json.loads(out)
-    assert values["mtp (training)"] == [f"{summary['params']['mtp']:,}", "0", "-"]
-    assert values["mtp FLOPs"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
+    assert values["parameters, mtp"] == [f"{summary['params']['mtp']:,}", "0", "-"]
+    assert values["FLOPs per token, mtp"] == [f"{summary['flops_by_part']['mtp']:,}", "0", "-"]
     assert summary["flops_per_token"]["training"] > 3 * summary["flops_per_token"]["forward"]
 
 
@@ -72,7 +72,7 @@ def test_a_part_that_no_model_has_is_not_shown(recipe: Path, widthwise) -> None:
 
 def test_inspect_counts_the_layers_without_embedding_head_and_gains(recipe: Path, widthwise) -> None:
     _, table, _ = widthwise("inspect", recipe)
-    (line,) = (line for line in table.splitlines() if "params, layers" in line)
+    (line,) = (line for line in table.splitlines() if "parameters, layers without norms" in line)
     assert f" {6 * 16 * 32**2:,} " in line
 
 

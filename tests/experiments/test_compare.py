@@ -91,7 +91,7 @@ def test_sentence_names_variant_interval_and_costs(done) -> None:
 def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
     _, folder, comparison = done
     stored = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
-    assert stored == comparison
+    assert stored == comparison.to_data()
 
 
 def test_finished_runs_are_not_run_again(done) -> None:

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.scaling.fitting import Gathered, fit_groups, gather, write_scaling
+from widthwise.experiments.scaling.fitting import Gathered, fit_groups, gather
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.experiments.scaling.points import Axes
-from widthwise.records.scaling import read_scaling
+from widthwise.records.run import RunResult
+from widthwise.records.scaling import ScalingLaws
 from widthwise.run_dir import RunDir
 
 PAPERS = Path(__file__).parents[2] / "benchmarks" / "papers"
@@ -27,7 +28,9 @@ def loss(d_model: int, seed: int = 0, scale: float = 3.0) -> float:
 
 def cost(d_model: int) -> dict[str, Any]:
     params = {"total": 12 * d_model**2, "attention": 4 * d_model**2, "ffn": 7 * d_model**2, "residual": d_model**2}
-    return {"params": params, "average_width": float(d_model), "kv_bytes_per_token": 4 * d_model, "virtual_width": 1.0}
+    sizes = {"d_model": d_model, "widths": [d_model], "average_width": float(d_model), "virtual_width": 1.0}
+    flops = {"forward": 2 * params["total"], "training": 6 * params["total"]}
+    return {**sizes, "params": params, "flops_per_token": flops, "kv_bytes_per_token": 4 * d_model}
 
 
 def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", steps: int = 5, **result: Any) -> Path:
@@ -35,22 +38,28 @@ def write_run(path: Path, d_model: int, seed: int = 1, kind: str = "plain", step
     run = RunDir(path)
     run.begin(yaml.safe_dump(recipe), {})
     found = {"val_loss": loss(d_model, seed), "tokens": 100 * d_model, "training_flops": 1e6 * d_model**3}
-    run.write_result({**found, "cost": cost(d_model), **result})
+    run.write_result(RunResult.model_validate({**found, "cost": cost(d_model), **result}))
     return path
 
 
 def losses(d_model: int, n_seeds: int, scale: float = 3.0) -> dict[str, Any]:
-    return {"per_seed": [loss(d_model, seed, scale) for seed in range(n_seeds)]}
+    per_seed = [loss(d_model, seed, scale) for seed in range(n_seeds)]
+    return {"mean": sum(per_seed) / n_seeds, "per_seed": per_seed}
 
 
 def variant(name: str, d_model: int, scale: float) -> dict[str, Any]:
-    return {"name": name, "runs": [f"runs/{name}-seed1"], "cost": cost(d_model), "val_loss": losses(d_model, 2, scale)}
+    own = {"name": name, "runs": [f"runs/{name}-seed1"], "cost": cost(d_model), "val_loss": losses(d_model, 2, scale)}
+    return {**own, "verdict": "cannot tell", "ratio": {}}
+
+
+ABOUT = {"title": "t", "command": "c", "created": "now", "confidence": 0.95, "seeds": [1, 2], "environment": {}}
 
 
 def write_comparison(folder: Path, d_model: int) -> Path:
     folder.mkdir(parents=True)
     variants = [variant("uniform", d_model, 3.0), variant("x", d_model, 2.95)]
-    (folder / "comparison.json").write_text(json.dumps({"baseline": "uniform", "variants": variants}))
+    comparison = {**ABOUT, "metric": "val_loss", "sentence": "", "baseline": "uniform", "variants": variants}
+    (folder / "comparison.json").write_text(json.dumps(comparison))
     return folder
 
 
@@ -62,7 +71,9 @@ def write_sweep(folder: Path, **changes: Any) -> Path:
         for d in SIZES
     ]
     points.append({"name": "x-512", "group": "x", "values": {"model.d_model": 512}, "state": "failed", "reason": "nan"})
-    (folder / "sweep.json").write_text(json.dumps({"baseline": None, "points": points, **changes}))
+    study = {"storage": "s", "sampler": "grid", "n_points": 9, "n_finished": 8, "n_failed": 1}
+    sweep = {**ABOUT, "baseline": None, "sentence": "", "axes": {}, "points": points, "study": study, **changes}
+    (folder / "sweep.json").write_text(json.dumps(sweep))
     return folder
 
 
@@ -160,7 +171,7 @@ def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path, text: str, 
         (Axes("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
         (Axes("params", "train_loss"), r"train_loss is None"),
         (Axes("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
-        (Axes("flops", "val_loss"), r"its cost has no flops"),
+        (Axes("active_params", "val_loss"), r"its cost has no active_params"),
         (
             Axes("params", "val_loss", "model.residual.knd"),
             r"--group-by: got 'model.residual.knd'.*did you mean 'kind'",
@@ -215,8 +226,8 @@ def test_equal_losses_are_said_to_be_equal(tmp_path: Path) -> None:
 
 def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
     scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "title", "command")
-    write_scaling(scaling, tmp_path)
-    read = read_scaling(tmp_path)
+    scaling.write(tmp_path)
+    read = ScalingLaws.read(tmp_path)
     assert (read.x, read.y, read.title, read.command) == ("params", "val_loss", "title", "command")
     assert {saving.fit for saving in read.savings} == set(LAWS)
     assert {(saving.group, saving.baseline, saving.kind) for saving in read.savings} == {
@@ -295,7 +306,7 @@ def test_numbers_that_do_not_exist_are_null(tmp_path: Path) -> None:
     path = table(tmp_path, "\n".join(["x,y,g", *rows]))
     scaling = fit_groups(gather([path], Axes("x", "y", "g"), "base"), "t", "c", "power_irreducible")
     saving = next(each for each in scaling["savings"] if each["fit"] == "power_irreducible")
-    assert saving["ratio"] == {"mean": None, "low": None, "high": None}
+    assert saving["ratio"].to_data() == {"mean": None, "low": None, "high": None}
     assert "new never reaches base's fitted loss" in scaling["sentence"]
     assert not any(isinstance(value, float) and math.isnan(value) for value in _leaves(scaling))
 

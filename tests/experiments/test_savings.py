@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from widthwise.experiments.scaling.law_fit import fit_law
 from widthwise.experiments.scaling.laws import LAWS, Law
 from widthwise.experiments.scaling.points import Group, Point
-from widthwise.experiments.scaling.savings import Saving, savings
+from widthwise.experiments.scaling.savings import savings
+from widthwise.records.scaling import Saving
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
@@ -38,7 +39,7 @@ def test_table_2_of_the_variable_width_paper_saves_what_it_claims(x: tuple, curv
     found = saved(POWER, group("x", x[1], X_FORMER), group("uniform", x[0], TRANSFORMER))
     assert found["curve"].ratio.mean == pytest.approx(curve, abs=5e-4)
     assert found["point"].ratio.mean == pytest.approx(point, abs=5e-4)
-    assert (found["point"].y, found["point"].x) == (2.751, x[0][-1])
+    assert (found["point"].at.y, found["point"].at.x) == (2.751, x[0][-1])
     assert found["curve"].ratio.low < found["curve"].ratio.mean < found["curve"].ratio.high
     assert not found["curve"].is_extrapolated
 
@@ -50,7 +51,7 @@ def test_a_shifted_curve_saves_its_shift() -> None:
         found = saved(law, group("new", 0.7 * X, y[kind]), group("base", X, y[kind]))
         for each in found.values():
             assert each.ratio.mean == pytest.approx(0.7, rel=1e-4)
-            assert each.y == pytest.approx(y[kind][-1])
+            assert each.at.y == pytest.approx(y[kind][-1])
 
 
 @given(x_unit=st.floats(1e-9, 1e15), y_unit=st.floats(0.01, 100))
@@ -84,7 +85,7 @@ def test_ninety_percent_intervals_hold_the_truth_about_so_often(n_points: int) -
 def test_a_loss_that_is_never_reached_has_no_ratio() -> None:
     worse = group("new", X, 3.2 + 0.3 * X**-0.5)
     found = saved(IRREDUCIBLE, worse, group("base", X, 2 + X**-0.5))["curve"]
-    assert np.isnan([found.ratio.mean, found.ratio.low, found.ratio.high]).all()
+    assert (found.ratio.mean, found.ratio.low, found.ratio.high) == (None, None, None)
     assert found.is_extrapolated
 
 

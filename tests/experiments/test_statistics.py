@@ -18,8 +18,7 @@ def test_seed_interval_is_students_t() -> None:
 def test_one_seed_has_no_interval() -> None:
     estimate = seed_interval([3.0])
     assert estimate.mean == 3.0
-    assert np.isnan(estimate.low)
-    assert np.isnan(estimate.high)
+    assert (estimate.low, estimate.high) == (None, None)
 
 
 def test_what_both_share_cancels() -> None:
@@ -79,4 +78,4 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(n_seeds: int) -> No
     ],
 )
 def test_verdict(low: float, high: float, n_seeds: int, expected: str) -> None:
-    assert verdict(Estimate((low + high) / 2, low, high, [0.0] * n_seeds)) == expected
+    assert verdict(Estimate(mean=(low + high) / 2, low=low, high=high, per_seed=[0.0] * n_seeds)) == expected

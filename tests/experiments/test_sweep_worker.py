@@ -21,6 +21,7 @@ from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway,
 from widthwise.experiments.sweep.summary import Findings
 from widthwise.experiments.sweep.trials import Entry
 from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.stopping import Interrupted
@@ -47,12 +48,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepPlan, Path, dic
     return plan, folder / "out", run_sweep(plan, folder / "out", COMMAND)
 
 
-def points(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {point["name"]: point for point in found["points"]}
+def points(found: Sweep) -> dict[str, dict[str, Any]]:
+    return {point.name: point.to_data() for point in found.points}
 
 
 def results(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [RunDir(folder / "runs" / f"{name}-seed{seed}").result() or {} for seed in SEEDS]
+    return [RunDir(folder / "runs" / f"{name}-seed{seed}").result() for seed in SEEDS]
 
 
 def window_losses(folder: Path, name: str) -> np.ndarray:
@@ -79,7 +80,7 @@ def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(don
     assert (failed["state"], failed["values"]) == ("failed", {"optimizer.lr": DIVERGES})
     assert failed["reason"].startswith("runs/1000000.0-seed4: stopped at step")
     assert "try a lower optimizer.lr" in failed["reason"]
-    assert found["study"] == {
+    assert found["study"].to_data() == {
         "storage": "sqlite:///study.db",
         "sampler": "grid",
         "n_points": 4,
@@ -113,7 +114,7 @@ def test_a_group_is_said_as_a_whole(tmp_path: Path) -> None:
 
 def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
     _, folder, found = done
-    assert json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail) == found
+    assert json.loads((folder / "sweep.json").read_text(), parse_constant=pytest.fail) == found.to_data()
     assert found["axes"] == {"": {"optimizer.lr": [0.002, 0.03, DIVERGES]}}
     assert (found["seeds"], found["matched"], found["confidence"]) == (SEEDS, "params", 0.95)
 
@@ -146,8 +147,8 @@ def test_points_are_compared_with_a_baseline_that_finishes_after_them(done) -> N
     plan, folder, found = done
     findings = Findings(plan, folder, COMMAND)
     plain, other = (Entry(name, 0, "finished", None, None) for name in ("plain", "0.03"))
-    assert points(findings.as_data([other], "s"))["0.03"]["difference"] is None
-    assert points(findings.as_data([plain, other], "s"))["0.03"] == points(found)["0.03"]
+    assert points(findings.sweep([other], "s"))["0.03"]["difference"] is None
+    assert points(findings.sweep([plain, other], "s"))["0.03"] == points(found)["0.03"]
 
 
 def test_runs_on_other_data_are_not_compared(done, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The line of a trend against independent references, its interval, and what a comparison makes of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import summarise
 from widthwise.experiments.plan import Plan, read_plan
-from widthwise.experiments.runs import METRICS
 from widthwise.experiments.statistics import Estimate, paired_difference
-from widthwise.experiments.trend import check_values, fit_log_linear
+from widthwise.experiments.trend import check_values, fit_trend
 from widthwise.model.config import cost_summary
+from widthwise.records.comparison import Comparison, Trend
+from widthwise.records.run import RunResult
 
 VALUES = (1.0, 1.5, 2.0, 5.0, 8.0)
 
@@ -43,8 +44,8 @@ def test_a_known_line_is_found_whatever_seeds_and_windows_share() -> None:
     assert (fit.slope.low, fit.slope.mean, fit.slope.high) == pytest.approx((-0.0125,) * 3)
     assert fit.slope.per_seed == pytest.approx([-0.0125] * 4)
     assert fit.intercept.per_seed == pytest.approx(heights.mean(axis=1))
-    assert fit.line == pytest.approx(heights.mean() - 0.0125 * np.log2(VALUES))
-    assert fit.residuals == pytest.approx([0] * 5, abs=1e-12)
+    assert line(fit) == pytest.approx(heights.mean() - 0.0125 * np.log2(VALUES))
+    assert residuals(fit) == pytest.approx([0] * 5, abs=1e-12)
     assert fit.r_squared == pytest.approx(1)
     assert fit.verdict == "better"
 
@@ -55,8 +56,21 @@ def test_the_law_of_the_virtual_width_paper_comes_from_its_points() -> None:
     assert fit.slope.mean == pytest.approx(-0.00685, abs=1e-12)
     assert round(fit.intercept.mean, 4) == 1.6212
     assert round(fit.r_squared, 4) == 0.9986
-    assert np.isnan([fit.slope.low, fit.slope.high, fit.intercept.low]).all()
+    assert (fit.slope.low, fit.slope.high, fit.intercept.low) == (None, None, None)
     assert fit.verdict == "no verdict"
+
+
+def fit_log_linear(values: Sequence[float] | np.ndarray, losses: np.ndarray) -> Trend:
+    names = [str(i) for i in range(len(values))]
+    return fit_trend("d_model", dict(zip(names, map(float, values))), dict(zip(names, losses)), 0.95)
+
+
+def residuals(trend: Trend) -> list[float]:
+    return [point.residual for point in trend.points]
+
+
+def line(trend: Trend) -> list[float]:
+    return [point.line for point in trend.points]
 
 
 def test_every_seed_has_its_least_squares_line() -> None:
@@ -69,7 +83,7 @@ def test_every_seed_has_its_least_squares_line() -> None:
     overall = stats.linregress(doublings, means)
     assert (fit.slope.mean, fit.intercept.mean) == pytest.approx((overall.slope, overall.intercept))
     assert fit.r_squared == pytest.approx(overall.rvalue**2)
-    assert fit.residuals == pytest.approx(means - overall.intercept - overall.slope * doublings)
+    assert residuals(fit) == pytest.approx(means - overall.intercept - overall.slope * doublings)
 
 
 def test_between_two_values_the_slope_is_the_paired_difference() -> None:
@@ -83,7 +97,7 @@ def test_the_order_of_variants_does_not_matter() -> None:
     losses, order = noisy(3), [3, 0, 4, 1, 2]
     fit, permuted = fit_log_linear(VALUES, losses), fit_log_linear(np.array(VALUES)[order], losses[order])
     assert numbers(permuted.slope) == pytest.approx(numbers(fit.slope))
-    assert permuted.residuals == pytest.approx(np.array(fit.residuals)[order])
+    assert residuals(permuted) == pytest.approx(np.array(residuals(fit))[order])
 
 
 def test_the_order_of_seeds_does_not_matter_but_for_the_resampling() -> None:
@@ -100,14 +114,14 @@ def test_what_all_variants_of_a_seed_and_window_share_cancels_in_the_slope() -> 
     shifted = losses + 10 * np.random.default_rng(6).normal(size=losses.shape[1:])
     fit, moved = fit_log_linear(VALUES, losses), fit_log_linear(VALUES, shifted)
     assert numbers(moved.slope) == pytest.approx(numbers(fit.slope))
-    assert moved.residuals == pytest.approx(fit.residuals, abs=1e-12)
+    assert residuals(moved) == pytest.approx(residuals(fit), abs=1e-12)
 
 
 def test_another_unit_of_the_quantity_moves_the_intercept_alone() -> None:
     losses = noisy(7)
     fit, scaled = fit_log_linear(VALUES, losses), fit_log_linear(7 * np.array(VALUES), losses)
     assert numbers(scaled.slope) == pytest.approx(numbers(fit.slope))
-    assert scaled.line == pytest.approx(fit.line)
+    assert line(scaled) == pytest.approx(line(fit))
     assert scaled.intercept.mean == pytest.approx(fit.intercept.mean - fit.slope.mean * np.log2(7))
 
 
@@ -139,7 +153,7 @@ def test_verdict(slopes: list[float], expected: str) -> None:
 
 
 def test_equal_means_have_no_r_squared() -> None:
-    assert np.isnan(fit_log_linear(VALUES, on_lines([0.0, 0.0, 0.0])).r_squared)
+    assert fit_log_linear(VALUES, on_lines([0.0, 0.0, 0.0])).r_squared is None
 
 
 @pytest.mark.parametrize(
@@ -223,14 +237,21 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path, trend: di
     assert "\n" not in str(error.value)
 
 
-def compared(tmp_path: Path, losses: Callable[[float], list[float]], seeds: list[int]) -> dict[str, Any]:
+def compared(tmp_path: Path, losses: Callable[[float], list[float]], seeds: list[int]) -> Comparison:
     """The comparison of made-up runs. losses: virtual width -> one loss a seed, the same in each of two windows."""
     plan = plan_of(tmp_path, {"over": "virtual_width", "variants": ["r1", "r1.5", "r4"]}, seeds=seeds)
     results = {}
     for name, recipe in plan.recipes.items():
         cost = cost_summary(recipe.explicit_model, recipe.seq_len)
         results[name] = [
-            dict.fromkeys(METRICS, loss) | {"cost": cost, "pflops_days": 1.0, "val_window_losses": [loss, loss]}
+            RunResult(
+                val_loss=loss,
+                tokens_per_second=loss,
+                training_flops=1.0,
+                cost=cost,
+                pflops_days=1.0,
+                val_window_losses=[loss, loss],
+            )
             for loss in losses(cost["virtual_width"])
         ]
     return summarise(plan, results, {}, "widthwise compare widths.yaml")

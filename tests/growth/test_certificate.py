@@ -8,9 +8,10 @@ from model_cases import config, decoder, random_tokens, variant
 
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.certify import certificate
-from widthwise.growth.certify.certificate import Certificate, certify
+from widthwise.growth.certify.certificate import certify
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.records.certificate import Certificate
 
 GROWTHS = {
     "ffn": (config("uniform"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),
@@ -166,6 +167,6 @@ def test_the_random_state_of_the_caller_stays():
 
 def test_the_record_is_plain_data_and_says_what_was_found():
     found = certified(planned("ffn"))
-    record = found.record()
+    record = found.to_data()
     assert record["is_preserved"] is True
     assert record["liveness"]["layers.1.ffn.w_down.weight"]["n_alive"] == found.total("n_new") // 6

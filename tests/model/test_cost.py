@@ -6,10 +6,11 @@ from model_cases import CASES, SEQ_LEN, config, decoder, random_tokens, template
 from recipes import RECIPES, one_of_each_kind, recipe_data
 
 from widthwise.config_io import parse, to_data
-from widthwise.model.config import PARTS, ModelConfig, cost_summary
+from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.moe import MoE
+from widthwise.records.cost import PARTS
 from widthwise.shape.template import ModelTemplate
 
 

@@ -18,6 +18,7 @@ from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
 from widthwise.files import read_json
+from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.runs import analysed_models
 from widthwise.runs.analyse import analyse, write_analysis
 from widthwise.runs.export import export_run
@@ -42,12 +43,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def both(runs: Path) -> dict[str, Any]:
+def both(runs: Path) -> Analysis:
     return analyse([runs / "uniform", runs / "x"], n_tokens=N_TOKENS)
 
 
-def numbers(model: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in model.items() if key not in ("name", "source", "kind", "step")}
+def numbers(model: AnalysedModel) -> dict[str, Any]:
+    return {key: value for key, value in model.to_data().items() if key not in ("name", "source", "kind", "step")}
 
 
 def same(a: Any, b: Any, tolerance: float) -> bool:
@@ -59,7 +60,7 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
     return a == b if a is None or isinstance(a, str) else math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: dict[str, Any]) -> None:
+def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Analysis) -> None:
     held_out = HeldOut(open_data(tiny_recipe(*BPE).data), 17, 3, N_TOKENS, "fp32")
     for model in both["models"]:
         profile = Profile(DecoderSubject(load_trained(runs / model["name"]).model))
@@ -69,7 +70,7 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: dic
         assert expected["n_tokens"] == 5 * 17
         # Batches are of another size, so sums are in another order.
         assert same(numbers(model), expected, 1e-4)
-    assert both["text"] == {"source": "held-out documents of synthetic", "seq_len": 17, "n_tokens": 5 * 17}
+    assert both["text"].to_data() == {"source": "held-out documents of synthetic", "seq_len": 17, "n_tokens": 5 * 17}
     assert [(model["name"], model["kind"], model["step"]) for model in both["models"]] == [
         ("uniform", "widthwise", 9),
         ("x", "widthwise", 9),
@@ -77,7 +78,7 @@ def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: dic
     assert [model["widths"] for model in both["models"]] == [[16, 16, 16], [24, 8, 24]]
 
 
-def test_the_answer_names_both_and_what_it_does_not_say(both: dict[str, Any]) -> None:
+def test_the_answer_names_both_and_what_it_does_not_say(both: Analysis) -> None:
     answer, reservation = both["sentence"].splitlines()
     first, second = both["models"]
     # The middle half of three layers: layers 1 and 2.
@@ -90,16 +91,16 @@ def test_the_answer_names_both_and_what_it_does_not_say(both: dict[str, Any]) ->
     assert "other seeds" in reservation
 
 
-def test_what_is_written_is_what_is_said(both: dict[str, Any], tmp_path: Path) -> None:
+def test_what_is_written_is_what_is_said(both: Analysis, tmp_path: Path) -> None:
     path = write_analysis(both, tmp_path / "new" / "out")
     assert path == tmp_path / "new/out/analysis.json"
-    assert read_json(path) == json.loads(json.dumps(both, allow_nan=False))
+    assert read_json(path) == json.loads(json.dumps(both.to_data(), allow_nan=False))
 
 
 def test_no_path_outside_the_working_folder_is_shown(
-    both: dict[str, Any], runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    both: Analysis, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert str(runs) not in json.dumps(both)
+    assert str(runs) not in both.to_json()
     text = tmp_path / "own.txt"
     text.write_text("A text of one's own.\n" * 30)
     monkeypatch.chdir(runs)
@@ -108,7 +109,7 @@ def test_no_path_outside_the_working_folder_is_shown(
     assert found["text"]["source"] == "own.txt"
 
 
-def test_the_size_of_batches_changes_nothing(runs: Path, both: dict[str, Any]) -> None:
+def test_the_size_of_batches_changes_nothing(runs: Path, both: Analysis) -> None:
     n_batches: list[int] = []
 
     class Counting(Listener):
@@ -134,7 +135,7 @@ def test_a_model_of_another_tokenizer_reads_as_much_text(runs: Path, tmp_path: P
     assert fine["n_tokens"] > coarse["n_tokens"]
 
 
-def test_an_exported_model_gives_the_numbers_of_its_run(runs: Path, both: dict[str, Any], tmp_path: Path) -> None:
+def test_an_exported_model_gives_the_numbers_of_its_run(runs: Path, both: Analysis, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra [hf]")
     export_run(runs / "uniform", tmp_path / "hf")
     found = analyse([runs / "uniform", tmp_path / "hf"], n_tokens=N_TOKENS)["models"]
@@ -189,8 +190,8 @@ def test_widths_of_tokens_and_of_the_stream_are_those_of_the_result(tmp_path: Pa
         ),
     }
     found = analyse([tmp_path / name for name in results], n_tokens=N_TOKENS, batch_size=2)["models"]
-    assert same(found[0]["token_widths"], results["dynamic"]["token_widths"], 1e-4)
-    assert same(found[1]["virtual_width"], results["virtual"]["virtual_width"], 1e-4)
+    assert same(found[0].token_widths.to_data(), results["dynamic"].token_widths.to_data(), 1e-4)
+    assert same(found[1].virtual_width.to_data(), results["virtual"].virtual_width.to_data(), 1e-4)
     assert found[0]["virtual_width"] is None
     assert found[1]["token_widths"] is None
 

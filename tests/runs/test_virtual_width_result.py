@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from tiny_runs import tiny_recipe, without_measurements
+from tiny_runs import tiny_recipe
 
 from widthwise.analysis import virtual_width
 from widthwise.analysis.virtual_width import analyse_virtual_width
@@ -22,7 +22,7 @@ def held_out() -> HeldOut:
 def test_a_run_with_hyper_connections_says_how_it_uses_its_stream(tmp_path):
     recipe = tiny_recipe(CONNECTED, "model.mtp={n_depths: 2}", "train.precision=bf16")
     result = train(recipe, tmp_path / "run")
-    found = result["virtual_width"]
+    found = result["virtual_width"].to_data()
     assert json.loads((tmp_path / "run/result.json").read_text())["virtual_width"] == found
     assert [site["name"] for site in found["sites"]] == [
         f"layers.{i}.{part}" for i in range(3) for part in ("attention", "ffn")
@@ -31,7 +31,7 @@ def test_a_run_with_hyper_connections_says_how_it_uses_its_stream(tmp_path):
     # Training has made coefficients that differ between tokens.
     assert any(sd > 0 for site in found["sites"] for sd in site["reach_sd"])
     again = train(recipe, tmp_path / "again")
-    assert without_measurements(again)["virtual_width"] == found
+    assert again["virtual_width"].to_data() == found
 
 
 def test_a_run_on_the_plain_residual_says_nothing(tmp_path):

@@ -61,8 +61,8 @@ def test_ratios_are_of_the_headline_costs():
 def test_inspection_has_layers_and_the_baseline_with_its_ratios():
     whole = inspection(MODEL, UNIFORM, 33)
     assert whole["layers"] == [vars(row) for row in layer_rows(MODEL, 33)]
-    assert whole["baseline"] == cost_summary(UNIFORM, 33)
-    assert whole["ratio"] == ratios(whole, whole["baseline"])
+    assert whole["baseline"] == cost_summary(UNIFORM, 33).to_data()
+    assert whole["ratio"] == ratios(cost_summary(MODEL, 33), cost_summary(UNIFORM, 33))
     alone = inspection(MODEL, None, 33)
     assert "baseline" not in alone
     assert "ratio" not in alone

@@ -1,9 +1,11 @@
 """The answer of an analysis in words."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from widthwise.records.analysis import Activations, AnalysedModel
+from widthwise.records.record import finite
 
 MIDDLE = (0.25, 0.75)
 """Depths that count as the middle, as fractions of the layers."""
@@ -11,18 +13,17 @@ RESERVATION = (
     "These numbers describe the trained models named here on this text. They have no interval: models of other seeds "
     "would give others, and a difference between two models is not yet one between their shapes."
 )
-Model = Mapping[str, Any]
 
 
-def sentence(models: Sequence[Model], threshold: float) -> str:
-    """A line on the first model, or one on each further model compared with it; then what these lines cannot say."""
+def sentence(models: Sequence[AnalysedModel], threshold: float) -> str:
+    """A line for the first model, or one for each further one beside it; and what none of them says."""
     first, *others = models
     lines = [_line(model, first, threshold) for model in others] or [_line(first, None, threshold)]
     return "".join(f"{line}\n" for line in (*lines, RESERVATION))
 
 
-def _line(model: Model, beside: Model | None, threshold: float) -> str:
-    measures: dict[str, Callable[[Model], float | None]] = {
+def _line(model: AnalysedModel, beside: AnalysedModel | None, threshold: float) -> str:
+    measures: dict[str, Callable[[AnalysedModel], float | None]] = {
         "the normalised matrix entropy of the stream": _entropy,
         "the participation ratio over d_ff": _participation_share,
         f"the share of activations beyond {threshold:g}": _density,
@@ -32,9 +33,9 @@ def _line(model: Model, beside: Model | None, threshold: float) -> str:
         for name, value in measures.items()
         if (own := value(model)) is not None
     ]
-    against = "" if beside is None else f", beside {beside['name']}"
-    valleys = [f"{each['name']} {_valley(each)}" for each in (model, beside) if each is not None]
-    measured = f"In the middle half of the layers of {model['name']}{against}: {'; '.join(clauses)}."
+    against = "" if beside is None else f", beside {beside.name}"
+    valleys = [f"{each.name} {_valley(each)}" for each in (model, beside) if each is not None]
+    measured = f"In the middle half of the layers of {model.name}{against}: {'; '.join(clauses)}."
     return f"{measured} Over all layers the stream of {', that of '.join(valleys)}."
 
 
@@ -47,50 +48,50 @@ def _compared(own: float, other: float | None) -> str:
     return f", {relation} {other:.3f}"
 
 
-def _valley(model: Model) -> str:
-    valley = model["valley"]
+def _valley(model: AnalysedModel) -> str:
+    valley = model.valley
     if valley is None:
         return "has no compression valley"
-    drop, rise = valley["drop"], valley["rise"]
-    return f"falls by {drop:.3f} of that entropy into a valley after layer {valley['depth']} and rises by {rise:.3f}"
+    drop, rise = valley.drop, valley.rise
+    return f"falls by {drop:.3f} of that entropy into a valley after layer {valley.depth} and rises by {rise:.3f}"
 
 
-def _entropy(model: Model) -> float | None:
-    return _of_middle({entry["depth"]: entry["entropy"] for entry in model["stream"]}, model)
+def _entropy(model: AnalysedModel) -> float | None:
+    return _of_middle({entry.depth: entry.entropy for entry in model.stream}, model)
 
 
-def _participation_share(model: Model) -> float | None:
+def _participation_share(model: AnalysedModel) -> float | None:
     """The blocks of a layer count together."""
 
-    def of_layer(entries: Sequence[Model]) -> float | None:
-        if any(entry["participation"] is None for entry in entries):
+    def of_layer(entries: Sequence[Activations]) -> float | None:
+        if any(entry.participation is None for entry in entries):
             return None
-        return sum(entry["participation"] for entry in entries) / sum(entry["d_ff"] for entry in entries)
+        return sum(finite(entry.participation) for entry in entries) / sum(entry.d_ff for entry in entries)
 
     return _of_middle({layer: of_layer(entries) for layer, entries in _layers(model).items()}, model)
 
 
-def _density(model: Model) -> float | None:
-    """Utilisation beyond the threshold."""
+def _density(model: AnalysedModel) -> float | None:
+    """Beyond the threshold of utilisation."""
     return _of_middle(
         {
-            layer: float(np.mean([share for entry in entries for share in entry["utilisation"]]))
+            layer: float(np.mean([finite(share) for entry in entries for share in entry.utilisation]))
             for layer, entries in _layers(model).items()
         },
         model,
     )
 
 
-def _layers(model: Model) -> dict[int, list[Model]]:
+def _layers(model: AnalysedModel) -> dict[int, list[Activations]]:
     """The feed-forward blocks of each layer."""
-    layers: dict[int, list[Model]] = {}
-    for entry in model["activations"]:
-        layers.setdefault(entry["layer"], []).append(entry)
+    layers: dict[int, list[Activations]] = {}
+    for entry in model.activations:
+        layers.setdefault(entry.layer, []).append(entry)
     return layers
 
 
-def _of_middle(by_layer: Mapping[int, float | None], model: Model) -> float | None:
+def _of_middle(by_layer: Mapping[int, float | None], model: AnalysedModel) -> float | None:
     """Mean over the middle layers, of which one layer alone is one; None where nothing is known of them."""
-    low, high = (fraction * len(model["widths"]) for fraction in MIDDLE)
+    low, high = (fraction * len(model.widths) for fraction in MIDDLE)
     known = [value for layer, value in by_layer.items() if low <= layer <= max(1, high) and value is not None]
     return float(np.mean(known)) if known else None

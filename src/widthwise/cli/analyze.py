@@ -54,7 +54,7 @@ def analyze(
         analysis = analyse(models, text, tokens, seq_len, batch_size, observer)
     if out is None:
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
-        out = models[0] / "analysis" if is_one_run else Path("runs") / f"{analysis['title'].replace('/', '-')}-analysis"
+        out = models[0] / "analysis" if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-analysis"
     files = [write_analysis(analysis, out)]
     if parquet:
         files.append(write_parquet(analysis, out))
@@ -64,6 +64,6 @@ def analyze(
         return
     console = table_console()
     console.print(analysis_table(analysis))
-    console.print(analysis["sentence"])
+    console.print(analysis.sentence)
     for file in files:
         say(f"wrote {file}")

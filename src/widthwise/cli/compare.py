@@ -60,6 +60,6 @@ def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
         return
     console = table_console()
     console.print(comparison_table(comparison))
-    console.print(comparison["sentence"])
+    console.print(comparison.sentence)
     for file in files:
         say(f"wrote {file}")

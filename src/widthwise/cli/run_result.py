@@ -1,26 +1,26 @@
 """What `train` and `resume` print at the end."""
 
 from pathlib import Path
-from typing import Any
 
 from widthwise.cli.terminal import say, say_json
+from widthwise.records.run import RunResult
 from widthwise.runs.other_work import is_shared
 
 
-def show_result(result: dict[str, Any], folder: Path, as_json: bool) -> None:
+def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     """The result of a run on standard output, as JSON or in a few lines."""
     if as_json:
         say_json(result)
         return
-    bits_per_byte = result["val_bits_per_byte"]
-    say(f"{folder}: {result['steps']:,} steps, {result['tokens']:,} tokens in {result['wall_seconds']:,.0f} s")
-    say(f"training loss   {result['train_loss']:.4f} (mean of the last {result['loss_window_steps']:,} steps)")
+    bits_per_byte = result.val_bits_per_byte
+    say(f"{folder}: {result.steps:,} steps, {result.tokens:,} tokens in {result.wall_seconds:,.0f} s")
+    say(f"training loss   {result.train_loss:.4f} (mean of the last {result.loss_window_steps:,} steps)")
     say(
-        f"validation loss {result['val_loss']:.4f}, perplexity {result['val_perplexity']:.2f}"
+        f"validation loss {result.val_loss:.4f}, perplexity {result.val_perplexity:.2f}"
         + ("" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte")
     )
-    share = result.get("other_cpu_share")
+    share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
-    say(f"speed           {result['tokens_per_second']:,.0f} tokens/s{shared}")
-    for note in result["notes"]:
+    say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")
+    for note in result.notes:
         say(f"note: {note}")

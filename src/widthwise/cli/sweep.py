@@ -142,8 +142,8 @@ def _run_and_report(
     else:
         console = table_console()
         console.print(sweep_table(found))
-        console.print(found["sentence"])
+        console.print(found.sentence)
         for line in (*failure_lines(found), *(f"wrote {file}" for file in files)):
             console.print(line, soft_wrap=True)
-    if not found["study"]["n_finished"]:
-        raise RunFailed(f"{folder}: all {found['study']['n_failed']} points failed")
+    if not found.study.n_finished:
+        raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")

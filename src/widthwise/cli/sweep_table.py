@@ -6,6 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from widthwise.records.estimate import Estimate
+from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.page.formats import clean, fixed, ratio, si, signed
 
 
@@ -30,45 +32,43 @@ def workload_table(title: str, workload: dict[str, Any]) -> Table:
     return table
 
 
-def sweep_table(found: dict[str, Any]) -> Table:
-    """The content of sweep.json, lowest loss first, unfinished points last."""
-    points, baseline = found["points"], found["baseline"]
-    finished = [point for point in points if point["state"] == "finished"]
-    table = Table(title=Text(clean(found["title"])), box=SIMPLE_HEAD, show_edge=False)
+def sweep_table(found: Sweep) -> Table:
+    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
+    baseline = found.baseline
+    table = Table(title=Text(clean(found.title)), box=SIMPLE_HEAD, show_edge=False)
     if baseline:
-        table.caption = Text(f"{100 * found['confidence']:.4g}% intervals; FLOPs and KV: ratio to {clean(baseline)}")
+        table.caption = Text(f"{100 * found.confidence:.4g}% intervals; FLOPs and KV: ratio to {clean(baseline)}")
     table.add_column("point", overflow="fold", min_width=12)
     for name in ("loss", "difference", "verdict", "params", "FLOPs", "KV"):
         table.add_column(name, justify="left" if name == "verdict" else "right")
-    for point in sorted(finished, key=lambda point: point["val_loss"]["mean"]):
+    for point in found.variants:
         table.add_row(*_cells(point))
-    for point in points:
-        if point["state"] != "finished":
-            table.add_row(clean(point["name"]), point["state"])
+    for point in found.open_points:
+        table.add_row(clean(point.name), point.state)
     return table
 
 
-def failure_lines(found: dict[str, Any]) -> list[str]:
-    """One line for each failed point, with the reason."""
-    return [f"{point['name']}: {clean(point['reason'])}" for point in found["points"] if point["state"] == "failed"]
+def failure_lines(found: Sweep) -> list[str]:
+    """Why points failed."""
+    return [f"{point.name}: {clean(point.reason or '')}" for point in found.open_points if point.state == "failed"]
 
 
-def _cells(point: dict[str, Any]) -> list[str]:
+def _cells(point: FinishedPoint) -> list[str]:
     return [
-        clean(point["name"]),
-        fixed(point["val_loss"]["mean"], 4),
-        _difference(point["difference"]),
-        point["verdict"] or "",
-        si(point["cost"]["params"]["total"]),
-        ratio(point["ratio"].get("training_flops"), sign=""),
-        ratio(point["ratio"].get("kv_bytes"), sign=""),
+        clean(point.name),
+        fixed(point.val_loss.mean, 4),
+        _difference(point.difference),
+        point.verdict or "",
+        si(point.cost.params["total"]),
+        ratio(point.ratio.get("training_flops"), sign=""),
+        ratio(point.ratio.get("kv_bytes"), sign=""),
     ]
 
 
-def _difference(difference: dict[str, Any] | None) -> str:
+def _difference(difference: Estimate | None) -> str:
     if difference is None:
         return ""
-    mean = signed(difference["mean"], 4)
-    if difference["low"] is None:
+    mean = signed(difference.mean, 4)
+    if difference.low is None:
         return mean
-    return f"{mean} ({signed(difference['low'], 3)} to {signed(difference['high'], 3)})"
+    return f"{mean} ({signed(difference.low, 3)} to {signed(difference.high, 3)})"

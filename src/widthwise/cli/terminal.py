@@ -51,5 +51,5 @@ def remark(*lines: str) -> None:
 
 
 def say_json(data: Any) -> None:
-    """The answer to --json. JSON writes control characters as escapes."""
-    print(json.dumps(data, indent=2))
+    """The answer to --json, a record as its file has it. JSON writes control characters as escapes."""
+    print(json.dumps(data, indent=2, default=lambda record: record.to_data()))

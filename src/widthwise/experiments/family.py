@@ -9,6 +9,8 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import saved_recipe
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
@@ -73,8 +75,8 @@ def run_family(source: Source, branches: Sequence[Branch], folder: Path, observe
     return family
 
 
-def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The family as data. results: one per branch.
+def summarise(source: Source, branches: Sequence[Branch], results: Sequence[RunResult]) -> dict[str, Any]:
+    """The family as data. results: of the branches.
 
     FLOPs are training FLOPs over all steps. `flops_alone` is what a run of the same model would take from scratch over
     as many tokens; the shared steps are counted once.
@@ -90,7 +92,7 @@ def summarise(source: Source, branches: Sequence[Branch], results: Sequence[dict
     }
 
 
-def _member(branch: Branch, result: dict[str, Any]) -> dict[str, Any]:
+def _member(branch: Branch, result: RunResult) -> dict[str, Any]:
     recipe, before = saved_recipe(branch.run), branch.inherited
     per_token = recipe.final_model.cost().training_flops(recipe.seq_len) * recipe.train.n_passes
     return {
@@ -98,10 +100,10 @@ def _member(branch: Branch, result: dict[str, Any]) -> dict[str, Any]:
         "run": str(branch.run.path),
         "params": recipe.final_model.cost().params,
         "start": before.step,
-        "tokens": result["tokens"],
-        "flops_own": result["training_flops"] - before.training_flops,
-        "flops": result["training_flops"],
-        "flops_alone": result["tokens"] * per_token,
-        "val_loss": result["val_loss"],
-        "val_bits_per_byte": result["val_bits_per_byte"],
+        "tokens": result.tokens,
+        "flops_own": finite(result.training_flops) - before.training_flops,
+        "flops": result.training_flops,
+        "flops_alone": finite(result.tokens) * per_token,
+        "val_loss": result.val_loss,
+        "val_bits_per_byte": result.val_bits_per_byte,
     }

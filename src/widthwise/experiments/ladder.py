@@ -15,10 +15,10 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy, merge, parse, read_recipe
 from widthwise.experiments.matching import Matched, check_matched
-from widthwise.experiments.scaling.from_runs import MODEL_QUANTITIES
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed
+from widthwise.records.quantities import OF_MODELS
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
 
 RUNG = "rung"
@@ -65,7 +65,7 @@ class LadderPlan(SweepPlan):
 
     def _n_steps(self, recipe: Recipe) -> int:
         assert self.ladder.tokens_per_param is not None
-        n_params = MODEL_QUANTITIES[self.ladder.count](cost_summary(recipe.explicit_model, recipe.seq_len))
+        n_params = OF_MODELS[self.ladder.count].of_cost(cost_summary(recipe.explicit_model, recipe.seq_len))
         return max(1, round(self.ladder.tokens_per_param * n_params / recipe.tokens_per_step))
 
     def check_rungs(self) -> None:
@@ -152,7 +152,7 @@ def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
 def _costs(recipe: Recipe) -> dict[str, Any]:
     summary = cost_summary(recipe.final_model, recipe.seq_len)
     return {
-        **{name: MODEL_QUANTITIES[name](summary) for name in ("params", "layer_params", "average_width", "kv_bytes")},
+        **{name: OF_MODELS[name].of_cost(summary) for name in ("params", "layer_params", "average_width", "kv_bytes")},
         "steps": recipe.train.steps,
         "tokens": recipe.n_tokens,
         "training_flops": recipe.training_flops,

@@ -4,13 +4,15 @@ import math
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.comparison import Variant
+from widthwise.records.quantities import OF_RUNS
+from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_identity
 from widthwise.runs.other_work import is_shared
@@ -18,11 +20,9 @@ from widthwise.shape.breakdown import ratios
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 CONFIDENCE = 0.95
-METRICS = ("val_loss", "train_loss", "val_bits_per_byte", "tokens_per_second")
-"""Numbers of a result that are averaged over seeds."""
 
-Results = Sequence[dict[str, Any]]
-"""One result per seed, in the order of the seeds."""
+Results = Sequence[RunResult]
+"""One result a seed, in the order of the seeds."""
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
@@ -46,45 +46,38 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
 
 def windows(results: Results) -> np.ndarray:
     """(n_seeds, n_windows) held-out losses."""
-    return np.array([result["val_window_losses"] for result in results])
+    return np.array([result.val_window_losses for result in results])
 
 
-def summary_of_runs(name: str, seeds: Sequence[int], results: Results) -> dict[str, Any]:
-    """Summary of the runs of one recipe on its own: the loss and its interval, rate and cost."""
-    return {
-        "name": name,
-        "runs": [str(run_path(name, seed)) for seed in seeds],
-        **{metric: vars(seed_interval([result[metric] for result in results], CONFIDENCE)) for metric in METRICS},
-        "shares_machine": any(is_shared(result.get("other_cpu_share")) for result in results),
-        "difference": None,
-        "verdict": None,
-        "cost": results[0]["cost"],
-        "ratio": {},
-    }
+def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Results | None) -> Variant:
+    """What the runs of one recipe say together, beside those of a baseline where there is one.
 
-
-def compared(summary: dict[str, Any], results: Results, baseline: Results) -> dict[str, Any]:
-    """A summary compared with a baseline: the paired difference of losses, its verdict, and the ratios of costs.
-
-    The baseline itself has no difference, and the verdict "baseline".
+    To a baseline there are the paired difference of the losses, its verdict, and the ratios of the costs; the baseline
+    beside itself has no difference, and the verdict "baseline".
     """
+    estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
+    fields = estimates.keys() & Variant.model_fields
     difference = None
-    if results is not baseline:
+    if baseline is not None and results is not baseline:
         difference = paired_difference(windows(results), windows(baseline), CONFIDENCE)
-    ratio = ratios(results[0]["cost"], baseline[0]["cost"])
-    ratio["training_flops"] = results[0]["pflops_days"] / baseline[0]["pflops_days"]
-    base_rate = float(np.mean([result["tokens_per_second"] for result in baseline]))
-    return summary | {
-        "difference": difference and vars(difference),
-        "verdict": verdict(difference) if difference else "baseline",
-        "ratio": {**ratio, "tokens_per_second": summary["tokens_per_second"]["mean"] / base_rate},
-    }
+    return Variant(
+        name=name,
+        runs=[str(run_path(name, seed)) for seed in seeds],
+        **{name: estimates[name] for name in fields},
+        shares_machine=any(is_shared(result.other_cpu_share) for result in results),
+        difference=difference,
+        verdict=verdict(difference) if difference else None if baseline is None else "baseline",
+        cost=results[0].cost,
+        ratio={} if baseline is None else _ratios(results, baseline),
+        measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
+    )
 
 
-def plain(value: Any) -> Any:
-    """The value with nan replaced by None, because JSON has no nan: an interval that does not exist is null."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
+    """Costs and what training took, over the baseline's."""
+    ratio: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
+    for quantity in OF_RUNS.values():
+        own, other = (float(np.mean(quantity.over_seeds(each))) for each in (results, baseline))
+        if quantity.has_ratio and math.isfinite(own / other):
+            ratio[quantity.name] = own / other
+    return ratio

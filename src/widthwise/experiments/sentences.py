@@ -1,10 +1,9 @@
 """Results of comparisons and sweeps, in words."""
 
-import math
-from typing import Any
-
 from widthwise.experiments.runs import CONFIDENCE
-from widthwise.experiments.statistics import Estimate
+from widthwise.records.comparison import Variant
+from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.record import finite
 
 PHRASES = {
     "better": "reaches a held-out loss {size:.4f} nats below {baseline}",
@@ -15,26 +14,24 @@ PHRASES = {
 }
 
 
-def difference_sentence(summary: dict[str, Any], baseline: str) -> str:
-    """The difference of a variant to the baseline, its interval, and what it costs. summary: as `compared` gives it."""
-    difference = Estimate(**summary["difference"])
-    phrase = difference_phrase(difference, summary["verdict"], baseline)
-    ratio = summary["ratio"]
+def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
+    """The difference of a variant to the baseline, its interval, and what the variant costs."""
+    phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
+    ratio = variant.ratio
     return (
-        f"{summary['name']} {phrase} ({interval(difference)}), at {ratio['params']:.3f} of the parameters, "
+        f"{variant.name} {phrase} ({interval(difference)}), at {ratio['params']:.3f} of the parameters, "
         f"{ratio['training_flops']:.3f} of the training FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
     )
 
 
-def difference_phrase(difference: Estimate, found: str, baseline: str) -> str:
-    """The difference as a phrase. found: the verdict."""
-    n = seeds(len(difference.per_seed))
-    return PHRASES[found].format(size=abs(difference.mean), mean=difference.mean, baseline=baseline, n=n)
+def difference_phrase(difference: Estimate, found: Verdict, baseline: str) -> str:
+    mean, n = finite(difference.mean), seeds(len(difference.per_seed))
+    return PHRASES[found].format(size=abs(mean), mean=mean, baseline=baseline, n=n)
 
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE) -> str:
     """ "95% interval -0.1 to +0.1"."""
-    if math.isnan(estimate.low):
+    if estimate.low is None or estimate.high is None:
         return "one seed gives no interval"
     return f"{100 * confidence:.4g}% interval {estimate.low:+.4f} to {estimate.high:+.4f}"
 

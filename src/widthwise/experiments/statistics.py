@@ -1,31 +1,17 @@
 """Statistics for few seeds: paired differences and their intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
+from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
+
 N_RESAMPLES = 4000
-FEWEST_SEEDS = 3
-"""With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
-
-TIE_MARGIN = 0.01
-"""Nats per token; two losses that are surely closer than this count as equal."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds with its interval."""
-
-    mean: float
-    low: float
-    high: float
-    per_seed: list[float]
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Student's t interval of the mean over seeds; for one seed the interval is unbounded, given as nan.
+    """Student's t interval of the mean over seeds; one seed gives no interval.
 
     per_seed: one number per seed.
     """
@@ -35,9 +21,9 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
 
 
 def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """The t interval with n_seeds - 1 degrees of freedom; its ends are nan without a standard error."""
+    """The t interval with one degree of freedom fewer than seeds; no interval where there is no standard error."""
     half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
-    return Estimate(mean, mean - half_width, mean + half_width, per_seed)
+    return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
 
 def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
@@ -52,9 +38,9 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
 
     differences: (n_seeds, n_windows); the same row is the same seed and data order, the same column the same held-out
     text. Seeds and windows are drawn with replacement (a two-way, "pigeonhole" bootstrap: Owen 2007, arXiv:0712.1111).
-    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the plain
-    quantiles of such a bootstrap would declare one difference in five real that is only luck. One seed gives no
-    interval: its ends are nan.
+    Few seeds understate the spread: it is widened by sqrt(n / (n - 1)), and t has n - 1 degrees of freedom; the
+    quantiles of such a bootstrap itself would call one difference in five real that is luck. One seed gives no
+    interval.
     """
     n_seeds, n_windows = differences.shape
     random = np.random.default_rng(seed)
@@ -65,14 +51,16 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
     return _students_t(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
 
 
-def verdict(difference: Estimate) -> str:
-    """The verdict on a difference of losses.
+def verdict(difference: Estimate) -> Verdict:
+    """What a difference of losses says.
 
     "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
     With fewer than FEWEST_SEEDS seeds, "no verdict".
     """
     if len(difference.per_seed) < FEWEST_SEEDS:
         return "no verdict"
+    if difference.low is None or difference.high is None:
+        return "cannot tell"
     if difference.high < 0:
         return "better"
     if difference.low > 0:

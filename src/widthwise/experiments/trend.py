@@ -6,19 +6,18 @@ by seed and by held-out text, and its interval is computed like that of a differ
 common moves only the intercept, whose interval is computed like that of a variant's own loss.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, nearest_hint
-from widthwise.experiments.statistics import Estimate, paired_mean, seed_interval, verdict
-from widthwise.shape.breakdown import HEADLINES
+from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
+from widthwise.records.comparison import Trend, TrendPoint
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS
+from widthwise.records.record import finite
 
-QUANTITIES = HEADLINES | {"virtual_width": lambda summary: summary["virtual_width"]}
-"""Quantities that a trend can run over, and where a cost summary has them."""
 FEWEST_VALUES = 3
 """A line fits any two."""
 
@@ -27,22 +26,22 @@ class TrendConfig(Config):
     """The `trend:` part of a compare section."""
 
     over: str
-    """A name in QUANTITIES."""
+    """Name of a quantity of models."""
     variants: tuple[str, ...] | None = None
     """Variants that the line is fitted to; null: all."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrendConfig":
-        if self.over not in QUANTITIES:
-            raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, QUANTITIES)}")
+        if self.over not in OF_MODELS:
+            raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, OF_MODELS)}")
         if self.variants is not None and len(set(self.variants)) < len(self.variants):
             raise ValueError(f"variants: got {list(self.variants)}; each variant may stand once")
         return self
 
-    def values(self, summaries: Mapping[str, dict[str, Any]]) -> dict[str, float]:
-        """Variant -> its quantity. summaries: the cost summaries of all. Raises UserError for too few values."""
+    def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
+        """Variant -> its quantity. summaries: the cost summary of every variant. Raises UserError without a line."""
         names = summaries if self.variants is None else self.variants
-        values = {name: QUANTITIES[self.over](summaries[name]) for name in names}
+        values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
         check_values(values, self.over)
         return values
 
@@ -59,58 +58,29 @@ def check_values(values: dict[str, float], over: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LogLinearFit:
-    """Ordinary least squares over all variants, one line per seed. Losses in nats per token."""
+def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float) -> Trend:
+    """Ordinary least squares over all variants, one line a seed.
 
-    slope: Estimate
-    """Change of the loss per doubling; Student's t times a bootstrap standard error over seeds and windows."""
-    intercept: Estimate
-    """The line where the quantity is 1; Student's t over seeds."""
-    line: list[float]
-    """The mean line at each variant's value."""
-    residuals: list[float]
-    """Mean loss of each variant minus the line."""
-    r_squared: float
-    """R² of the line through the mean losses; nan if they are all equal."""
-    verdict: str
-    """Like that of a difference: "better" if a larger quantity gives a lower loss. The tie margin applies to the total
-    change from the smallest to the largest value."""
-
-
-def fit_log_linear(values: Sequence[float], losses: np.ndarray, confidence: float = 0.95) -> LogLinearFit:
-    """values: (n_variants,), above 0; losses: (n_variants, n_seeds, n_windows), paired as in `paired_mean`."""
-    doublings, losses = np.log2(values), np.asarray(losses, dtype=np.float64)
+    over: what the values are of; values: above 0, by variant; losses: in nats per token, by variant (n_seeds,
+    n_windows), paired as in `paired_mean`.
+    """
+    doublings = np.log2(list(values.values()))
+    of_variants = np.stack([np.asarray(losses[name], dtype=np.float64) for name in values])
     centre = doublings.mean()
     slope_factors = (doublings - centre) / np.square(doublings - centre).sum()
-    slopes = np.tensordot(slope_factors, losses, axes=1)  # (n_seeds, n_windows)
+    slopes = np.tensordot(slope_factors, of_variants, axes=1)  # (n_seeds, n_windows)
     slope = paired_mean(slopes, confidence)
-    intercept = seed_interval((losses.mean(axis=0) - centre * slopes).mean(axis=1), confidence)
-    means = losses.mean(axis=(1, 2))
-    line = intercept.mean + slope.mean * doublings
-    return LogLinearFit(
+    intercept = seed_interval((of_variants.mean(axis=0) - centre * slopes).mean(axis=1), confidence)
+    means = of_variants.mean(axis=(1, 2))
+    line = finite(intercept.mean) + finite(slope.mean) * doublings
+    return Trend(
+        over=over,
         slope=slope,
         intercept=intercept,
-        line=line.tolist(),
-        residuals=(means - line).tolist(),
-        r_squared=1 - (means - line).var() / means.var() if np.ptp(means) else float("nan"),
+        r_squared=float(1 - (means - line).var() / means.var()) if np.ptp(means) else None,
         verdict=verdict(paired_mean(np.ptp(doublings) * slopes, confidence)),
-    )
-
-
-def trend_summary(
-    over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float
-) -> dict[str, Any]:
-    """The fit as data. losses: variant -> (n_seeds, n_windows)."""
-    fit = fit_log_linear(list(values.values()), np.stack([losses[name] for name in values]), confidence)
-    return {
-        "over": over,
-        "slope": vars(fit.slope),
-        "intercept": vars(fit.intercept),
-        "r_squared": float(fit.r_squared),
-        "verdict": fit.verdict,
-        "points": [
-            {"variant": name, "value": value, "line": line, "residual": residual}
-            for (name, value), line, residual in zip(values.items(), fit.line, fit.residuals)
+        points=[
+            TrendPoint(variant=name, value=value, line=on_line, residual=residual)
+            for (name, value), on_line, residual in zip(values.items(), line.tolist(), (means - line).tolist())
         ],
-    }
+    )

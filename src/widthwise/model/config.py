@@ -1,7 +1,6 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
 import math
-from typing import Any
 
 import pydantic
 
@@ -14,9 +13,8 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import Residual
 from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.records.cost import PARTS, CostSummary, FlopsPerToken
 from widthwise.sizes import MOST_LAYERS, VocabSize, Width
-
-PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
 
 
 class ModelConfig(Config):
@@ -138,46 +136,42 @@ class ModelConfig(Config):
         return sum((cost for part, cost in self.costs().items() if part != "mtp"), Cost())
 
 
-def cost_summary(config: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Sizes and costs as plain data: what `inspect --json` prints and what a run's result keeps.
-
-    Parameters, training FLOPs and activations are of training, with further heads; forward FLOPs, active parameters and
-    KV bytes of the model alone, but for `flops_by_part`, which has the forward FLOPs of the further heads too.
-    """
+def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
+    """Sizes and costs of a model: what `inspect --json` prints and what a run's result keeps."""
     parts, total, inference = config.costs(), config.cost(), config.inference_cost()
     n_slots, slot_width = config.residual.slot_shape(config.d_model)
-    return {
-        "d_model": config.d_model,
-        "residual": config.residual.kind,
-        "stream_width": config.stream_width,
-        "virtual_width": n_slots * slot_width / config.d_model,
-        "n_slots": n_slots,
-        "slot_width": slot_width,
-        "n_mtp_depths": 0 if config.mtp is None else config.mtp.n_depths,
-        "n_layers": config.n_layers,
-        "vocab_size": config.vocab_size,
-        "seq_len": seq_len,
-        "widths": config.widths,
-        "average_width": sum(config.widths) / config.n_layers,
-        "n_heads": [layer.attention.n_heads for layer in config.layers],
-        "n_kv_heads": [layer.attention.n_kv_heads for layer in config.layers],
-        "head_dim": [layer.attention.head_dim for layer in config.layers],
-        "hidden_widths": [list(layer.ffn.hidden_widths) for layer in config.layers],
-        "params": {
+    return CostSummary(
+        d_model=config.d_model,
+        residual=config.residual.kind,
+        stream_width=config.stream_width,
+        virtual_width=n_slots * slot_width / config.d_model,
+        n_slots=n_slots,
+        slot_width=slot_width,
+        n_mtp_depths=0 if config.mtp is None else config.mtp.n_depths,
+        n_layers=config.n_layers,
+        vocab_size=config.vocab_size,
+        seq_len=seq_len,
+        widths=config.widths,
+        average_width=sum(config.widths) / config.n_layers,
+        n_heads=[layer.attention.n_heads for layer in config.layers],
+        n_kv_heads=[layer.attention.n_kv_heads for layer in config.layers],
+        head_dim=[layer.attention.head_dim for layer in config.layers],
+        hidden_widths=[list(layer.ffn.hidden_widths) for layer in config.layers],
+        params={
             "total": total.params,
             **{part: cost.params for part, cost in parts.items()},
             "active": inference.active_params,
         },
-        "flops_per_token": {
-            "forward": inference.forward_flops(seq_len),
-            "training": total.training_flops(seq_len),
-            "training_mtp": parts["mtp"].training_flops(seq_len),
-            "forward_causal": inference.forward_flops(seq_len, causal=True),
-        },
-        "flops_by_part": {part: cost.forward_flops(seq_len) for part, cost in parts.items()},
-        "kv_bytes_per_token": inference.kv_bytes(),
-        "activation_bytes_per_token": total.activation_bytes(),
-    }
+        flops_per_token=FlopsPerToken(
+            forward=inference.forward_flops(seq_len),
+            training=total.training_flops(seq_len),
+            training_mtp=parts["mtp"].training_flops(seq_len),
+            forward_causal=inference.forward_flops(seq_len, causal=True),
+        ),
+        flops_by_part={part: cost.forward_flops(seq_len) for part, cost in parts.items()},
+        kv_bytes_per_token=inference.kv_bytes(),
+        activation_bytes_per_token=total.activation_bytes(),
+    )
 
 
 def pflops_days(training_flops_per_token: float, n_tokens: int) -> float:

@@ -11,7 +11,8 @@ from widthwise.files import write_atomic
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.shape.breakdown import HEADLINES
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
 
@@ -69,8 +70,9 @@ def design_recipe(
     recipe = parse(Recipe, merge(base_data, change), "design")
     summary = inspect_recipe(recipe)
     if request.budget is not None:
-        miss = HEADLINES[request.match](summary) / parse_quantity(request.budget) - 1
-        summary["budget"] = {"match": request.match, "asked": parse_quantity(request.budget), "miss": miss}
+        asked, found = parse_quantity(request.budget), CostSummary.model_validate(summary)
+        miss = OF_MODELS[request.match].of_cost(found) / asked - 1
+        summary["budget"] = {"match": request.match, "asked": asked, "miss": miss}
     folder = Path.cwd() if out is None else out.resolve().parent
     text = dump_yaml({"extends": os.path.relpath(base.resolve(), folder), **change})
     if out is not None:
@@ -112,7 +114,7 @@ def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
 
     def cost(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
-        return HEADLINES[request.match](cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))
+        return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))
 
     if cost(1) > budget:
         raise UserError(

@@ -1,16 +1,13 @@
-"""What `analysis.json` holds, as far as its report shows it, and how it is read."""
+"""`analysis.json`: what trained models do inside, over one text."""
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import pydantic
 
-from widthwise.config_io import parse
-from widthwise.files import read_json
-from widthwise.records.record import Record
-from widthwise.records.run import TokenWidths, VirtualWidth
+from widthwise.records.record import Known, Record, StoredRecord
+from widthwise.records.token_widths import TokenWidths
+from widthwise.records.virtual_width import VirtualWidth
 
 
 class Activations(Record):
@@ -19,15 +16,15 @@ class Activations(Record):
     layer: int = pydantic.Field(ge=1)
     block: int = pydantic.Field(ge=1)
     d_ff: int = pydantic.Field(ge=1)
-    density: list[float | None]
+    density: Sequence[Known]
     """Share of the activations beyond each of `Analysis.thresholds`."""
-    utilisation: list[float | None]
+    utilisation: Sequence[Known]
     """Of each unit: share of the tokens for which its activation lies beyond the threshold of utilisation."""
-    dead_share: float | None
+    dead_share: Known
     """Share of the units that no token activates so."""
-    participation: float | None
+    participation: Known
     """How many units carry the energy: (sum of energies)^2 / sum of squared energies."""
-    participation_share: float | None
+    participation_share: Known
 
     @pydantic.model_validator(mode="after")
     def _one_entry_per_unit(self) -> Self:
@@ -43,18 +40,18 @@ class StreamState(Record):
     width: int
     """Coordinates written so far."""
     rank: int
-    entropy: float | None
+    entropy: Known
     """Matrix entropy of the tokens' states over log(rank)."""
-    participation: float | None = None
+    participation: Known = None
 
 
 class LensPoint(Record):
     """What head and final norm make of the stream at one depth; nats."""
 
     depth: int = pydantic.Field(ge=0)
-    target_log_prob: float | None
-    entropy: float | None
-    kl_to_next: float | None
+    target_log_prob: Known
+    entropy: Known
+    kl_to_next: Known
     """Symmetrised; None at the last depth."""
 
 
@@ -62,10 +59,10 @@ class Sink(Record):
     """Attention of one layer to the first token, and the size of that token's state after the layer."""
 
     layer: int = pydantic.Field(ge=1)
-    first_token_share: float | None
+    first_token_share: Known
     """Mean over heads and queries."""
-    heads: list[float | None]
-    norm_ratio: float | None
+    heads: Sequence[Known]
+    norm_ratio: Known
     """Norm of the first token's state over the mean of the others'."""
 
     @property
@@ -92,13 +89,13 @@ class AnalysedModel(Record):
     kind: str
     step: int | None
     d_model: int
-    widths: list[int] = pydantic.Field(min_length=1)
+    widths: Sequence[int] = pydantic.Field(min_length=1)
     """Of each layer."""
     n_tokens: int
-    activations: list[Activations]
-    stream: list[StreamState]
-    logit_lens: list[LensPoint]
-    sinks: list[Sink]
+    activations: Sequence[Activations]
+    stream: Sequence[StreamState]
+    logit_lens: Sequence[LensPoint]
+    sinks: Sequence[Sink]
     valley: Valley | None = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
@@ -133,8 +130,10 @@ class AnalysedText(Record):
     """Of the first model."""
 
 
-class Analysis(Record):
-    """The content of `analysis.json`."""
+class Analysis(StoredRecord):
+    """Several models over the same text, each with its own tokenizer."""
+
+    file_name: ClassVar[str] = "analysis.json"
 
     title: str
     command: str
@@ -142,9 +141,9 @@ class Analysis(Record):
     sentence: str
     """The answer in words, a line for each thing said."""
     text: AnalysedText
-    thresholds: list[float] = pydantic.Field(min_length=1)
+    thresholds: Sequence[float] = pydantic.Field(min_length=1)
     utilisation_threshold: float
-    models: list[AnalysedModel] = pydantic.Field(min_length=1)
+    models: Sequence[AnalysedModel] = pydantic.Field(min_length=1)
 
     @pydantic.model_validator(mode="after")
     def _models_agree(self) -> Self:
@@ -157,15 +156,3 @@ class Analysis(Record):
                     n_entries = f"got {len(each.density)} entries for {len(self.thresholds)} thresholds"
                     raise ValueError(f"models: {model.name}: density of layer {each.layer}: {n_entries}")
         return self
-
-
-def parse_analysis(data: Mapping[str, Any], where: str = "analysis") -> Analysis:
-    """Plain data -> Analysis. Raises UserError for the first key that is missing or wrong."""
-    as_read = json.loads(json.dumps(data))  # an analysis just made may hold tuples where its file holds lists
-    return parse(Analysis, as_read, where)
-
-
-def read_analysis(folder: Path) -> Analysis:
-    """Reads `folder/analysis.json`. Raises UserError where it is missing or broken."""
-    path = Path(folder) / "analysis.json"
-    return parse_analysis(read_json(path), str(path))

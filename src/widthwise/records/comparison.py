@@ -1,21 +1,72 @@
-"""What `comparison.json` holds, as far as reports show it."""
+"""`comparison.json`: recipes over the same seeds, beside a baseline."""
 
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self
 
 import pydantic
 
-from widthwise.records.record import Estimate, Record, Variant, Verdict
+from widthwise.files import PathInside
+from widthwise.records.cost import CostSummary
+from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.record import Known, Number, Record, StoredRecord
+
+
+class Variant(Record):
+    """One recipe over all its seeds."""
+
+    name: str
+    runs: Sequence[PathInside] = pydantic.Field(min_length=1)
+    """Run directories, one per seed, relative to the folder of the file."""
+    val_loss: Estimate
+    train_loss: Estimate | None = None
+    val_bits_per_byte: Estimate | None = None
+    tokens_per_second: Estimate | None = None
+    shares_machine: bool = False
+    """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
+    difference: Estimate | None = None
+    """Of the held-out loss to the baseline's, paired by seed; None for the baseline."""
+    verdict: Verdict | None = None
+    """None where there is nothing to compare with."""
+    cost: CostSummary
+    ratio: Mapping[str, Known]
+    """Quantity -> value divided by the baseline's."""
+    measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
+    """Quantities of runs that have no field of their own."""
+
+
+class Compared(Protocol):
+    """Variants over the same seeds, with or without a baseline: what the main table is made of."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def confidence(self) -> float: ...
+
+    @property
+    def seeds(self) -> Sequence[int]: ...
+
+    @property
+    def baseline(self) -> str | None: ...
+
+    @property
+    def variants(self) -> Sequence[Variant]: ...
+
+    @property
+    def baseline_variant(self) -> Variant | None:
+        """None where there is no baseline, or where it has no loss."""
+        ...
 
 
 class TrendPoint(Record):
     """One variant of a trend."""
 
     variant: str
-    value: float = pydantic.Field(gt=0)
+    value: Number = pydantic.Field(gt=0)
     """Of the quantity."""
-    line: float | None
+    line: Known
     """The fitted line there."""
-    residual: float | None
+    residual: Known
     """Mean loss minus the line."""
 
 
@@ -25,29 +76,34 @@ class Trend(Record):
     over: str
     """The quantity."""
     slope: Estimate
-    """Nats with each doubling."""
+    """Nats with each doubling; Student's t times a bootstrap standard error over seeds and held-out windows."""
     intercept: Estimate
-    """The line where the quantity is 1."""
-    r_squared: float | None
+    """The line where the quantity is 1; Student's t over seeds."""
+    r_squared: Known
+    """Of the mean losses; None where they are all equal."""
     verdict: Verdict
-    points: list[TrendPoint] = pydantic.Field(min_length=1)
+    """As of a difference: "better" where a larger quantity reaches a lower loss. The tie margin is that of the whole
+    way from the smallest to the largest value."""
+    points: Sequence[TrendPoint] = pydantic.Field(min_length=1)
 
 
-class Comparison(Record):
-    """The content of `comparison.json`."""
+class Comparison(StoredRecord):
+    """A finished comparison."""
+
+    file_name: ClassVar[str] = "comparison.json"
 
     title: str
     command: str
     created: str
     metric: str
     confidence: float = pydantic.Field(gt=0, lt=1)
-    seeds: list[int]
+    seeds: Sequence[int]
     baseline: str
     matched: str | None = None
     sentence: str
     """The answer in words, a line for each variant and one for the trend."""
-    environment: dict[str, Any]
-    variants: list[Variant] = pydantic.Field(min_length=1)
+    environment: Mapping[str, Any]
+    variants: Sequence[Variant] = pydantic.Field(min_length=1)
     trend: Trend | None = None
 
     @pydantic.model_validator(mode="after")

@@ -1,113 +1,77 @@
-"""What the files behind several kinds of page hold: estimates, costs, and variants over the same seeds."""
+"""What every record is: typed, frozen, written as JSON and read from it."""
 
+import json
 import math
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, Self
+from collections.abc import KeysView
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
-from widthwise.files import PathInside
+from widthwise.config_io import parse
+from widthwise.files import read_json_mapping, write_atomic
 
-Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Number = int | float
+"""Whole or not, as the file says it."""
+Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
+"""A number, or None where there is none: JSON knows neither NaN nor infinity."""
 
 
 class Record(pydantic.BaseModel):
-    """Base of the records: frozen and strict; a key that reports do not use is ignored."""
+    """Base of the records: frozen and strict.
+
+    A field that was not given takes its default and is not written, so that a file of an older version is written as it
+    was read. Keys that this version does not know are ignored.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
 
+    def __getitem__(self, key: str) -> Any:
+        """A field by its key in the file: `result["val_loss"]`. Raises KeyError for one that was not given."""
+        if key not in self.model_fields_set:
+            raise KeyError(key)
+        return getattr(self, key)
 
-class Estimate(Record):
-    """A mean over seeds with its interval; no interval (None) where one seed allows none."""
+    def keys(self) -> KeysView[str]:
+        """Of the fields that were given."""
+        return {name: None for name in type(self).model_fields if name in self.model_fields_set}.keys()
 
-    mean: float | None
-    low: float | None = None
-    high: float | None = None
-    per_seed: list[float | None] = []
-    """One value per seed, in the order of `Compared.seeds`."""
+    def __contains__(self, key: str) -> bool:
+        return key in self.model_fields_set
 
+    def to_data(self) -> dict[str, Any]:
+        """What its JSON holds."""
+        return self.model_dump(exclude_unset=True)
 
-class Flops(Record):
-    """Floating-point operations per token."""
+    def to_json(self) -> str:
+        return json.dumps(self.to_data(), indent=2)
 
-    forward: float
-    training: float
-    forward_causal: float | None = None
-
-
-class Cost(Record):
-    """Shape and cost of a model; lists hold one entry per layer."""
-
-    widths: list[int]
-    average_width: float
-    virtual_width: float = 1.0
-    """Width of a stream of slots over d_model; older runs say nothing of it, and have none."""
-    d_model: int
-    n_heads: list[int] = []
-    n_kv_heads: list[int] = []
-    head_dim: list[int] = []
-    hidden_widths: list[list[int]] = []
-    """Of the gated maps of each layer's feed-forward."""
-    params: dict[str, float]
-    flops_per_token: Flops
-    kv_bytes_per_token: float
-    activation_bytes_per_token: float | None = None
-
-    @pydantic.model_validator(mode="after")
-    def _one_entry_per_layer(self) -> Self:
-        if not self.widths or min(self.widths) <= 0:
-            raise ValueError("widths: expected at least one layer and widths above 0")
-        for key in ("n_heads", "n_kv_heads", "head_dim", "hidden_widths"):
-            n_entries = len(getattr(self, key))
-            if n_entries not in (0, len(self.widths)):
-                raise ValueError(f"{key}: got {n_entries} entries for {len(self.widths)} layers")
-        if "total" not in self.params:
-            raise ValueError("params: 'total' is missing")
-        return self
+    def with_changes(self, **changes: Any) -> Self:
+        """A copy in which some fields differ, validated as one that is read."""
+        return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
-class Variant(Record):
-    """One recipe of a comparison, over all its seeds."""
+class StoredRecord(Record):
+    """A record with a file of its own, which has one name in every folder."""
 
-    name: str
-    runs: list[PathInside] = pydantic.Field(min_length=1)
-    """Run directories, one per seed, relative to the comparison's folder."""
-    val_loss: Estimate
-    train_loss: Estimate | None = None
-    val_bits_per_byte: Estimate | None = None
-    tokens_per_second: Estimate | None = None
-    shares_machine: bool = False
-    """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
-    difference: Estimate | None = None
-    """Of the metric to the baseline, paired by seed; None for the baseline."""
-    verdict: Verdict
-    cost: Cost
-    ratio: dict[str, float | None]
-    """Quantity -> value divided by the baseline's."""
+    file_name: ClassVar[str]
 
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises UserError where the file is missing, broken, or not of this kind."""
+        path = folder / cls.file_name
+        return parse(cls, read_json_mapping(path), str(path))
 
-class Compared(Protocol):
-    """Variants over the same seeds, with or without a baseline: what the main table is made of."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def confidence(self) -> float: ...
-
-    @property
-    def seeds(self) -> Sequence[int]: ...
-
-    @property
-    def baseline(self) -> str | None: ...
-
-    @property
-    def variants(self) -> Sequence[Variant]: ...
-
-    @property
-    def baseline_variant(self) -> Variant | None:
-        """None where there is no baseline, or where it has no loss."""
-        ...
+    def write(self, folder: Path) -> Path:
+        """Writes the file whole or not at all, and returns its path. Raises UserError where it cannot."""
+        path = folder / self.file_name
+        write_atomic(path, self.to_json() + "\n")
+        return path
 
 
 def finite(value: Any) -> float:

@@ -1,106 +1,18 @@
-"""What run directories hold, as far as reports show it."""
+"""What a run directory holds: `result.json`, and a run with all its files in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal
 
-import pydantic
-
-from widthwise.records.record import Cost, Record
-
-
-class Correlation(Record):
-    """Of a layer's width with a property of the token."""
-
-    spearman: float
-    low: float | None = None
-    high: float | None = None
-    """No interval (None) from one window of text."""
-    pearson: float
+from widthwise.records.certificate import Certificate
+from widthwise.records.cost import CostSummary
+from widthwise.records.record import Known, Number, Record, StoredRecord
+from widthwise.records.token_widths import TokenWidths
+from widthwise.records.virtual_width import VirtualWidth
 
 
-class LayerWidths(Record):
-    """The widths that one dynamic-width layer chose for held-out tokens, as fractions of d_ff."""
-
-    layer: int = pydantic.Field(ge=1)
-    d_ff: int
-    mean: float
-    sd: float
-    min: float
-    max: float
-    histogram: list[float]
-    """Share of the tokens in each of equally wide bins from 0 to 1."""
-    floor_share: float
-    ceiling_share: float
-    dead_share: float
-    """Share of the hidden units that no token used."""
-    max_units: int
-    gain: float | None = None
-    bias: float | None = None
-    temperature: float | None = None
-    correlations: dict[str, Correlation | None] = pydantic.Field(default_factory=dict)
-    """Property of the token -> correlation; None where one of the two does not vary."""
-
-
-class ForcedLoss(Record):
-    """Held-out loss where every token uses the same fraction of the hidden width."""
-
-    fraction: float
-    loss: float
-
-
-class TokenWidths(Record):
-    """What a validation found in the dynamic-width layers of a model."""
-
-    n_tokens: int
-    mean_fraction: float
-    token_variance_share: float | None = None
-    """Part of the variance of the fractions that lies between tokens; the rest lies between layers."""
-    flops_per_token: dict[str, float]
-    """Of these layers: full, asked, bucketed, executed."""
-    layers: list[LayerWidths] = pydantic.Field(min_length=1)
-    by_frequency_decile: list[float | None] = pydantic.Field(default_factory=list)
-    """Mean fraction of the tokens by how frequent they are, the most frequent tenth first."""
-    by_token_class: dict[str, float] = pydantic.Field(default_factory=dict)
-    forced: list[ForcedLoss] = pydantic.Field(default_factory=list)
-
-
-class SiteSlots(Record):
-    """What one sublayer reads and writes of a stream of slots; tables have a row a slot."""
-
-    name: str
-    reach: list[float]
-    """Weights of the embedding and of every sublayer before."""
-    reach_sd: list[float]
-    mean_distance: float | None
-    plain_distance: float
-    """What the distance would be with equal weights."""
-    read: list[list[float]]
-    carry: list[list[float]]
-    write: list[list[float]]
-    sd: dict[str, list[float]]
-
-
-class VirtualWidth(Record):
-    """How a model with hyper-connections uses its stream."""
-
-    n_tokens: int
-    n_slots: int
-    slot_width: int
-    sites: list[SiteSlots] = pydantic.Field(min_length=1)
-
-    @pydantic.model_validator(mode="after")
-    def _sizes_agree(self) -> Self:
-        for i, site in enumerate(self.sites):
-            if not len(site.reach) == len(site.reach_sd) == i + 1:
-                raise ValueError(f"sites.{i}.reach: expected {i + 1} weights, one for each source")
-            if {len(site.read), len(site.carry), len(site.write)} != {self.n_slots}:
-                raise ValueError(f"sites.{i}: expected tables of n_slots = {self.n_slots} rows")
-        return self
-
-
-class Growth(Record):
+class GrowthRecord(Record):
     """A moment at which the model of a run became another one, most often a larger one."""
 
     event: Literal["growth", "grown", "baked", "padded"] = "growth"
@@ -108,82 +20,60 @@ class Growth(Record):
     step: int
     """Steps done before."""
     tokens: int
-    training_flops: float
+    training_flops: Number
     """Of all steps before."""
-    params_before: float
-    params_after: float
-    loss_before: float | None = None
+    params_before: Number
+    params_after: Number
+    loss_before: Known = None
     """Held out."""
-    loss_after: float | None = None
+    loss_after: Known = None
 
 
-class Result(Record):
-    """The content of a run's `result.json`."""
+class RunResult(StoredRecord):
+    """A finished run. Optional fields are those that not every kind of model has, or not every version wrote."""
+
+    file_name: ClassVar[str] = "result.json"
 
     status: str = "finished"
+    other_cpu_share: Known = None
+    """Share of the CPUs of the machine that other processes used meanwhile."""
+    cost: CostSummary
+    """Of the last model."""
     name: str | None = None
     seed: int | None = None
     steps: int | None = None
     tokens: int | None = None
-    train_loss: float | None = None
-    val_loss: float | None = None
-    val_perplexity: float | None = None
-    val_bits_per_byte: float | None = None
-    tokens_per_second: float | None = None
-    wall_seconds: float | None = None
-    pflops_days: float | None = None
-    """Training compute in PFLOP/s-days, all passes over a token counted."""
-    training_flops: float | None = None
-    """The same in FLOPs."""
-    growth: list[Growth] = pydantic.Field(default_factory=list)
-    """In order; empty where the model stayed the same."""
-    val_mtp_losses: list[float] | None = None
-    """Of the further heads, nearest first; None for a model without."""
-    cost: Cost | None = None
+    """Of all steps, those of a run included that this one comes from."""
+    train_loss: Known = None
+    """Mean of the last `loss_window_steps` steps."""
+    loss_window_steps: int | None = None
+    val_loss: Known = None
+    """Nats per token."""
+    val_perplexity: Known = None
+    val_bits_per_byte: Known = None
+    val_window_losses: Sequence[float] = ()
+    """Mean loss of every held-out window, in order: what a paired comparison pairs."""
+    tokens_per_second: Known = None
+    """Of the last model's median record, so that neither start-up nor compilation nor a hiccup counts."""
+    wall_seconds: Known = None
+    peak_memory_bytes: int | None = None
+    """Most memory ever held: by tensors on a GPU, elsewhere by the whole process."""
+    training_flops: Known = None
+    """Of all steps, all passes over a token counted, those of a run included that this one comes from."""
+    pflops_days: Known = None
+    """The same in PFLOP/s-days."""
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
+    expert_loads: Sequence[Sequence[float] | None] | None = None
+    """A layer's shares of the routed choices, one an expert; None where no layer routes."""
+    val_mtp_losses: Sequence[float] | None = None
+    """Of the further heads, nearest first; None for a model without."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
-
-
-class Liveness(Record):
-    """Of the new entries of one tensor: how many have had a gradient by the end of two steps."""
-
-    n_new: int
-    n_alive: int
-    n_dead: int
-    n_unjudged: int
-    """Rows of tokens and positions that did not occur."""
-
-
-class Size(Record):
-    """Of a model before or after its growth."""
-
-    params: int
-    flops_per_token: float
-    """Forward."""
-
-
-class Certificate(Record):
-    """The content of `certificate.json`: what was measured of a grown model. Differences are the largest of all."""
-
-    is_preserved: bool
-    dtype: str
-    n_sequences: int
-    n_tokens: int
-    """Of each sequence."""
-    largest_logit: float
-    logit_difference: float
-    logit_bound: float
-    stored_logit_difference: float
-    stored_logit_bound: float
-    gradient_difference: float
-    """Over the largest entry of all gradients."""
-    gradient_bound: float
-    liveness: dict[str, Liveness]
-    is_padding: bool
-    before: Size
-    after: Size
+    growth: Sequence[GrowthRecord] = ()
+    """In order; empty where the model stayed the same."""
+    notes: Sequence[str] = ()
+    """What a reader of the numbers should know."""
 
 
 @dataclass(frozen=True)
@@ -192,10 +82,10 @@ class Run:
 
     path: str
     config_yaml: str
-    environment: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    result: Result | None
-    growths: Sequence[Growth] = ()
+    environment: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    result: RunResult | None
+    growths: Sequence[GrowthRecord] = ()
     """In order."""
     certificate: Certificate | None = None
     """Of the last growth by a verb."""
@@ -205,5 +95,5 @@ class Run:
         return (self.result and self.result.name) or Path(self.path).name or self.path
 
     @property
-    def cost(self) -> Cost | None:
+    def cost(self) -> CostSummary | None:
         return self.result.cost if self.result else None

@@ -1,23 +1,13 @@
-"""What `scaling.json` holds, as far as reports show it."""
+"""`scaling.json`: laws fitted to groups of models, and what one group saves against another."""
 
-from pathlib import Path
-from typing import Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
 
-import numpy as np
 import pydantic
-from numpy.typing import NDArray
 
-from widthwise.config_io import parse
-from widthwise.files import read_json
-from widthwise.records.record import Estimate, Record
+from widthwise.records.estimate import Estimate
+from widthwise.records.record import Known, Number, Record, StoredRecord
 
-Array = NDArray[np.float64]
-_CURVES = {
-    "power": lambda x, a, b: a * x**-b,
-    "power_irreducible": lambda x, e, a, b: e + a * x**-b,
-    "log_linear": lambda x, slope, intercept: slope * np.log2(x) + intercept,
-}
-"""Law -> y over x and the law's symbols."""
 LawName = Literal["power", "power_irreducible", "log_linear"]
 SYMBOLS: dict[LawName, tuple[str, ...]] = {
     "power": ("a", "b"),
@@ -29,31 +19,35 @@ SYMBOLS: dict[LawName, tuple[str, ...]] = {
 class Band(Record):
     """Within which the curve lies, with the confidence of the page; three lists of one length."""
 
-    x: list[float]
-    low: list[float | None]
-    high: list[float | None]
+    x: Sequence[float]
+    low: Sequence[Known]
+    high: Sequence[Known]
 
 
-class Fit(Record):
+class FittedLaw(Record):
     """One law fitted to one group."""
 
     form: str
-    parameters: dict[str, Estimate]
+    parameters: Mapping[str, Estimate]
     """By symbol; empty where the law could not be fitted."""
-    rms: float | None = None
-    """Of y minus the curve."""
-    r_squared: float | None = None
+    rms: Known = None
+    """Root mean square of y minus the curve."""
+    r_squared: Known = None
+    leave_one_out_rms: Known = None
+    """The same at each point of the curve through the others."""
+    band: Band | None = None
     reason: str | None = None
     """Why it could not be fitted, or why its symbols say little."""
-    band: Band | None = None
 
 
 class ScalingPoint(Record):
     """One model."""
 
     name: str
-    x: float = pydantic.Field(gt=0)
+    x: Number = pydantic.Field(gt=0)
     y: float
+    y_sd: Known = None
+    """Between seeds."""
     n_seeds: int = 1
 
 
@@ -61,8 +55,8 @@ class ScalingGroup(Record):
     """Models that one curve should go through."""
 
     name: str
-    points: list[ScalingPoint] = pydantic.Field(min_length=1)
-    fits: dict[LawName, Fit | None]
+    points: Sequence[ScalingPoint] = pydantic.Field(min_length=1)
+    fits: Mapping[LawName, FittedLaw | None]
     chosen: LawName | None = None
     """The law whose curve is drawn."""
 
@@ -73,31 +67,36 @@ class ScalingGroup(Record):
                 raise ValueError(f"fits.{law}.parameters: expected {', '.join(SYMBOLS[law])}")
         return self
 
-    def curve(self, x: Array) -> Array | None:
-        """y of the chosen fit; None where there is none."""
-        fit = self.fits.get(self.chosen) if self.chosen else None
-        values = {symbol: each.mean for symbol, each in fit.parameters.items()} if fit else {}
-        if self.chosen is None or not values or None in values.values():
-            return None
-        return _CURVES[self.chosen](x, **values)
+    @property
+    def laws(self) -> list[tuple[LawName, FittedLaw]]:
+        """Those that were tried."""
+        return [(law, fit) for law, fit in self.fits.items() if fit]
+
+    @property
+    def chosen_fit(self) -> FittedLaw | None:
+        return self.fits.get(self.chosen) if self.chosen else None
 
 
 class Saving(Record):
-    """x of a group over x of the baseline at one y."""
+    """x of a group over x of the baseline at one y; below 1 the group needs less."""
 
     group: str
     baseline: str
     fit: str
+    """Name of the law, the same for both."""
     kind: Literal["curve", "point"]
     at: ScalingPoint
     """The baseline's largest model, and the y at which both are compared."""
     ratio: Estimate
+    """Without a mean where the group's curve never reaches that y."""
     is_extrapolated: bool = False
     """Whether the group's curve reaches that y outside its own points."""
 
 
-class Scaling(Record):
-    """The content of `scaling.json`."""
+class ScalingLaws(StoredRecord):
+    """Everything that `fit` found."""
+
+    file_name: ClassVar[str] = "scaling.json"
 
     title: str
     command: str
@@ -106,10 +105,11 @@ class Scaling(Record):
     x: str
     """What it is."""
     y: str
+    baseline: str | None = None
     sentence: str
     """The answer in words, in lines."""
-    groups: list[ScalingGroup] = pydantic.Field(min_length=1)
-    savings: list[Saving]
+    groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
+    savings: Sequence[Saving]
 
     @pydantic.model_validator(mode="after")
     def _names_agree(self) -> Self:
@@ -139,11 +139,6 @@ class Scaling(Record):
         return all(point.y > 0 for group in self.groups for point in group.points)
 
     @property
-    def baseline(self) -> str | None:
+    def compared_with(self) -> str | None:
+        """The baseline that something was saved against."""
         return self.savings[0].baseline if self.savings else None
-
-
-def read_scaling(folder: Path) -> Scaling:
-    """Reads `folder/scaling.json`. Raises UserError where it is missing or broken."""
-    path = Path(folder) / "scaling.json"
-    return parse(Scaling, read_json(path), str(path))

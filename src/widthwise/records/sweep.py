@@ -1,36 +1,32 @@
-"""What `sweep.json` holds, as far as reports show it."""
+"""`sweep.json`: what became of every point of a sweep."""
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import pydantic
 
-from widthwise.config_io import parse
-from widthwise.files import read_json
-from widthwise.records.record import Record, Variant
+from widthwise.records.comparison import Variant
+from widthwise.records.record import Number, Record, StoredRecord
 
 
-class Range(Record):
+class SearchedRange(Record):
     """Within which a search drew the values of one recipe key."""
 
-    low: float
-    high: float
+    low: Number
+    high: Number
     log: bool = False
+    step: int | None = None
+    """Between whole numbers."""
 
 
 class FinishedPoint(Variant):
     """One choice of values, trained with all seeds."""
 
     state: Literal["finished"]
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     """Recipe key -> value."""
     group: str | None = None
-
-    @pydantic.field_validator("verdict", mode="before")
-    @classmethod
-    def _no_verdict_without_baseline(cls, verdict: Any) -> Any:
-        return "cannot tell" if verdict is None else verdict
+    reason: None = None
 
 
 class OpenPoint(Record):
@@ -38,13 +34,10 @@ class OpenPoint(Record):
 
     name: str
     state: Literal["failed", "running", "waiting"]
-    values: dict[str, Any]
+    values: Mapping[str, Any]
     group: str | None = None
     reason: str | None = None
     """Why it failed."""
-
-
-Point = Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]
 
 
 class Study(Record):
@@ -57,22 +50,25 @@ class Study(Record):
     n_failed: int
 
 
-class Sweep(Record):
-    """The content of `sweep.json`; with finished points it is `Compared`."""
+class Sweep(StoredRecord):
+    """A sweep as far as it has come; with finished points it is `Compared`."""
+
+    file_name: ClassVar[str] = "sweep.json"
 
     title: str
     command: str
     created: str
+    metric: str = "val_loss"
     confidence: float = pydantic.Field(gt=0, lt=1)
-    seeds: list[int]
+    seeds: Sequence[int]
     matched: str | None = None
     baseline: str | None = None
     sentence: str
     """The answer in words, in lines."""
-    environment: dict[str, Any]
-    axes: dict[str, dict[str, list[Any] | Range]]
+    environment: Mapping[str, Any]
+    axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]]
     """Group -> recipe key -> its values in order, or the range of a search."""
-    points: list[Point]
+    points: Sequence[Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]]
     study: Study
 
     @pydantic.model_validator(mode="after")
@@ -109,9 +105,3 @@ class Sweep(Record):
         """A baseline is of a group only where it has values."""
         own = [point for point in self.points if (point.group or "") == group]
         return [point for point in own if point.values or point.name != self.baseline]
-
-
-def read_sweep(folder: Path) -> Sweep:
-    """Reads `folder/sweep.json`. Raises UserError where it is missing or broken."""
-    path = Path(folder) / "sweep.json"
-    return parse(Sweep, read_json(path), str(path))

@@ -1,6 +1,5 @@
 """What trained models do inside, over one text: the content of analysis.json."""
 
-import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from widthwise.analysis.profile import Profile, ProfileOptions
 from widthwise.analysis.sentence import sentence
@@ -17,8 +15,8 @@ from widthwise.data.documents import Corpus
 from widthwise.data.held_out import HeldOut, TokenisedText
 from widthwise.data.loader import count_windows
 from widthwise.data.readers import read_documents
-from widthwise.files import write_atomic
 from widthwise.model.evaluating import repeatable
+from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.runs.analysed_models import LoadedModel, ModelSource, model_source
 from widthwise.runs.analysed_text import Excerpt, excerpt
 from widthwise.runs.environment import command_line, shown_path
@@ -38,8 +36,8 @@ def analyse(
     seq_len: int | None = None,
     batch_size: int | None = None,
     observer: Observer | None = None,
-) -> dict[str, Any]:
-    """The content of analysis.json: statistics of every model over the same text, each with its own tokenizer.
+) -> Analysis:
+    """Statistics of every model over the same text, each with its own tokenizer.
 
     sources: run directories, or folders of Hugging Face. text: a file or folder as `data prepare` reads it; the
     held-out documents of the first run's data where not given. n_tokens: targets of the first model, in whole windows
@@ -61,23 +59,21 @@ def analyse(
             del model  # before the next takes its place
             model = named[name].load()
             models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
-    return {
-        "title": "-vs-".join(named) if len(named) <= N_IN_TITLE else f"{first}-vs-{len(others)}-others",
-        "command": command_line(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "sentence": sentence(models, options.utilisation_threshold),
-        "text": {"source": corpus.name, "seq_len": reading.seq_len, "n_tokens": models[0]["n_tokens"]},
-        "thresholds": list(options.thresholds),
-        "utilisation_threshold": options.utilisation_threshold,
-        "models": models,
-    }
+    return Analysis(
+        title="-vs-".join(named) if len(named) <= N_IN_TITLE else f"{first}-vs-{len(others)}-others",
+        command=command_line(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        sentence=sentence(models, options.utilisation_threshold),
+        text=AnalysedText(source=corpus.name, seq_len=reading.seq_len, n_tokens=models[0].n_tokens),
+        thresholds=options.thresholds,
+        utilisation_threshold=options.utilisation_threshold,
+        models=models,
+    )
 
 
-def write_analysis(analysis: dict[str, Any], folder: Path) -> Path:
+def write_analysis(analysis: Analysis, folder: Path) -> Path:
     """Writes `folder/analysis.json`. Raises UserError where it cannot be written."""
-    path = folder / "analysis.json"
-    write_atomic(path, json.dumps(analysis, indent=2) + "\n")
-    return path
+    return analysis.write(folder)
 
 
 @dataclass(frozen=True)
@@ -126,8 +122,7 @@ class _Reading:
 
 def _analysed(
     name: str, source: ModelSource, model: LoadedModel, held_out: HeldOut, options: ProfileOptions, observer: Observer
-) -> dict[str, Any]:
-    """The entry of one model."""
+) -> AnalysedModel:
     for note in model.notes:
         observer.message(note)
     profile = Profile(model.subject, options)
@@ -138,14 +133,8 @@ def _analysed(
                 profile.add(windows.to(model.device))
             observer.step_done(step)
         beside = model.beside(held_out)
-    return {
-        "name": name,
-        "source": shown_path(source.path),
-        "kind": source.kind,
-        "step": model.step,
-        **profile.summary(),
-        **beside,
-    }
+    described = {"name": name, "source": shown_path(source.path), "kind": source.kind, "step": model.step}
+    return AnalysedModel.model_validate({**described, **profile.summary(), **beside})
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A run directory from another: its newest checkpoint grown, baked or padded, to be trained on from the same step."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -8,9 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError, checked_copy, to_data
+from widthwise.config_io import UserError, checked_copy
 from widthwise.files import check_free
-from widthwise.growth.certify.certificate import Certificate, Size, certify
+from widthwise.growth.certify.certificate import certify, model_size
 from widthwise.growth.describe import Kept, expansions
 from widthwise.growth.optimizer_state import Reset, grown_factors, grown_state
 from widthwise.growth.plan.fresh import Fresh
@@ -18,12 +17,11 @@ from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
+from widthwise.records.certificate import Certificate
 from widthwise.runs.descendant import continued_feed, continued_state, write_run
 from widthwise.runs.source import Source
 from widthwise.training.growth_step import adopt
 from widthwise.training.observer import Observer, Silence
-
-CERTIFICATE = "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ class Intention:
     notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """The intention as plain data, for `--dry-run` and the report of what was done."""
-        sizes = [to_data(Size.of(model, self.recipe.seq_len)) for model in (self.plan.old, self.plan.new)]
+        """As plain data."""
+        sizes = [model_size(model, self.recipe.seq_len).to_data() for model in (self.plan.old, self.plan.new)]
         return {
             "expansions": expansions(self.plan),
             "constants": [str(constant) for constant in self.constants],
@@ -98,9 +96,9 @@ def carry_out(
         notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
         state = continued_state(state, recipe, plan, feed, source.recipe.train)
         state.notes += notes
-        files = {CERTIFICATE: json.dumps(certificate.record(), indent=2) + "\n"}
+        files = {Certificate.file_name: certificate.to_json() + "\n"}
         write_run(source.run, out, recipe, feed.identity, model, optimizer, state, _event(source, intention), files)
-    found = {**intention.record(), "notes": notes, "certificate": certificate.record(), "lines": certificate.lines()}
+    found = {**intention.record(), "notes": notes, "certificate": certificate.to_data(), "lines": certificate.lines()}
     return {"out": str(out), "step": source.step, **found}
 
 

@@ -8,12 +8,13 @@ from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.held_out import HeldOut
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
+from widthwise.records.run import GrowthRecord, RunResult
 from widthwise.training.compute import DESCENDED, inherited
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.validation import Validation
 
 
-def run_result(loop: TrainingLoop, validation: Validation) -> dict[str, Any]:
+def run_result(loop: TrainingLoop, validation: Validation) -> RunResult:
     """The content of result.json, from a finished loop and its last validation. The model is looked into here.
 
     cost is that of the last model; tokens and training compute are of all steps, those of a run included that this one
@@ -23,7 +24,6 @@ def run_result(loop: TrainingLoop, validation: Validation) -> dict[str, Any]:
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
     analyses = model_analyses(loop.learner.model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
-    cost = cost_summary(recipe.final_model, recipe.seq_len)
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
@@ -33,26 +33,27 @@ def run_result(loop: TrainingLoop, validation: Validation) -> dict[str, Any]:
         "virtual_width": analyses["virtual_width"],
         "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }
-    return {
-        "status": "finished",
-        "name": loop.name,
-        "seed": recipe.train.seed,
-        "steps": recipe.train.steps,
-        "tokens": spent.tokens,
-        "train_loss": statistics.fmean(state.recent_losses),
-        "loss_window_steps": len(state.recent_losses),
-        "val_loss": validation.loss,
-        "val_perplexity": validation.perplexity,
-        "val_bits_per_byte": validation.bits_per_byte,
-        "val_window_losses": validation.window_losses,
-        "tokens_per_second": recipe.tokens_per_step / statistics.median(step_seconds),
-        "wall_seconds": state.wall_seconds,
-        "cost": cost,
-        "training_flops": spent.training_flops,
-        "pflops_days": pflops_days(spent.training_flops, 1),
+    return RunResult(
+        status="finished",
+        name=loop.name,
+        seed=recipe.train.seed,
+        steps=recipe.train.steps,
+        tokens=spent.tokens,
+        train_loss=statistics.fmean(state.recent_losses),
+        loss_window_steps=len(state.recent_losses),
+        val_loss=validation.loss,
+        val_perplexity=validation.perplexity,
+        val_bits_per_byte=validation.bits_per_byte,
+        val_window_losses=validation.window_losses,
+        tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
+        wall_seconds=state.wall_seconds,
+        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in records), default=0) or None,
+        cost=cost_summary(recipe.final_model, recipe.seq_len),
+        training_flops=spent.training_flops,
+        pflops_days=pflops_days(spent.training_flops, 1),
         **{key: value for key, value in found.items() if value is not None},
-        "notes": state.notes,
-    }
+        notes=state.notes,
+    )
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:
@@ -73,6 +74,6 @@ def _of_last_model(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return trained[0] or trained[1]
 
 
-def _growth(record: dict[str, Any]) -> dict[str, Any]:
+def _growth(record: dict[str, Any]) -> GrowthRecord:
     """What a run did and cost until its model grew, and what the growth did."""
-    return {key: value for key, value in record.items() if key != "event"}
+    return GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
 from widthwise.data.prepared import PreparedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
 from widthwise.runs.environment import REPRODUCED_WITH, environment
@@ -19,8 +19,8 @@ from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import Interrupted, watch_signals
 
 
-def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """Trains a recipe in a new folder and returns the result, that of an earlier process where it has finished already.
+def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
+    """Trains a recipe in a new folder and returns the result, also that of a run that has finished there already.
 
     Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss diverges, and Interrupted after
     Ctrl-C or SIGTERM.
@@ -28,13 +28,13 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
     return _Launch(RunDir(out), observer).train(recipe, may_resume=False)
 
 
-def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """Like `train`, but resumes an unfinished run of the same recipe."""
+def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
+    """As `train`, but goes on with an unfinished run of the same recipe."""
     return _Launch(RunDir(out), observer).train(recipe, may_resume=True)
 
 
-def resume(path: Path | str, observer: Observer | None = None) -> dict[str, Any]:
-    """Resumes the run in a folder from its last good checkpoint and returns the result. Raises as `train` does.
+def resume(path: Path | str, observer: Observer | None = None) -> RunResult:
+    """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
 
     On a CPU, with the same number of threads, the weights and all records but the measured ones (metrics.MEASURED_KEYS)
     are bitwise those of a run that was never stopped.
@@ -48,7 +48,7 @@ class _Launch:
     def __init__(self, run: RunDir, observer: Observer | None):
         self.run, self.observer = run, observer or Silence()
 
-    def train(self, recipe: Recipe, may_resume: bool) -> dict[str, Any]:
+    def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
         recipe, path = recipe.resolved(), self.run.path
         _check_recipe(recipe)
         if path.exists() and not path.is_dir():
@@ -61,20 +61,20 @@ class _Launch:
                 raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
             return self._go_on(recipe)
 
-    def resume(self) -> dict[str, Any]:
+    def resume(self) -> RunResult:
         recipe = saved_recipe(self.run)
         _check_recipe(recipe)
         with self.run.locked():
             return self._go_on(recipe)
 
-    def _start(self, recipe: Recipe) -> dict[str, Any]:
+    def _start(self, recipe: Recipe) -> RunResult:
         data = self._open_data(recipe)
         loop = TrainingLoop(recipe, data, self.run, self.observer)
         data.tokenizer.save(self.run.tokenizer_folder)
         self.run.begin(to_yaml(recipe), {**environment(), **identity_of(data).record()})
         return self._train(loop)
 
-    def _go_on(self, recipe: Recipe) -> dict[str, Any]:
+    def _go_on(self, recipe: Recipe) -> RunResult:
         if (result := self.run.result()) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
@@ -91,11 +91,11 @@ class _Launch:
         self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
         return self._train(loop)
 
-    def _train(self, loop: TrainingLoop) -> dict[str, Any]:
+    def _train(self, loop: TrainingLoop) -> RunResult:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals() as watch:
             other_work = OtherWork()
-            result = {**run_result(loop, loop.go(watch)), "other_cpu_share": other_work.share()}
+            result = run_result(loop, loop.go(watch)).with_changes(other_cpu_share=other_work.share())
             self.run.write_result(result)
         if watch.received is not None:
             raise Interrupted(f"{self.run.path}: has finished; stopped after it", watch.received)

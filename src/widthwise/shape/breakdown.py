@@ -5,6 +5,8 @@ from typing import Any
 
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.cost import Cost
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS
 
 
 @dataclass(frozen=True)
@@ -45,28 +47,16 @@ def layer_rows(config: ModelConfig, seq_len: int) -> list[LayerRow]:
     ]
 
 
-def ratios(summary: dict[str, Any], baseline: dict[str, Any]) -> dict[str, float]:
-    """Each headline cost over the baseline's; both as `cost_summary` gives them."""
-    return {name: read(summary) / read(baseline) for name, read in HEADLINES.items()}
-
-
-HEADLINES = {
-    "params": lambda summary: summary["params"]["total"],
-    "active_params": lambda summary: summary["params"]["active"],
-    "flops": lambda summary: summary["flops_per_token"]["forward"],
-    "flops_causal": lambda summary: summary["flops_per_token"]["forward_causal"],
-    "average_width": lambda summary: summary["average_width"],
-    "kv_bytes": lambda summary: summary["kv_bytes_per_token"],
-    "activation_bytes": lambda summary: summary["activation_bytes_per_token"],
-}
-"""The costs by which models are compared, and where a summary keeps them."""
+def ratios(cost: CostSummary, baseline: CostSummary) -> dict[str, float]:
+    """The costs by which models are compared, over the baseline's."""
+    return {name: each.of_cost(cost) / each.of_cost(baseline) for name, each in OF_MODELS.items() if each.has_ratio}
 
 
 def inspection(config: ModelConfig, baseline: ModelConfig | None, seq_len: int) -> dict[str, Any]:
     """What `inspect --json` prints: the cost summary, a row per layer, the baseline's summary and the ratios to it."""
-    summary = cost_summary(config, seq_len)
-    summary["layers"] = [vars(row) for row in layer_rows(config, seq_len)]
+    own = cost_summary(config, seq_len)
+    found = {**own.to_data(), "layers": [vars(row) for row in layer_rows(config, seq_len)]}
     if baseline is not None:
-        summary["baseline"] = cost_summary(baseline, seq_len)
-        summary["ratio"] = ratios(summary, summary["baseline"])
-    return summary
+        other = cost_summary(baseline, seq_len)
+        found |= {"baseline": other.to_data(), "ratio": ratios(own, other)}
+    return found

@@ -6,7 +6,15 @@ import time
 
 import torch
 
-MEASURED_KEYS = ("tokens_per_second", "step_seconds", "mfu", "memory_bytes", "wall_seconds", "other_cpu_share")
+MEASURED_KEYS = (
+    "tokens_per_second",
+    "step_seconds",
+    "mfu",
+    "memory_bytes",
+    "peak_memory_bytes",
+    "wall_seconds",
+    "other_cpu_share",
+)
 """Keys of records and results that measure the machine; all others are bitwise the same in every run of a recipe."""
 
 PEAK_BF16_FLOPS_PER_SECOND = {

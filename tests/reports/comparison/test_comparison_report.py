@@ -11,9 +11,9 @@ import pytest
 from fake_comparison import write_comparison
 
 from widthwise.config_io import UserError
+from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.main_table import cells
 from widthwise.reports.comparison.report import write_comparison_report
-from widthwise.reports.run.reading import parse_comparison
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -189,10 +189,10 @@ def test_a_metrics_record_without_a_step_is_refused(tmp_path: Path) -> None:
 def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(comparison: Path) -> None:
     data = json.loads((comparison / "comparison.json").read_text())
     data["variants"][1]["shares_machine"] = True
-    record = parse_comparison(data)
+    record = Comparison.model_validate(data)
     _, shared, alone = (cells(variant, record)[-1] for variant in record.variants)
     assert (shared.value, shared.ratio) == ("41.8k*", None)
     assert (alone.value, alone.ratio) == ("42.6k", 1.04)
     data["variants"][0]["shares_machine"] = True
-    record = parse_comparison(data)
+    record = Comparison.model_validate(data)
     assert cells(record.variants[2], record)[-1].ratio is None

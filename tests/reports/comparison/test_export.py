@@ -9,9 +9,9 @@ from fake_comparison import write_comparison
 from hypothesis import given
 from hypothesis import strategies as st
 
+from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
 from widthwise.reports.page.spreadsheet import csv_cell
-from widthwise.reports.run.reading import read_comparison
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
 COMMANDS = r"x_{\input{/etc/passwd}}"
@@ -19,7 +19,7 @@ COMMANDS = r"x_{\input{/etc/passwd}}"
 
 def test_csv_holds_every_number_at_full_precision(comparison: Path) -> None:
     data = json.loads((comparison / "comparison.json").read_text())
-    rows = list(csv.DictReader(io.StringIO(csv_text(read_comparison(comparison)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(Comparison.read(comparison)))))
     assert [row["variant"] for row in rows] == ["uniform", "x", "hourglass"]
     for row, variant in zip(rows, data["variants"]):
         assert float(row["val_loss_mean"]) == variant["val_loss"]["mean"]
@@ -51,7 +51,7 @@ def test_escaped_latex_holds_no_active_character(text: str) -> None:
 
 def test_latex_prints_hostile_names_and_keeps_its_structure(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path, ("a & b % c", COMMANDS, "[2ex] \\\\ $\\frac$"))
-    text = latex_text(read_comparison(folder))
+    text = latex_text(Comparison.read(folder))
     assert r"\input" not in text
     assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
@@ -60,5 +60,5 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(tmp_path: Path) -> N
 
 
 def test_latex_braces_balance(comparison: Path) -> None:
-    text = re.sub(r"\\[{}]", "", latex_text(read_comparison(comparison)))
+    text = re.sub(r"\\[{}]", "", latex_text(Comparison.read(comparison)))
     assert text.count("{") == text.count("}")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.records.record import Estimate
+from widthwise.records.estimate import Estimate
 from widthwise.reports.page.formats import (
     MINUS,
     MISSING,

@@ -10,7 +10,7 @@ import pytest
 from fake_comparison import SHAPES, cost, write_comparison, write_run
 from fake_growth import CERTIFICATE, EVENT, write_grown_run
 
-from widthwise.records.run import Result, Run
+from widthwise.records.run import Run, RunResult
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.page.curves import Curve, against_flops
 from widthwise.reports.page.svg import styles
@@ -26,6 +26,10 @@ def growth(step: int, change: float = 0.25, **values: Any) -> dict[str, Any]:
     return {**found, **sizes, "loss_before": 3.5, "loss_after": 3.5 + change, **values}
 
 
+def result_of(**values: Any) -> RunResult:
+    return RunResult.model_validate({"cost": cost(SHAPES["uniform"]), **values})
+
+
 def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
     result = json.loads((run / "result.json").read_text())
     flops = 3.0 * 4096 * 2000 + 7.0 * 4096 * 4000
@@ -35,7 +39,7 @@ def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
 def test_flops_of_a_run_that_grew_are_counted_phase_by_phase() -> None:
     metrics = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
     events = [growth(10, tokens=100, training_flops=200.0), growth(20, tokens=200, training_flops=700.0)]
-    result = Result(steps=30, tokens=300, training_flops=1600.0, growth=events)
+    result = result_of(steps=30, tokens=300, training_flops=1600.0, growth=events)
     curve = Curve(np.array([5.0, 10.0, 15.0, 20.0, 30.0]), np.zeros(5))
     flops = against_flops(curve, Run("run", "", {}, metrics, result), 1e9)
     # 2 FLOPs a token, then 5, then 9.
@@ -46,7 +50,7 @@ def test_flops_of_a_run_that_began_where_another_stood_are_counted_with_both_mod
     metrics: list[dict[str, Any]] = [{"step": step, "event": "train", "tokens": 10 * step} for step in range(1, 31)]
     metrics.insert(10, {"step": 10, "event": "grown", "tokens": 100, "training_flops": 200.0})
     curve = Curve(np.array([5.0, 10.0, 30.0]), np.zeros(3))
-    result = Result(steps=30, tokens=300, training_flops=1600.0)
+    result = result_of(steps=30, tokens=300, training_flops=1600.0)
     # 2 FLOPs a token, then 7.
     assert against_flops(curve, Run("run", "", {}, metrics, result), 1e9).x == pytest.approx([100, 200, 1600])
 
@@ -114,7 +118,8 @@ def test_a_run_that_a_verb_made_larger_asks_and_answers(of_a_verb: str) -> None:
 
 
 def test_its_certificate_is_a_table(of_a_verb: str) -> None:
-    rows = dict(re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td>', of_a_verb))
+    certificate = of_a_verb.partition("Certificate of")[2].partition("</table>")[0]
+    rows = dict(re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td>', certificate))
     assert rows["largest difference of logits"] == "4.4e-15"
     assert rows["largest difference of old gradients, over the largest gradient"] == "1.2e-15"
     assert rows["function"] == "preserved"
@@ -124,7 +129,7 @@ def test_its_certificate_is_a_table(of_a_verb: str) -> None:
 
 def test_a_certificate_that_says_no_is_not_hidden(tmp_path: Path) -> None:
     run = write_grown_run(tmp_path / "large")
-    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False}))
+    (run / "certificate.json").write_text(json.dumps({**CERTIFICATE, "is_preserved": False, "logit_difference": 0.5}))
     assert "The function CHANGED" in write_run_report(run).read_text()
 
 

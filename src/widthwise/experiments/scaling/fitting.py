@@ -1,26 +1,24 @@
 """Scaling laws of groups of models, and what one group saves over another."""
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.runs import CONFIDENCE, plain
+from widthwise.experiments.runs import CONFIDENCE
 from widthwise.experiments.scaling.from_runs import read_measured
 from widthwise.experiments.scaling.from_table import read_table
 from widthwise.experiments.scaling.law_fit import Fit, fit_law, undetermined
 from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
 from widthwise.experiments.scaling.points import Axes, Group, grouped
-from widthwise.experiments.scaling.savings import Saving, savings
+from widthwise.experiments.scaling.savings import savings
 from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
-from widthwise.files import write_atomic
+from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,12 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
     return Gathered(axes, groups, baseline, left_out)
 
 
-def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> dict[str, Any]:
-    """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
+def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> ScalingLaws:
+    """All laws of all groups, the savings by each, and the answer in words.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`.
     """
-    fits = {
+    fits: Fits = {
         kind: {group.name: fit_law(each, group) for group in gathered.groups if undetermined(each, group) is None}
         for kind, each in LAWS.items()
     }
@@ -84,43 +82,35 @@ def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = N
         f"Law: {chosen}, {why}. {method_sentence(curves)}",
         *(f"Left out: {each}." for each in gathered.left_out),
     ]
-    return plain(
-        {
-            "title": title,
-            "command": command,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "confidence": CONFIDENCE,
-            "x": gathered.axes.x,
-            "y": gathered.axes.y,
-            "baseline": gathered.baseline,
-            "sentence": "\n".join(sentences),
-            "groups": [_group_data(group, fits, chosen) for group in gathered.groups],
-            "savings": [saving.summary() for saving in found],
-        }
+    return ScalingLaws(
+        title=title,
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        confidence=CONFIDENCE,
+        x=gathered.axes.x,
+        y=gathered.axes.y,
+        baseline=gathered.baseline,
+        sentence="\n".join(sentences),
+        groups=[_recorded_group(group, fits, chosen) for group in gathered.groups],
+        savings=found,
     )
 
 
-def write_scaling(scaling: dict[str, Any], folder: Path) -> Path:
-    """Writes scaling.json. Raises UserError if it cannot."""
-    path = folder / "scaling.json"
-    write_atomic(path, json.dumps(scaling, indent=2) + "\n")
-    return path
+Fits = dict[LawName, dict[str, Fit]]
+"""Kind of the law -> group -> fit, where the group determines one."""
 
 
-Fits = dict[str, dict[str, Fit]]
-"""Kind of law -> group -> fit, if the group has enough points for one."""
-
-
-def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[str, str]:
-    """One law for all groups, so that their curves can be compared, and the reason for it."""
+def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[LawName, str]:
+    """One law for all groups, so that their curves can be compared, and why this one."""
     if asked is not None:
-        if asked not in LAWS:
+        law = next((law for law in LAWS.values() if law.kind == asked), None)
+        if law is None:
             raise UserError(f"--law: got {asked!r}; {nearest_hint(asked, LAWS)}")
         for group in groups:
-            if reason := undetermined(LAWS[asked], group):
+            if reason := undetermined(law, group):
                 raise UserError(f"--law: got {asked}, which {reason}")
-        return asked, "as asked"
-    errors = {
+        return law.kind, "as asked"
+    errors: dict[LawName, float] = {
         kind: error
         for kind, law in LAWS.items()
         if math.isfinite(error := _left_out_rms(law, groups)) and not any(fit.reason for fit in fits[kind].values())
@@ -148,36 +138,31 @@ def _saving_groups(gathered: Gathered, found: Sequence[Saving]) -> list[Group]:
     return [group for group in gathered.groups if any(each.group == group.name for each in found)]
 
 
-def _group_data(group: Group, fits: Fits, chosen: str) -> dict[str, Any]:
+def _recorded_group(group: Group, fits: Fits, chosen: LawName) -> ScalingGroup:
     points = [
-        {
-            "name": point.name,
-            "x": point.x,
-            "y": point.y,
-            "y_sd": float(np.std(point.per_seed, ddof=1)) if len(point.per_seed) > 1 else None,
-            "n_seeds": len(point.per_seed),
-        }
+        ScalingPoint(
+            name=point.name,
+            x=point.x,
+            y=point.y,
+            y_sd=float(np.std(point.per_seed, ddof=1)) if len(point.per_seed) > 1 else None,
+            n_seeds=len(point.per_seed),
+        )
         for point in group.points
     ]
-    return {
-        "name": group.name,
-        "points": points,
-        "fits": {kind: _fit_data(LAWS[kind], group, fits[kind].get(group.name)) for kind in LAWS},
-        "chosen": chosen,
+    laws: dict[LawName, FittedLaw | None] = {
+        kind: _recorded_law(law, group, fits[kind].get(group.name)) for kind, law in LAWS.items()
     }
+    return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
 
 
-def _fit_data(law: Law, group: Group, fit: Fit | None) -> dict[str, Any]:
-    """A fit as data; without parameters if the group has too few points for one."""
-    if fit is None:
-        nothing = {"parameters": {}, "rms": None, "r_squared": None, "leave_one_out_rms": None, "band": None}
-        return {"form": law.form, **nothing, "reason": undetermined(law, group)}
-    return {
-        "form": law.form,
-        "parameters": {symbol: vars(each) for symbol, each in fit.intervals(CONFIDENCE).items()},
-        "rms": fit.rms,
-        "r_squared": fit.r_squared,
-        "leave_one_out_rms": _left_out_rms(law, [group]),
-        "band": fit.band(CONFIDENCE),
-        "reason": fit.reason,
-    }
+def _recorded_law(law: Law, group: Group, fit: Fit | None) -> FittedLaw:
+    """Without parameters where the group has too few points for them."""
+    return FittedLaw(
+        form=law.form,
+        parameters={} if fit is None else fit.intervals(CONFIDENCE),
+        rms=fit and fit.rms,
+        r_squared=fit and fit.r_squared,
+        leave_one_out_rms=None if fit is None else _left_out_rms(law, [group]),
+        band=fit and fit.band(CONFIDENCE),
+        reason=undetermined(law, group) if fit is None else fit.reason,
+    )

@@ -1,69 +1,24 @@
 """Points of a law, from the folders that `train`, `compare` and `sweep` write."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import pydantic
-
-from widthwise.config_io import UserError, nearest_hint, parse, parse_yaml
+from widthwise.config_io import UserError, nearest_hint, parse_yaml
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
-from widthwise.experiments.trend import QUANTITIES
-from widthwise.files import PathInside, read_json
+from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS, OF_RUNS
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
 
-MODEL_QUANTITIES: Mapping[str, Callable[[dict[str, Any]], float]] = {
-    **QUANTITIES,
-    "layer_params": lambda summary: sum(summary["params"][part] for part in ("attention", "ffn", "residual")),
-}
-"""Model quantities for x, and where the cost summary has them. layer_params: without embedding, head and norms."""
-RUN_QUANTITIES = ("training_flops", "pflops_days", "tokens", "steps")
-"""Quantities of a whole run that x can be; keys of its result."""
-METRICS = ("val_loss", "train_loss", "val_bits_per_byte")
-"""Quantities that y can be; keys of a result, of a variant and of a point of a sweep."""
+METRICS = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
+"""What y can be; x can be any other quantity."""
 BY_FOLDER = "folder"
 """Value of --group-by that groups models by their folder instead of a recipe key."""
-
-
-class _Record(pydantic.BaseModel):
-    """The part of a record that a point needs; other keys are ignored."""
-
-    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
-
-
-class _Losses(_Record):
-    per_seed: list[float] = pydantic.Field(min_length=1)
-
-
-class _Variant(_Record):
-    name: str
-    runs: list[PathInside] = []
-    cost: dict[str, Any] = {}
-    val_loss: _Losses | None = None
-    train_loss: _Losses | None = None
-    val_bits_per_byte: _Losses | None = None
-
-
-class _SweepPoint(_Variant):
-    """A point of a sweep; without losses if it has not finished."""
-
-    group: str | None = None
-    values: dict[str, Any] = {}
-    state: str
-
-
-class _Comparison(_Record):
-    baseline: str
-    variants: list[_Variant]
-
-
-class _Sweep(_Record):
-    baseline: str | None = None
-    points: list[_SweepPoint]
-
-
-RecordT = TypeVar("RecordT", bound=_Record)
 
 
 @dataclass(frozen=True)
@@ -77,8 +32,8 @@ class _Model:
     folder: Path
     """Folder of the comparison or sweep, or the parent folder of the runs."""
     run: RunDir
-    """A run that stands for all seeds, if its folder exists."""
-    cost: dict[str, Any]
+    """Speaks for all seeds, where it is there."""
+    cost: CostSummary | None
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
     """The values of a sweep's point."""
@@ -88,12 +43,13 @@ class _Model:
         return Found(self._group(axes), checked_point(self.name, self._x(axes.x), self.per_seed, self.where, axes))
 
     def _x(self, name: str) -> float:
-        if name in RUN_QUANTITIES:
-            return _number(_result(self._saved_run("--x", name)), name, self.run)
-        try:
-            return float(MODEL_QUANTITIES[name](self.cost))
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.where}: its cost has no {name}") from None
+        if name in OF_RUNS:
+            run = self._saved_run("--x", name)
+            return _number(_result(run), name, run)
+        value = None if self.cost is None else OF_MODELS[name].read(self.cost)
+        if value is None:
+            raise UserError(f"{self.where}: its cost has no {name}")
+        return float(value)
 
     def _group(self, axes: Axes) -> str:
         key = axes.group_by
@@ -112,8 +68,8 @@ class _Model:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The models found in run directories and folders."""
+class MeasuredModels:
+    """What run directories and folders hold."""
 
     points: tuple[Found, ...]
     baselines: frozenset[str]
@@ -122,7 +78,7 @@ class Measured:
     """Points of sweeps that have not finished, in words."""
 
 
-def read_measured(paths: Iterable[Path], axes: Axes) -> Measured:
+def read_measured(paths: Iterable[Path], axes: Axes) -> MeasuredModels:
     """The models of run directories and of folders with a comparison or a sweep. Raises UserError for anything else.
 
     Run directories that differ only in the seed are one point.
@@ -134,18 +90,18 @@ def read_measured(paths: Iterable[Path], axes: Axes) -> Measured:
     left_out: list[str] = []
     for path in paths:
         if (path / "comparison.json").is_file():
-            comparison = _read(_Comparison, path / "comparison.json")
+            comparison = Comparison.read(path)
             baselines.add(comparison.baseline)
             models += [_of_variant(variant, variant.name, path, axes.y) for variant in comparison.variants]
         elif (path / "sweep.json").is_file():
-            sweep = _read(_Sweep, path / "sweep.json")
+            sweep = Sweep.read(path)
             baselines |= set() if sweep.baseline is None else {sweep.baseline}
             models += [
                 _of_variant(point, point.group or path.name, path, axes.y, point.values)
                 for point in sweep.points
-                if point.state == "finished"
+                if isinstance(point, FinishedPoint)
             ]
-            missing = [f"{point.name} ({point.state})" for point in sweep.points if point.state != "finished"]
+            missing = [f"{point.name} ({point.state})" for point in sweep.open_points]
             left_out += [f"{path} without {', '.join(missing)}"] if missing else []
         elif RunDir(path).exists:
             runs.append(RunDir(path))
@@ -153,30 +109,26 @@ def read_measured(paths: Iterable[Path], axes: Axes) -> Measured:
             allowed = "a .csv file, a run directory (config.yaml), or a folder with comparison.json or sweep.json"
             raise UserError(f"{path}: is not {allowed}")
     models += _of_runs(runs, axes.y)
-    return Measured(tuple(model.found(axes) for model in models), frozenset(baselines), tuple(left_out))
+    return MeasuredModels(tuple(model.found(axes) for model in models), frozenset(baselines), tuple(left_out))
 
 
 def _check_names(axes: Axes) -> None:
     """Raises UserError for what runs do not have."""
     for option, name, allowed in (
-        ("--x", axes.x, (*RUN_QUANTITIES, *MODEL_QUANTITIES)),
+        ("--x", axes.x, [name for name in (*OF_RUNS, *OF_MODELS) if name not in METRICS]),
         ("--y", axes.y, METRICS),
     ):
         if name not in allowed:
             raise UserError(f"{option}: got {name!r}; {nearest_hint(name, allowed)}")
 
 
-def _read(record: type[RecordT], path: Path) -> RecordT:
-    return parse(record, read_json(path), str(path))
-
-
-def _of_variant(variant: _Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:
+def _of_variant(variant: Variant, group: str, folder: Path, y: str, values: Mapping[str, Any] | None = None) -> _Model:
     where = f"{folder}: {variant.name}"
-    losses: _Losses | None = getattr(variant, y)
-    if losses is None or not variant.runs:
-        raise UserError(f"{where}: has no {'runs' if losses else y}")
-    run = RunDir(folder / variant.runs[0])
-    return _Model(variant.name, where, group, folder, run, variant.cost, losses.per_seed, values or {})
+    losses = OF_RUNS[y].of_variant(variant)
+    if losses is None or not losses.per_seed:
+        raise UserError(f"{where}: has no {y}")
+    run, per_seed = RunDir(folder / variant.runs[0]), [finite(loss) for loss in losses.per_seed]
+    return _Model(variant.name, where, group, folder, run, variant.cost, per_seed, values or {})
 
 
 def _of_runs(runs: Iterable[RunDir], y: str) -> list[_Model]:
@@ -189,21 +141,21 @@ def _of_runs(runs: Iterable[RunDir], y: str) -> list[_Model]:
     for seeds in alike.values():
         run, results = seeds[0], [_result(run) for run in seeds]
         per_seed = [_number(result, y, run) for result, run in zip(results, seeds)]
-        cost = results[0].get("cost", {})
-        models.append(_Model(run.path.name, str(run.path), "runs", run.path.resolve().parent, run, cost, per_seed))
+        folder = run.path.resolve().parent
+        models.append(_Model(run.path.name, str(run.path), "runs", folder, run, results[0].cost, per_seed))
     return models
 
 
-def _result(run: RunDir) -> dict[str, Any]:
+def _result(run: RunDir) -> RunResult:
     result = run.result()
     if result is None:
         raise UserError(f"{run.path}: has not finished (no result.json); `widthwise resume` continues it")
     return result
 
 
-def _number(result: dict[str, Any], key: str, run: RunDir) -> float:
-    value = result.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
+def _number(result: RunResult, key: str, run: RunDir) -> float:
+    value = OF_RUNS[key].of_run(result)
+    if value is None:
         raise UserError(f"{run.path}/result.json: {key} is {value!r}, not a number")
     return float(value)
 

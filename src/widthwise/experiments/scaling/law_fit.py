@@ -20,18 +20,11 @@ from scipy import stats
 
 from widthwise.experiments.scaling.laws import Law
 from widthwise.experiments.scaling.points import Group
+from widthwise.records.estimate import Estimate
+from widthwise.records.scaling import Band
 
 N_RESAMPLES = 2000
 N_BAND = 33
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its interval; the ends are nan if there is none."""
-
-    mean: float
-    low: float = float("nan")
-    high: float = float("nan")
 
 
 @dataclass(frozen=True)
@@ -79,8 +72,8 @@ class Fit:
         ratio = ((n_seeds * off_curve**2).sum() / n_free) / (np.square(luck).sum() / self.degrees_of_freedom)
         return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
 
-    def intervals(self, confidence: float) -> dict[str, Interval]:
-        """Parameter name -> its value and interval."""
+    def intervals(self, confidence: float) -> dict[str, Estimate]:
+        """Symbol -> its value and interval."""
         return {
             symbol: students_t(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
@@ -88,15 +81,15 @@ class Fit:
             for symbol, value, drawn in zip(self.law.symbols, self.parameters, self.drawn_parameters.T)
         }
 
-    def band(self, confidence: float) -> dict[str, list[float]]:
-        """The confidence band of the curve at N_BAND values of x over the points: x, low and high."""
+    def band(self, confidence: float) -> Band:
+        """Between which the curve lies, at N_BAND values of x over the points."""
         x = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
         scale = self.law.residual_scale
         centre = scale(self.law.y(self.parameters, x))
         spread = scale(self.law.y(self.drawn_parameters[:, None, :], x)).std(axis=0)
         half_width = stats.t.ppf((1 + confidence) / 2, self.degrees_of_freedom) * spread
-        ends = (self.law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
-        return dict(zip(("x", "low", "high"), (x.tolist(), *ends)))
+        low, high = (self.law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
+        return Band(x=x.tolist(), low=low, high=high)
 
 
 def undetermined(law: Law, group: Group) -> str | None:
@@ -144,15 +137,16 @@ def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.G
 
 def students_t(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
-) -> Interval:
-    """Student's t times the standard error of the resampled values; no interval if one of them is nan.
+) -> Estimate:
+    """Student's t times the standard error of what was drawn; no interval where a draw has no number.
 
     as_factor: computes it for the logarithms, for positive values.
     """
     if as_factor and (value <= 0 or (drawn <= 0).any()):
-        return Interval(value)
+        return Estimate(mean=value, low=None, high=None)
     centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
     half_width = stats.t.ppf((1 + confidence) / 2, degrees_of_freedom) * spread
     low, high = centre - half_width, centre + half_width
     with np.errstate(over="ignore"):
-        return Interval(value, *(float(end) for end in (np.exp([low, high]) if as_factor else (low, high))))
+        ends = np.exp([low, high]) if as_factor else (low, high)
+    return Estimate(mean=value, low=float(ends[0]), high=float(ends[1]))

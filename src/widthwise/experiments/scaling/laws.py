@@ -14,6 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from widthwise.records.scaling import SYMBOLS, LawName
+
 SMALLEST_EXPONENT, LARGEST_EXPONENT = 0.005, 10.0
 """Between which the exponent above an irreducible loss is sought."""
 FLATTEST = 1e-9
@@ -26,7 +28,7 @@ N_GOLDEN_STEPS = 55
 class Law(ABC):
     """A form with two or three symbols. Its values are arrays whose last axis is in the order of `symbols`."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[LawName]
     form: ClassVar[str]
     symbols: ClassVar[tuple[str, ...]]
     factors: ClassVar[tuple[str, ...]] = ()
@@ -73,7 +75,7 @@ class PowerLaw(Law):
 
     kind = "power"
     form = "y = a*x^-b"
-    symbols = ("a", "b")
+    symbols = SYMBOLS["power"]
     factors = ("a",)
     steepness = "b"
 
@@ -110,7 +112,7 @@ class IrreduciblePowerLaw(Law):
 
     kind = "power_irreducible"
     form = "y = e + a*x^-b"
-    symbols = ("e", "a", "b")
+    symbols = SYMBOLS["power_irreducible"]
     factors = ("a",)
     steepness = "b"
 
@@ -172,7 +174,7 @@ class LogLinearLaw(Law):
 
     kind = "log_linear"
     form = "y = slope*log2(x) + intercept"
-    symbols = ("slope", "intercept")
+    symbols = SYMBOLS["log_linear"]
     steepness = "slope"
 
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -193,7 +195,7 @@ class LogLinearLaw(Law):
         return f"{y} = {slope:.4g}*log2({x}) + {intercept:.5g}"
 
 
-LAWS: dict[str, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
+LAWS: dict[LawName, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
 """Kind -> law; what ties goes to the first."""
 
 

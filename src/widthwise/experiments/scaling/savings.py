@@ -5,45 +5,12 @@ counts little. Point against curve: the target loss is the one that the baseline
 show how much depends on that one model: 77.6% and 74.4% of the FLOPs for the variable-width paper's Table 2.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from widthwise.experiments.scaling.law_fit import Fit, Interval, students_t
-
-
-@dataclass(frozen=True)
-class Saving:
-    """x of a group over x of the baseline at one loss; below 1 the group needs less."""
-
-    group: str
-    baseline: str
-    fit: str
-    """Kind of the law, the same for both."""
-    kind: Literal["curve", "point"]
-    name: str
-    """The baseline's largest model."""
-    x: float
-    """x of that model."""
-    y: float
-    """The loss at which the two are compared."""
-    ratio: Interval
-    """The mean is nan where the group's curve never reaches the loss."""
-    is_extrapolated: bool
-    """Whether the group's curve reaches the loss outside its own points."""
-
-    def summary(self) -> dict[str, Any]:
-        """The saving as plain data for JSON."""
-        return {
-            "group": self.group,
-            "baseline": self.baseline,
-            "fit": self.fit,
-            "kind": self.kind,
-            "at": {"name": self.name, "x": self.x, "y": self.y},
-            "ratio": vars(self.ratio),
-            "is_extrapolated": self.is_extrapolated,
-        }
+from widthwise.experiments.scaling.law_fit import Fit, students_t
+from widthwise.records.scaling import Saving, ScalingPoint
 
 
 def savings(group: Fit, baseline: Fit, confidence: float) -> list[Saving]:
@@ -79,11 +46,9 @@ def _saving(
         baseline=baseline.group.name,
         fit=law.kind,
         kind=kind,
-        name=point.name,
-        x=point.x,
-        y=y,
+        at=ScalingPoint(name=point.name, x=point.x, y=y),
         ratio=students_t(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
-        is_extrapolated=not group.group.x.min() <= x <= group.group.x.max(),
+        is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
     )
 
 

@@ -1,7 +1,7 @@
 """The results of a sweep, over all its points."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,20 +9,16 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.experiments.runs import (
-    CONFIDENCE,
-    Results,
-    check_same_data,
-    compared,
-    plain,
-    run_path,
-    summary_of_runs,
-    windows,
-)
+from widthwise.experiments.runs import CONFIDENCE, Results, check_same_data, run_path, variant_of, windows
 from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
-from widthwise.experiments.statistics import Estimate, paired_difference, verdict
+from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.experiments.sweep.trials import Entry
+from widthwise.records.comparison import Variant
+from widthwise.records.estimate import Estimate
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
 
@@ -43,10 +39,10 @@ class Findings:
     def __init__(self, plan: SweepPlan, folder: Path, command: str):
         self._plan, self._folder, self._command = plan, folder, command
         self._results: dict[str, Results] = {}
-        self._summaries: dict[str, dict[str, Any]] = {}
+        self._variants: dict[str, Variant] = {}
 
-    def as_data(self, entries: Iterable[Entry], storage: str) -> dict[str, Any]:
-        """The content of sweep.json. entries: of the study, in the order of the plan; storage: its address, as shown.
+    def sweep(self, entries: Iterable[Entry], storage: str) -> Sweep:
+        """What is known so far. entries: of the study, in the order of the plan; storage: its address, as shown.
 
         Raises UserError where a result is missing or the runs saw different data.
         """
@@ -54,34 +50,32 @@ class Findings:
         entries = list(entries)
         points = [self._point(*each) for each in self._listed(entries)]
         n_done = sum(entry.is_done for entry in entries)
-        states = [point["state"] for point in points]
+        states = [point.state for point in points]
         baseline = plan.baseline and plan.baseline.name
-        return plain(
-            {
-                "title": plan.title,
-                "command": self._command,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "metric": "val_loss",
-                "confidence": CONFIDENCE,
-                "seeds": list(config.seeds),
-                "matched": config.matched,
-                "baseline": baseline,
-                "sentence": "\n".join(self._sentences(points, baseline, n_done)),
-                "environment": self._environment(),
-                "axes": plan.axes_as_data(),
-                "points": points,
-                "study": {
-                    "storage": storage,
-                    "sampler": "grid" if config.search is None else config.search.sampler,
-                    "n_points": plan.n_points,
-                    "n_finished": states.count("finished"),
-                    "n_failed": states.count("failed"),
-                },
-            }
+        return Sweep(
+            title=plan.title,
+            command=self._command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            metric="val_loss",
+            confidence=CONFIDENCE,
+            seeds=list(config.seeds),
+            matched=config.matched,
+            baseline=baseline,
+            sentence="\n".join(self._sentences(points, baseline, n_done)),
+            environment=dict(self._environment()),
+            axes=plan.axes_as_data(),
+            points=points,
+            study=Study(
+                storage=storage,
+                sampler="grid" if config.search is None else config.search.sampler,
+                n_points=plan.n_points,
+                n_finished=states.count("finished"),
+                n_failed=states.count("failed"),
+            ),
         )
 
-    def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[dict[str, Any], Entry | None]]:
-        """Every named point once, with its state; points that failed before they had a name, by their number."""
+    def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[Mapping[str, Any], Entry | None]]:
+        """Every point that has a name, once, with what became of it; what failed before it had one, by its number."""
         found = {entry.key: entry for entry in entries}
         for name, point in self._plan.grid.items():
             yield {"name": name, "group": point.group, "values": point.values}, found.pop(name, None)
@@ -94,24 +88,24 @@ class Findings:
                 names.add(place["name"])
                 yield place, entry
 
-    def _point(self, place: dict[str, Any], entry: Entry | None) -> dict[str, Any]:
-        state = "waiting" if entry is None else entry.state
-        point = {**place, "state": state, "reason": entry and entry.reason}
-        return point | self._summary(place["name"]) if state == "finished" else point
+    def _point(self, place: Mapping[str, Any], entry: Entry | None) -> FinishedPoint | OpenPoint:
+        if entry is None or entry.state != "finished":
+            state, reason = ("waiting", None) if entry is None else (entry.state, entry.reason)
+            return OpenPoint.model_validate({**place, "state": state, "reason": reason})
+        beside = {**place, "state": "finished", "reason": None}
+        return FinishedPoint.model_validate({**self._variant(place["name"]), **beside})
 
-    def _summary(self, name: str) -> dict[str, Any]:
-        """Summary of a finished point, compared with the baseline if that has finished."""
+    def _variant(self, name: str) -> Variant:
+        """The runs of a finished point, beside those of the baseline where that has finished."""
         baseline = self._plan.baseline and self._results.get(self._plan.baseline.name)
         if name not in self._results:
             self._results[name] = self._read(name)
             if self._plan.baseline is not None and name == self._plan.baseline.name:
                 baseline = self._results[name]
-                self._summaries.clear()
-        if name not in self._summaries:
-            results = self._results[name]
-            summary = summary_of_runs(name, self._plan.config.seeds, results)
-            self._summaries[name] = summary if baseline is None else compared(summary, results, baseline)
-        return self._summaries[name]
+                self._variants.clear()
+        if name not in self._variants:
+            self._variants[name] = variant_of(name, self._plan.config.seeds, self._results[name], baseline)
+        return self._variants[name]
 
     def _read(self, name: str) -> Results:
         runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.config.seeds]
@@ -129,16 +123,18 @@ class Findings:
     def _environment(self) -> Mapping[str, Any]:
         return environment() if self._first_run is None else self._first_run.environment()
 
-    def _sentences(self, points: list[dict[str, Any]], baseline: str | None, n_done: int) -> Iterator[str]:
-        finished = [point for point in points if point["state"] == "finished"]
+    def _sentences(
+        self, points: Sequence[FinishedPoint | OpenPoint], baseline: str | None, n_done: int
+    ) -> Iterator[str]:
+        finished = [point for point in points if isinstance(point, FinishedPoint)]
         ranked = sorted(
-            (point for point in finished if point["name"] != baseline), key=lambda point: point["val_loss"]["mean"]
+            (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
         )
         if baseline in self._results and ranked:
             yield from self._beside_baseline(ranked, str(baseline))
         elif ranked:
             yield from self._among_themselves(ranked)
-        failed = [point["name"] for point in points if point["state"] == "failed"]
+        failed = [point.name for point in points if point.state == "failed"]
         if failed:
             yield f"{len(failed)} of {self._plan.n_points} points failed: {', '.join(failed)}."
         if n_again := n_done - len(finished) - len(failed):
@@ -146,40 +142,41 @@ class Findings:
         if n_open := self._plan.n_points - n_done:
             yield f"{n_open} of {self._plan.n_points} points have not finished."
 
-    def _beside_baseline(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
+    def _beside_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
         best, n_looked_at = ranked[0], len(ranked)
         if n_looked_at > 1:
-            yield f"Of {n_looked_at} points {best['name']} has the lowest held-out loss."
-        yield difference_sentence(best, baseline)
+            yield f"Of {n_looked_at} points {best.name} has the lowest held-out loss."
+        if best.difference is not None:
+            yield difference_sentence(best, best.difference, baseline)
         if n_looked_at > 1:
-            yield self._selection_note(best["name"], baseline, n_looked_at)
-            found = [point["verdict"] for point in ranked]
+            yield self._selection_note(best.name, baseline, n_looked_at)
+            found = [point.verdict or "cannot tell" for point in ranked]
             counts = ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found))
             yield f"Each for itself beside {baseline}: {counts}."
         yield from self._groups(ranked, baseline)
 
-    def _groups(self, ranked: list[dict[str, Any]], baseline: str) -> Iterator[str]:
-        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
+    def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
+        """The groups of a grid as wholes, among whose points nothing was selected; a sampler would have done that."""
         if self._plan.config.search is not None:
             return
         for group in filter(None, self._plan.config.axes):
-            names = [point["name"] for point in ranked if point["group"] == group]
+            names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
                 mean = np.mean([windows(self._results[name]) for name in names], axis=0)
                 difference = paired_difference(mean, windows(self._results[baseline]), CONFIDENCE)
                 phrase = difference_phrase(difference, verdict(difference), baseline)
                 yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
-    def _among_themselves(self, ranked: list[dict[str, Any]]) -> Iterator[str]:
+    def _among_themselves(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
         best, *others = ranked
-        loss = best["val_loss"]["mean"]
-        yield f"{best['name']} has the lowest held-out loss of {len(ranked)} points, {loss:.4f} nats."
+        loss = finite(best.val_loss.mean)
+        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points, {loss:.4f} nats."
         if others:
-            second = others[0]["name"]
-            difference = self._difference(best["name"], second, CONFIDENCE)
+            second = others[0].name
+            difference = self._difference(best.name, second, CONFIDENCE)
             phrase = difference_phrase(difference, verdict(difference), second)
             yield f"Beside the next best it {phrase} ({interval(difference)})."
-            yield self._selection_note(best["name"], second, len(ranked))
+            yield self._selection_note(best.name, second, len(ranked))
 
     def _difference(self, name: str, other: str, confidence: float) -> Estimate:
         return paired_difference(windows(self._results[name]), windows(self._results[other]), confidence)
@@ -195,7 +192,7 @@ class Findings:
         )
 
 
-def _arrived(run: RunDir) -> dict[str, Any]:
+def _arrived(run: RunDir) -> RunResult:
     """The result of a run that has finished, perhaps on another machine."""
     deadline = time.monotonic() + ARRIVAL_SECONDS
     while (result := run.result()) is None:

@@ -1,6 +1,5 @@
 """The workers of a sweep, which train the points of one study and summarise them."""
 
-import json
 import secrets
 import time
 from collections.abc import Mapping
@@ -16,13 +15,15 @@ from widthwise.experiments.sweep.queue import Claim, ClaimLost, Queue
 from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
 from widthwise.experiments.sweep.summary import Findings
 from widthwise.experiments.sweep.trials import Entry
-from widthwise.files import write_atomic, write_first
+from widthwise.files import write_first
+from widthwise.records.record import finite
+from widthwise.records.run import RunResult
+from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed, RunInUse
 from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
 
-FILE = "sweep.json"
 STUDY_FILE = "study.db"
 FOLDER_FILE = "sweep_id"
 """Holds a random word that identifies the folder: all workers of a study must share it."""
@@ -38,8 +39,8 @@ def run_sweep(
     study_name: str | None = None,
     heartbeat: Heartbeat | None = None,
     observer: Observer | None = None,
-) -> dict[str, Any]:
-    """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
+) -> Sweep:
+    """Works on a sweep until all its points have finished or failed, with all who work on it; writes sweep.json.
 
     storage_url: a database that Optuna can use; default: a file in the folder. Returns the sweep. Raises UserError
     for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues.
@@ -71,7 +72,7 @@ class _Worker:
         self._keys = plan.keys
         self._poll_seconds = min(LONGEST_POLL_SECONDS, queue.storage.heartbeat.interval_seconds)
 
-    def work(self) -> dict[str, Any]:
+    def work(self) -> Sweep:
         said = None
         while True:
             self._queue.fill(self._keys)
@@ -95,9 +96,9 @@ class _Worker:
         found = self._queue.entries()
         return {key: found[key] for key in self._keys if key in found}
 
-    def _write(self, entries: Mapping[str, Entry]) -> dict[str, Any]:
-        sweep = self._findings.as_data(entries.values(), self._queue.storage.recorded)
-        write_atomic(self._folder / FILE, json.dumps(sweep, indent=2) + "\n")
+    def _write(self, entries: Mapping[str, Entry]) -> Sweep:
+        sweep = self._findings.sweep(entries.values(), self._queue.storage.recorded)
+        sweep.write(self._folder)
         return sweep
 
     def _train(self, claim: Claim) -> None:
@@ -154,13 +155,13 @@ class _Worker:
     def _mean_loss(self, claim: Claim, point: Point) -> float:
         losses: list[float] = []
         for seed in self._plan.config.seeds:
-            losses.append(self._run(point, seed)["val_loss"])
+            losses.append(finite(self._run(point, seed).val_loss))
             claim.report(len(losses), sum(losses) / len(losses))
         return sum(losses) / len(losses)
 
-    def _run(self, point: Point, seed: int) -> dict[str, Any]:
-        """The result of one run. Waits while another process works on it: a worker wrongly taken for dead, or one with
-        an equal point of a search."""
+    def _run(self, point: Point, seed: int) -> RunResult:
+        """Waits where another process works on the run: one taken for dead that lives, or one at work on an equal
+        point of a search."""
         path, is_said = self._folder / run_path(point.name, seed), False
         while True:
             try:

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widthwise.config_io import Config, to_data
 from widthwise.growth.certify.measuring import (
-    Liveness,
     decoder_of,
     largest,
     liveness_of,
@@ -26,6 +24,7 @@ from widthwise.growth.plan.fresh import Constant, Fresh
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
 from widthwise.model.memory import allocating, free_memory
+from widthwise.records.certificate import Certificate, ModelSize
 
 N_SEQUENCES, N_TOKENS = 2, 32
 
@@ -52,103 +51,9 @@ STORED_BOUND = 1e-5
 """Of the logits with the grown weights as they are stored, in fp32, where some were multiplied or averaged."""
 
 
-class Size(Config):
-    """What a model costs."""
-
-    params: int
-    flops_per_token: float
-    """Forward, without further heads."""
-
-    @classmethod
-    def of(cls, model: ModelConfig, seq_len: int) -> "Size":
-        return cls(params=int(model.cost().params), flops_per_token=model.inference_cost().forward_flops(seq_len))
-
-
-class Certificate(Config):
-    """What was measured. Differences are the largest of all entries."""
-
-    dtype: str
-    """In which the models were compared: float64, or float32 where two float64 models would not fit into memory."""
-    n_sequences: int
-    n_tokens: int
-    """Of each sequence."""
-    largest_logit: float
-    logit_difference: float
-    logit_bound: float
-    stored_logit_difference: float
-    """With the grown weights as they are stored, which rounds what was multiplied or averaged."""
-    stored_logit_bound: float
-    gradient_difference: float
-    """Of old parameters, over the largest entry of all gradients."""
-    gradient_bound: float
-    liveness: dict[str, Liveness]
-    """Of every tensor with new entries."""
-    is_padding: bool
-    """Whether new entries were meant to stay 0."""
-    seq_len: int
-    """At which FLOPs are counted."""
-    before: Size
-    after: Size
-
-    @property
-    def is_preserved(self) -> bool:
-        """Whether the grown model computes what the old one did, and learns in its old parameters as it did."""
-        return (
-            self.logit_difference <= self.logit_bound
-            and self.stored_logit_difference <= self.stored_logit_bound
-            and self.gradient_difference <= self.gradient_bound
-        )
-
-    @property
-    def dead(self) -> dict[str, int]:
-        """Tensor -> new entries without any gradient, where there are some."""
-        return {name: each.n_dead for name, each in self.liveness.items() if each.n_dead}
-
-    def total(self, count: str) -> int:
-        """Sum of one count of `Liveness` over all tensors."""
-        return sum(getattr(each, count) for each in self.liveness.values())
-
-    def record(self) -> dict[str, object]:
-        """The content of certificate.json."""
-        return {"is_preserved": self.is_preserved, **to_data(self)}
-
-    def lines(self) -> list[str]:
-        """For a person."""
-        tokens = f"{self.n_sequences} x {self.n_tokens} random tokens, {self.dtype}"
-        if self.dtype != "float64":
-            tokens += " because float64 would not fit into memory"
-        found = [
-            f"function {'preserved' if self.is_preserved else 'CHANGED'} ({tokens})",
-            f"  largest difference of logits {self.logit_difference:.1e}, largest logit {self.largest_logit:.3g} "
-            f"(bound {self.logit_bound:.0e})",
-            f"  largest difference of old gradients {self.gradient_difference:.1e} of the largest gradient "
-            f"(bound {self.gradient_bound:.0e})",
-        ]
-        if self.stored_logit_difference > self.logit_bound:
-            found.append(
-                f"  as stored in fp32: largest difference of logits {self.stored_logit_difference:.1e} "
-                f"(bound {self.stored_logit_bound:.0e})"
-            )
-        before, after = self.before, self.after
-        return [
-            *found,
-            *self._new_entries(),
-            f"parameters {before.params:,} -> {after.params:,} ({after.params / before.params:.3f}), forward FLOPs per "
-            f"token {before.flops_per_token:,.0f} -> {after.flops_per_token:,.0f} "
-            f"({after.flops_per_token / before.flops_per_token:.3f})",
-        ]
-
-    def _new_entries(self) -> list[str]:
-        n_new, n_unjudged = self.total("n_new"), self.total("n_unjudged")
-        if not n_new:
-            return ["no new entries"]
-        if self.is_padding:
-            return [f"{n_new:,} new entries, all 0: padding, of which {self.total('n_alive'):,} would learn"]
-        unjudged = f", {n_unjudged:,} of tokens and positions not seen" if n_unjudged else ""
-        lines = [f"{n_new:,} new entries: {self.total('n_alive'):,} learn, {self.total('n_dead'):,} do not{unjudged}"]
-        return lines + [
-            f"  {name}: {n:,} of {self.liveness[name].n_new:,} had no gradient" for name, n in self.dead.items()
-        ]
+def model_size(model: ModelConfig, seq_len: int) -> ModelSize:
+    """seq_len: at which FLOPs are counted."""
+    return ModelSize(params=int(model.cost().params), flops_per_token=model.inference_cost().forward_flops(seq_len))
 
 
 def certify(
@@ -202,8 +107,8 @@ def certify(
         liveness=liveness,
         is_padding=fresh == Constant(0.0),
         seq_len=seq_len,
-        before=Size.of(plan.old, seq_len),
-        after=Size.of(plan.new, seq_len),
+        before=model_size(plan.old, seq_len),
+        after=model_size(plan.new, seq_len),
     )
 
 

@@ -6,25 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from widthwise.config_io import Config
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.records.certificate import LivenessCounts
 
 N_STEPS = 2
 """After which everything is alive, tied embeddings and queries behind a norm too."""
-
-
-class Liveness(Config):
-    """Of the new entries of one tensor: how many have had a gradient by the end of two steps of AdamW."""
-
-    n_new: int
-    n_alive: int
-    n_dead: int
-    n_unjudged: int
-    """Rows of tokens and positions that did not occur."""
 
 
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
@@ -99,7 +89,7 @@ def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Te
 
 def liveness_of(
     plan: Plan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
-) -> dict[str, Liveness]:
+) -> dict[str, LivenessCounts]:
     """Takes the steps as training does, auxiliary losses included, and looks which new entries ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}
     torch.manual_seed(seed)  # of masks that are drawn
@@ -129,12 +119,12 @@ def _judged_rows(model: Decoder, name: str, tokens: Tensor) -> Tensor | None:
     return None
 
 
-def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> Liveness:
+def _counted(is_new: Tensor, is_alive: Tensor, judged_rows: Tensor | None) -> LivenessCounts:
     judged = is_new
     if judged_rows is not None:
         judged = is_new & judged_rows.view(-1, *[1] * (is_new.dim() - 1))
     counts = [int(found.sum()) for found in (is_new, judged & is_alive, judged & ~is_alive, is_new & ~judged)]
-    return Liveness(n_new=counts[0], n_alive=counts[1], n_dead=counts[2], n_unjudged=counts[3])
+    return LivenessCounts(n_new=counts[0], n_alive=counts[1], n_dead=counts[2], n_unjudged=counts[3])
 
 
 def largest(values: Tensor) -> float:

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from widthwise.files import write_atomic
-from widthwise.records.analysis import AnalysedModel, Analysis, read_analysis
-from widthwise.records.run import Result
+from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.reports.analysis import figures
 from widthwise.reports.analysis.tables import layer_table, summary_table
 from widthwise.reports.page.formats import clean, fixed, si
@@ -21,7 +20,7 @@ def write_analysis_report(folder: Path, out: Path | None = None) -> dict[str, Pa
     """
     folder, out = Path(folder), Path(out or folder)
     page = out / "report.html"
-    write_atomic(page, _page(read_analysis(folder)))
+    write_atomic(page, _page(Analysis.read(folder)))
     return {"html": page}
 
 
@@ -29,9 +28,7 @@ def _page(analysis: Analysis) -> str:
     models, seq_len = analysis.models, analysis.text.seq_len
     names = [model.name for model in models]
     chosen = styles(names, names[0] if len(names) > 1 else None)
-    results = {
-        model.name: Result(token_widths=model.token_widths, virtual_width=model.virtual_width) for model in models
-    }
+    by_name = {model.name: model for model in models}
     return render(
         "analysis/analysis.html",
         title=f"{analysis.title} · widthwise analysis",
@@ -46,8 +43,8 @@ def _page(analysis: Analysis) -> str:
         stream=figures.stream_figures(analysis, chosen),
         lens=figures.lens_figures(analysis, chosen),
         sinks=figures.sink_figures(analysis, chosen),
-        token_widths=token_width_section(results, chosen),
-        virtual_width=virtual_width_section(results, chosen),
+        token_widths=token_width_section(by_name, chosen),
+        virtual_width=virtual_width_section(by_name, chosen),
         layer_tables=[layer_table(model, analysis.utilisation_threshold) for model in models],
         models=[(clean(model.name), _described(model)) for model in models],
     )

@@ -2,22 +2,12 @@
 
 from collections.abc import Sequence
 
-from widthwise.records.record import Compared, Estimate, Variant
-from widthwise.reports.comparison.main_table import cells, main_columns
-from widthwise.reports.page.formats import MINUS, MISSING, TIMES, clean, percentage, ratio
+from widthwise.records.comparison import Compared, Variant
+from widthwise.records.quantities import QUANTITIES, OfModel, Quantity
+from widthwise.reports.comparison.main_table import cells, main_columns, shown_verdict
+from widthwise.reports.page.formats import MINUS, MISSING, TIMES, capital, clean, percentage, ratio
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
-_ESTIMATES = ("val_loss", "difference", "val_bits_per_byte", "train_loss", "tokens_per_second")
-_RATIOS = (
-    "params",
-    "active_params",
-    "flops",
-    "training_flops",
-    "average_width",
-    "kv_bytes",
-    "activation_bytes",
-    "tokens_per_second",
-)
 _LATEX = {
     "\\": r"\textbackslash{}",
     "{": r"\{",
@@ -46,27 +36,26 @@ _LATEX = {
 
 def csv_text(comparison: Compared) -> str:
     """One row per variant, full precision, empty where a number is unknown."""
-    rows = [_csv_row(variant) for variant in comparison.variants]
+    measured = [
+        each
+        for each in QUANTITIES
+        if not isinstance(each, OfModel) and any(each.of_variant(variant) for variant in comparison.variants)
+    ]
+    rows = [_csv_row(variant, comparison, measured) for variant in comparison.variants]
     return csv_rows(rows, list(rows[0]))
 
 
-def _csv_row(variant: Variant) -> dict[str, str | float | None]:
-    cost = variant.cost
-    row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": variant.verdict}
-    for key in _ESTIMATES:
-        estimate: Estimate | None = getattr(variant, key)
+def _csv_row(variant: Variant, comparison: Compared, measured: Sequence[Quantity]) -> dict[str, str | float | None]:
+    """What was measured, with intervals; what was counted; and both over the baseline's."""
+    row: dict[str, str | float | None] = {"variant": csv_cell(variant.name), "verdict": shown_verdict(variant)}
+    for quantity in measured:
+        estimate = quantity.of_variant(variant)
         for part in ("mean", "low", "high"):
-            row[f"{key}_{part}"] = getattr(estimate, part) if estimate else None
-    row["params"] = cost.params["total"]
-    row["params_active"] = cost.params.get("active")
-    row["flops_per_token_forward"] = cost.flops_per_token.forward
-    row["flops_per_token_forward_causal"] = cost.flops_per_token.forward_causal
-    row["flops_per_token_training"] = cost.flops_per_token.training
-    row["average_width"] = cost.average_width
-    row["virtual_width"] = cost.virtual_width
-    row["kv_bytes_per_token"] = cost.kv_bytes_per_token
-    row["activation_bytes_per_token"] = cost.activation_bytes_per_token
-    return row | {f"{key}_ratio": variant.ratio.get(key) for key in _RATIOS}
+            row[f"{quantity.csv_column}_{part}"] = getattr(estimate, part) if estimate else None
+    row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
+    baseline = comparison.baseline_variant
+    ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}
+    return row | {f"{name}_ratio": ratio for name, ratio in ratios.items()}
 
 
 def latex_escape(text: str) -> str:
@@ -78,7 +67,7 @@ def latex_text(comparison: Compared) -> str:
     r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
     columns = main_columns(comparison)
     has_verdicts = comparison.baseline_variant is not None
-    header = ["", *(column.title for column in columns), *(["Verdict"] if has_verdicts else [])]
+    header = ["", *(capital(column.title) for column in columns), *(["Verdict"] if has_verdicts else [])]
     body = [line for variant in comparison.variants for line in _latex_lines(variant, comparison)]
     lines = [
         r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
@@ -110,7 +99,7 @@ def _caption(comparison: Compared) -> str:
 
 def _latex_lines(variant: Variant, comparison: Compared) -> list[str]:
     row = cells(variant, comparison)
-    verdict = [variant.verdict] if comparison.baseline_variant else []
+    verdict = [shown_verdict(variant)] if comparison.baseline_variant else []
     first = _latex_row([variant.name, *(cell.value for cell in row), *verdict])
     details = [ratio(cell.ratio) or cell.interval for cell in row]
     return [first, _latex_row(["", *details, *("" for _ in verdict)])] if any(details) else [first]

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from widthwise.records.comparison import Comparison
-from widthwise.records.record import Variant
-from widthwise.records.run import Result, Run
+from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.run import Run, RunResult
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.trend import trend_section
@@ -17,7 +16,7 @@ from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
-from widthwise.reports.run.reading import read_comparison, read_run
+from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.token_widths import token_width_section
 from widthwise.reports.run.virtual_width import virtual_width_section
 
@@ -29,7 +28,7 @@ def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, 
     writes anything.
     """
     folder, out = Path(folder), Path(out or folder)
-    comparison = read_comparison(folder)
+    comparison = Comparison.read(folder)
     runs = {variant.name: [read_run(folder / path, path) for path in variant.runs] for variant in comparison.variants}
     contents = {
         "html": ("report.html", _page(comparison, runs)),
@@ -52,7 +51,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}",
         question=_question(comparison),
         confidence=percentage(comparison.confidence),
-        columns=main_table.MAIN_COLUMNS,
+        columns=main_table.main_columns(comparison),
         rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
         notes=main_table.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
@@ -71,7 +70,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         compared_legend=legend(compared),
         part_legend=[(block_swatch(i), clean(name)) for i, name in enumerate(plots.part_names(variants))],
         seed_table=tables.seed_table(comparison),
-        cost_table=tables.cost_table([(variant.name, variant.cost) for variant in variants]),
+        cost_table=tables.cost_table({variant.name: variant for variant in variants}),
         layer_tables=[tables.layer_table(variant.name, variant.cost) for variant in variants],
         environment_table=tables.environment_table(comparison.environment),
         recipes=[FoldedRecipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items()],
@@ -88,7 +87,7 @@ def _question(comparison: Comparison) -> str:
     return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
 
 
-def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, Result]:
+def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, RunResult]:
     """Of the first seed of each variant, where it has finished."""
     return {name: own[0].result for name, own in runs.items() if own[0].result}
 

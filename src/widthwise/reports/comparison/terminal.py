@@ -1,54 +1,51 @@
 """The main table of a comparison for a terminal of 100 columns."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from widthwise.records.comparison import Comparison
-from widthwise.records.record import Estimate, Variant
-from widthwise.reports.comparison.main_table import MAIN_COLUMNS, cells
+from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.estimate import Estimate
+from widthwise.reports.comparison.main_table import cells, main_columns, shown_verdict
 from widthwise.reports.page.formats import clean, fixed, ratio, shorten, signed
-from widthwise.reports.run.reading import parse_comparison
 
 _VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
 
 
-def comparison_table(comparison: Mapping[str, Any]) -> Table:
-    """The content of `comparison.json` as a table: values, and below each its interval or its ratio to the baseline.
-
-    Raises UserError where a key is missing or wrong.
-    """
-    record = parse_comparison(comparison)
-    table = Table(title=Text(clean(record.title)), caption=_caption(record), box=SIMPLE_HEAD, show_edge=False)
+def comparison_table(comparison: Comparison) -> Table:
+    """The content of `comparison.json` as a table: values, and below each its interval or its ratio to the baseline."""
+    table = Table(title=Text(clean(comparison.title)), caption=_caption(comparison), box=SIMPLE_HEAD, show_edge=False)
     table.padding, table.pad_edge = 0, False
     table.add_column("variant", overflow="fold", min_width=9, max_width=18)
-    for column in MAIN_COLUMNS:
+    columns = main_columns(comparison)
+    for column in filter(lambda column: column.short, columns):
         table.add_column(column.short, justify="right", no_wrap=True)
-        if column.key == "difference":
+        if column.is_signed:
             table.add_column("verdict", min_width=8)
-    for variant in record.variants:
-        table.add_row(*_row(variant, record))
+    for variant in comparison.variants:
+        table.add_row(*_row(variant, comparison))
     return table
 
 
 def _row(variant: Variant, comparison: Comparison) -> list[Text]:
-    below = {"val_loss": _ends(variant.val_loss, fixed), "difference": _ends(variant.difference, signed)}
     row = [Text(shorten(variant.name, 36))]
-    for column, cell in zip(MAIN_COLUMNS, cells(variant, comparison)):
+    for column, cell in zip(main_columns(comparison), cells(variant, comparison)):
+        if not column.short:
+            continue
         text = ratio(cell.ratio, sign="")
-        row.append(_stacked(cell.value, below.get(column.key, f"({text})" if text else "")))
-        if column.key == "difference":
-            row.append(Text(variant.verdict, style=_VERDICT_STYLES.get(variant.verdict, "")))
+        below = f"({text})" if text else "" if column.has_ratio else _ends(column.of_variant(variant), column.is_signed)
+        row.append(_stacked(cell.value, below))
+        if column.is_signed:
+            verdict = shown_verdict(variant)
+            row.append(Text(verdict, style=_VERDICT_STYLES.get(verdict, "")))
     return row
 
 
-def _ends(estimate: Estimate | None, show: Callable[[float | None, int], str]) -> str:
+def _ends(estimate: Estimate | None, is_signed: bool) -> str:
     """The ends of an interval with the three decimals a narrow column has room for."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
+    show = signed if is_signed else fixed
     return f"{show(estimate.low, 3)}…{show(estimate.high, 3)}"
 
 

@@ -8,8 +8,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from widthwise.records.comparison import Comparison, Trend
-from widthwise.records.record import Variant, finite
+from widthwise.records.comparison import Comparison, Trend, Variant
+from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend

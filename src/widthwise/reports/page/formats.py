@@ -6,7 +6,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
-from widthwise.records.record import Estimate
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import Quantity
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 _HUGE = 1e7
@@ -80,6 +81,14 @@ def fixed(value: float | None, n_decimals: int) -> str:
 def signed(value: float | None, n_decimals: int) -> str:
     """A difference: always with its sign."""
     return _shown(value, f"+.{n_decimals}f", "+.3e")
+
+
+def shown(value: float | None, quantity: Quantity) -> str:
+    """A quantity as tables show it."""
+    if quantity.n_decimals is None:
+        is_tiny = value is not None and 0 < abs(value) < 0.01
+        return f"{value:.2e}" if is_tiny else si(value)
+    return (signed if quantity.is_signed else fixed)(value, quantity.n_decimals)
 
 
 def _shown(value: float | None, usual: str, huge: str) -> str:

@@ -9,7 +9,7 @@ import jinja2
 from markupsafe import Markup
 
 from widthwise.files import write_atomic
-from widthwise.reports.page.formats import clean, printable, ratio
+from widthwise.reports.page.formats import capital, clean, printable, ratio
 from widthwise.reports.page.svg import Style, swatch
 
 _ENVIRONMENT = jinja2.Environment(
@@ -19,7 +19,7 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.filters |= {"clean": clean, "ratio": ratio}
+_ENVIRONMENT.filters |= {"clean": clean, "ratio": ratio, "capital": capital}
 
 
 @dataclass(frozen=True)

@@ -11,27 +11,20 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from widthwise.records.record import Cost, Variant, finite
+from widthwise.records.comparison import Variant
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import QUANTITIES, TITLES
+from widthwise.records.record import finite
 from widthwise.reports.page.curves import Curve, thin
 from widthwise.reports.page.formats import clean, interval, minus, ratio, shorten, si, signed, tick
 from widthwise.reports.page.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
 
-RATIO_NAMES = {
-    "params": "parameters",
-    "active_params": "active parameters",
-    "flops": "forward FLOPs",
-    "training_flops": "training FLOPs",
-    "average_width": "average width",
-    "kv_bytes": "KV bytes",
-    "activation_bytes": "activation bytes",
-    "tokens_per_second": "tokens/s",
-}
 _CURVE_INCHES = (5.4, 3.3)
 
 
 def matched_words(quantity: str | None) -> str:
     """ " at equal parameters", or nothing where nothing is equal."""
-    return "" if quantity in (None, "none") else f" at equal {RATIO_NAMES.get(quantity, clean(quantity))}"
+    return "" if quantity in (None, "none") else f" at equal {TITLES.get(quantity, clean(quantity))}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
     axes.tick_params(length=0)
 
 
-def width_figures(costs: Mapping[str, Cost], styles: Mapping[str, Style]) -> dict[str, Markup]:
+def width_figures(costs: Mapping[str, CostSummary], styles: Mapping[str, Style]) -> dict[str, Markup]:
     """Name -> width profile, all on one scale."""
     widest = max(max(cost.d_model, *cost.widths) for cost in costs.values())
     n_layers = max(len(cost.widths) for cost in costs.values())
@@ -128,7 +121,7 @@ def width_figures(costs: Mapping[str, Cost], styles: Mapping[str, Style]) -> dic
     }
 
 
-def _width_figure(key: str, name: str, cost: Cost, style: Style, widest: int, n_layers: int) -> Markup:
+def _width_figure(key: str, name: str, cost: CostSummary, style: Style, widest: int, n_layers: int) -> Markup:
     """One centred bar per layer, layer 1 at the bottom; `widest` and `n_layers` give all panels one scale."""
     widths = np.array(cost.widths, dtype=float)
     layers = np.arange(1, len(widths) + 1)
@@ -232,29 +225,35 @@ def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
 def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
     """What each variant costs relative to the baseline, one row per quantity. None where there is only the baseline."""
     compared = [variant for variant in variants if variant.name != baseline]
-    names = [name for name in RATIO_NAMES if any(variant.ratio.get(name) is not None for variant in compared)]
-    if not names:
+    reference = next((variant for variant in variants if variant.name == baseline), None)
+    ratios = {
+        each.bare_title: [None if reference is None else each.ratio(variant, reference) for variant in compared]
+        for each in QUANTITIES
+        if each.has_ratio
+    }
+    ratios = {title: own for title, own in ratios.items() if any(value is not None for value in own)}
+    if not ratios:
         return None
     offsets = np.linspace(-0.28, 0.28, len(compared)) if len(compared) > 1 else [0.0]
 
     def paint(axes: Axes) -> None:
         axes.axvline(1, color=INK, linewidth=1)
-        for variant, offset in zip(compared, offsets):
-            style, rows = styles[variant.name], np.arange(len(names)) + offset
-            values = [finite(variant.ratio.get(name)) for name in names]
+        for i, (variant, offset) in enumerate(zip(compared, offsets)):
+            style, rows = styles[variant.name], np.arange(len(ratios)) + offset
+            values = [finite(own[i]) for own in ratios.values()]
             axes.plot(values, rows, style.marker, color=style.colour, markersize=6.5, markeredgecolor=CARD)
-        for row in range(1, len(names)):
+        for row in range(1, len(ratios)):
             axes.axhline(row - 0.5, color=GRID, linewidth=0.7)
-        _paint_rows(axes, [RATIO_NAMES[name] for name in names], f"times the value of {shorten(baseline, 22)}")
+        _paint_rows(axes, list(ratios), f"times the value of {shorten(baseline, 22)}")
         axes.margins(x=0.1)
 
     parts = [
-        f"{shorten(v.name, 40)}: " + ", ".join(f"{RATIO_NAMES[n]} {ratio(v.ratio.get(n)) or '?'}" for n in names)
-        for v in compared
+        f"{shorten(v.name, 40)}: " + ", ".join(f"{title} {ratio(own[i]) or '?'}" for title, own in ratios.items())
+        for i, v in enumerate(compared)
     ]
     label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
     legend = line_legend({variant.name: styles[variant.name] for variant in compared})
-    return draw(key, label, (5.4, 1.1 + 0.42 * len(names)), paint, legend)
+    return draw(key, label, (5.4, 1.1 + 0.42 * len(ratios)), paint, legend)
 
 
 def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:

@@ -1,13 +1,16 @@
 """The tables of the reports as text cells; the page, LaTeX and the terminal only lay them out."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from widthwise.records.record import Compared, Cost, Estimate
-from widthwise.records.run import Result, Run
+from widthwise.records.comparison import Compared, Variant
+from widthwise.records.cost import CostSummary
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
+from widthwise.records.run import Run, RunResult
 from widthwise.reports.page.curves import Curve
-from widthwise.reports.page.formats import MISSING, clean, fixed, hidden_widths, plain, si, signed
+from widthwise.reports.page.formats import MISSING, clean, fixed, hidden_widths, plain, shown, signed
 
 
 @dataclass(frozen=True)
@@ -21,35 +24,19 @@ class Table:
     """Titles of further columns that hold words, which begin where their title does."""
 
 
-def cost_table(variants: Sequence[tuple[str, Cost]]) -> Table:
-    """Every number of the cost model, one column per variant."""
-    parts = sorted({part for _, cost in variants for part in cost.params}, key=_part_order)
-    rows = [[f"parameters, {part}", *(si(cost.params.get(part)) for _, cost in variants)] for part in parts]
-    for title, value in _COST_ROWS:
-        rows.append([title, *(value(cost) for _, cost in variants)])
-    return Table("Cost of each model", ["Quantity", *(clean(name) for name, _ in variants)], rows)
+def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
+    """What each model and its training cost: a row a quantity of which anything is known, a column a model."""
+    counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
+    values = {each: [each.value(model) for model in models.values()] for each in counted}
+    rows = [
+        [each.title, *(shown(value, each) for value in own)]
+        for each, own in values.items()
+        if any(value is not None for value in own)
+    ]
+    return Table("Cost of each model", ["Quantity", *map(clean, models)], rows)
 
 
-_PARTS = ("total", "active", "embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
-
-
-def _part_order(part: str) -> tuple[int, str]:
-    return (_PARTS.index(part) if part in _PARTS else len(_PARTS), part)
-
-
-_COST_ROWS: tuple[tuple[str, Callable[[Cost], str]], ...] = (
-    ("FLOPs per token, forward, full attention", lambda cost: si(cost.flops_per_token.forward)),
-    ("FLOPs per token, forward, causal attention", lambda cost: si(cost.flops_per_token.forward_causal)),
-    ("FLOPs per token, training", lambda cost: si(cost.flops_per_token.training)),
-    ("KV bytes per token", lambda cost: si(cost.kv_bytes_per_token)),
-    ("activation bytes per token", lambda cost: si(cost.activation_bytes_per_token)),
-    ("d_model", lambda cost: str(cost.d_model)),
-    ("average width", lambda cost: fixed(cost.average_width, 1)),
-    ("virtual width, times d_model", lambda cost: fixed(cost.virtual_width, 2)),
-)
-
-
-def layer_table(name: str, cost: Cost) -> Table:
+def layer_table(name: str, cost: CostSummary) -> Table:
     """Sizes per layer; neighbouring layers that are equal share a row."""
     hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
     columns = (cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden)
@@ -113,13 +100,24 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 def run_table(named: Mapping[str, Run]) -> Table:
     """Results, one row per run."""
-    header = ["Run", "seed", "status", "steps", "tokens", "train loss", "held-out loss", "perplexity", "bits per byte"]
-    return Table(
-        "Results", [*header, "tokens/s", "seconds", "parameters"], [_run_row(name, run) for name, run in named.items()]
-    )
+    columns = [*OF_RUNS.values(), OF_MODELS["params"]]
+    rows = [[clean(name), *_state(run), *_values(run, columns)] for name, run in named.items()]
+    return Table("Results", ["Run", "seed", "status", *(column.title for column in columns)], rows)
 
 
-def mtp_table(results: Mapping[str, Result]) -> Table | None:
+def _state(run: Run) -> list[str]:
+    return [MISSING, "unfinished"] if run.result is None else [plain(run.result.seed), clean(run.result.status)]
+
+
+def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
+    """Of an unfinished run only how far it has come."""
+    if run.result is None:
+        last = max((record["step"] for record in run.metrics), default=0)
+        return [str(last) if column.name == "steps" else MISSING for column in columns]
+    return [shown(column.of_run(run.result), column) for column in columns]
+
+
+def mtp_table(results: Mapping[str, RunResult]) -> Table | None:
     """Held-out losses of the further heads, one row per run that has some."""
     found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}
     if not found:
@@ -131,24 +129,3 @@ def mtp_table(results: Mapping[str, Result]) -> Table | None:
     ]
     header = ["Run", *(f"{k} after the next" for k in range(1, n_depths + 1))]
     return Table("Held-out loss of the further heads, by the token they predict", header, rows)
-
-
-def _run_row(name: str, run: Run) -> list[str]:
-    result = run.result
-    if result is None:
-        last = max((record["step"] for record in run.metrics), default=0)
-        return [clean(name), MISSING, "unfinished", str(last), *[MISSING] * 8]
-    return [
-        clean(name),
-        plain(result.seed),
-        clean(result.status),
-        plain(result.steps),
-        si(result.tokens),
-        fixed(result.train_loss, 4),
-        fixed(result.val_loss, 4),
-        fixed(result.val_perplexity, 2),
-        fixed(result.val_bits_per_byte, 4),
-        si(result.tokens_per_second),
-        fixed(result.wall_seconds, 1),
-        si(result.cost.params["total"]) if result.cost else MISSING,
-    ]

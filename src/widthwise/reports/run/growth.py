@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from widthwise.records.run import Certificate, Growth, Run
+from widthwise.records.certificate import Certificate
+from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, fixed, ratio, shorten, si, signed
 from widthwise.reports.page.html import Panel, legend, sequence
 from widthwise.reports.page.svg import Style
@@ -102,7 +103,7 @@ def _certified(certificate: Certificate) -> str:
 _NOUNS = {"growth": "growth", "grown": "growth", "baked": "bake", "padded": "padding"}
 
 
-def _sizes(growth: Growth) -> str:
+def _sizes(growth: GrowthRecord) -> str:
     return f"{si(growth.params_before)} to {si(growth.params_after)}"
 
 

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.records.record import finite
-from widthwise.records.run import Growth, Run
+from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.curves import Curve, by_step, mean_over_seeds
 from widthwise.reports.page.formats import MISSING, capital, fixed, shorten, tick
 from widthwise.reports.page.html import Panel
@@ -25,7 +25,7 @@ FEWEST_STEPS = 12
 class MeasuredGrowth:
     """A growth with its held-out losses."""
 
-    record: Growth
+    record: GrowthRecord
     before: float
     after: float
 
@@ -39,7 +39,7 @@ def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
     return found
 
 
-def held_out(run: Run, growth: Growth) -> tuple[float, float]:
+def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
     """Held out, before and after; NaN where nobody measured it. A verb measures none, but its source may have."""
     if growth.event == "growth":
         return finite(growth.loss_before), finite(growth.loss_after)

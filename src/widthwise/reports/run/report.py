@@ -67,7 +67,7 @@ def _page(runs: Sequence[Run]) -> str:
         virtual_width=virtual_width_section(results, chosen),
         growth=growth_section({name: [run] for name, run in named.items()}, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
-        cost_table=tables.cost_table(list(costs.items())),
+        cost_table=tables.cost_table(results),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
         environment_tables=_environments(named),
         recipes=[FoldedRecipe(name, run.path, run.config_yaml) for name, run in named.items()],

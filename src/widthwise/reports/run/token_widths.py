@@ -8,7 +8,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from widthwise.records.run import LayerWidths, Result, TokenWidths
+from widthwise.records.analysis import AnalysedModel
+from widthwise.records.run import RunResult
+from widthwise.records.token_widths import LayerWidths, TokenWidths
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw
@@ -25,9 +27,11 @@ class TokenWidthSection:
     token_tables: list[Table]
 
 
-def token_width_section(results: Mapping[str, Result], styles: Mapping[str, Style]) -> TokenWidthSection | None:
+def token_width_section(
+    models: Mapping[str, RunResult | AnalysedModel], styles: Mapping[str, Style]
+) -> TokenWidthSection | None:
     """None where no model has dynamic-width layers."""
-    found = {name: result.token_widths for name, result in results.items() if result.token_widths}
+    found = {name: model.token_widths for name, model in models.items() if model.token_widths}
     if not found:
         return None
     return TokenWidthSection(

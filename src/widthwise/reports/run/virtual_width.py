@@ -1,6 +1,6 @@
 """How models with hyper-connections use their stream: weights across depth, and what sublayers do to each slot."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm, to_rgba
 from numpy.typing import NDArray
 
+from widthwise.records.analysis import AnalysedModel
 from widthwise.records.record import finite
-from widthwise.records.run import Result, SiteSlots, VirtualWidth
+from widthwise.records.run import RunResult
+from widthwise.records.virtual_width import SiteSlots, VirtualWidth
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel, panels
@@ -34,9 +36,11 @@ class VirtualWidthSection:
     site_tables: list[Table]
 
 
-def virtual_width_section(results: Mapping[str, Result], styles: Mapping[str, Style]) -> VirtualWidthSection | None:
+def virtual_width_section(
+    models: Mapping[str, RunResult | AnalysedModel], styles: Mapping[str, Style]
+) -> VirtualWidthSection | None:
     """None where no model has hyper-connections."""
-    found = {name: result.virtual_width for name, result in results.items() if result.virtual_width}
+    found = {name: model.virtual_width for name, model in models.items() if model.virtual_width}
     if not found:
         return None
     top = float(max(np.nanmax(_proportions(each)) for each in found.values()))
@@ -84,7 +88,7 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
     return draw(key, label, (5.4, 3.9), paint)
 
 
-def _row_norms(table: list[list[float]] | Grid) -> Grid:
+def _row_norms(table: Sequence[Sequence[float]] | Grid) -> Grid:
     return np.linalg.norm(np.asarray(table), axis=1)
 
 
@@ -127,7 +131,7 @@ def _shade(axes: Axes, grid: Grid, style: Style, scale: Normalize, label: str) -
 
 
 def _tick_layers(
-    set_ticks: Callable[[list[float], list[str]], object], sites: list[SiteSlots], after_embedding: bool = False
+    set_ticks: Callable[[list[float], list[str]], object], sites: Sequence[SiteSlots], after_embedding: bool = False
 ) -> None:
     """Names layers, counted from 1, in the middle of their sublayers' cells; the embedding, before them, as 0."""
     cells: dict[str, list[int]] = {}

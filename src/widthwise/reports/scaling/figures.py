@@ -8,8 +8,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from widthwise.experiments.scaling.laws import LAWS
 from widthwise.records.record import finite
-from widthwise.records.scaling import Saving, Scaling, ScalingGroup
+from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
 from widthwise.reports.page.formats import clean, fixed, shorten, tick
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 
@@ -17,7 +18,7 @@ _N_CURVE_POINTS = 80
 _MOST_TICKS = 7
 
 
-def law_figure(scaling: Scaling, styles: Mapping[str, Style]) -> Markup:
+def law_figure(scaling: ScalingLaws, styles: Mapping[str, Style]) -> Markup:
     """Points and chosen curves on two logarithmic axes; arrows lead from the baseline's curve to where others are."""
     every = [point for group in scaling.groups for point in group.points]
     low, high = min(point.x for point in every), max(point.x for point in every)
@@ -64,13 +65,13 @@ def _paint_group(axes: Axes, group: ScalingGroup, style: Style, end: float | Non
     x = np.array([point.x for point in group.points])
     reached = [*x, *([] if end is None else [end])]
     dense = np.geomspace(min(reached) / 1.15, max(reached) * 1.15, _N_CURVE_POINTS)
-    curve = group.curve(dense)
-    fit = group.fits.get(group.chosen) if group.chosen else None
+    fit = group.chosen_fit
     if fit and fit.band:
         low, high = ([finite(value) for value in end] for end in (fit.band.low, fit.band.high))
         axes.fill_between(fit.band.x, low, high, color=style.colour, alpha=0.14, linewidth=0)
-    if curve is not None:
-        axes.plot(dense, curve, color=style.colour, linestyle=style.dash, linewidth=1.6)
+    if fit and group.chosen and fit.parameters:
+        values = np.array([finite(each.mean) for each in fit.parameters.values()])
+        axes.plot(dense, LAWS[group.chosen].y(values, dense), color=style.colour, linestyle=style.dash, linewidth=1.6)
     y = [point.y for point in group.points]
     axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor=CARD)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from widthwise.records.scaling import Fit, Saving, Scaling, read_scaling
+from widthwise.records.scaling import FittedLaw, Saving, ScalingLaws
 from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage, si
 from widthwise.reports.page.html import legend, panels, render, sequence, write_all
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
@@ -18,7 +18,7 @@ def write_scaling_report(folder: Path, out: Path | None = None) -> dict[str, Pat
     Returns {"html": ..., "fits": ..., "savings": ...}. Raises UserError where it is broken, before it writes anything.
     """
     folder, out = Path(folder), Path(out or folder)
-    scaling = read_scaling(folder)
+    scaling = ScalingLaws.read(folder)
     contents = {
         "html": ("report.html", _page(scaling)),
         "fits": ("fits.csv", fits_csv(scaling)),
@@ -27,8 +27,8 @@ def write_scaling_report(folder: Path, out: Path | None = None) -> dict[str, Pat
     return write_all(contents, out)
 
 
-def _page(scaling: Scaling) -> str:
-    chosen = styles([group.name for group in scaling.groups], scaling.baseline)
+def _page(scaling: ScalingLaws) -> str:
+    chosen = styles([group.name for group in scaling.groups], scaling.compared_with)
     chosen_fits = [group.fits.get(group.chosen) for group in scaling.groups if group.chosen]
     return render(
         "scaling/scaling.html",
@@ -49,17 +49,17 @@ def _page(scaling: Scaling) -> str:
     )
 
 
-def _question(scaling: Scaling) -> str:
+def _question(scaling: ScalingLaws) -> str:
     names = [clean(group.name) for group in scaling.groups]
     x, y = clean(scaling.x), clean(scaling.y)
-    if scaling.baseline is None:
+    if scaling.compared_with is None:
         return f"How does {y} of {sequence(names)} fall with {x}?"
-    others = [name for name in names if name != clean(scaling.baseline)]
+    others = [name for name in names if name != clean(scaling.compared_with)]
     need = "does" if len(others) == 1 else "do"
-    return f"With how much of the {x} of {clean(scaling.baseline)} {need} {sequence(others)} reach the same {y}?"
+    return f"With how much of the {x} of {clean(scaling.compared_with)} {need} {sequence(others)} reach the same {y}?"
 
 
-def _saving_table(scaling: Scaling) -> Table | None:
+def _saving_table(scaling: ScalingLaws) -> Table | None:
     """Curve and point side by side, a row for each group and law."""
     if not scaling.savings:
         return None
@@ -99,7 +99,7 @@ def _saving_cells(saving: Saving | None) -> list[str]:
     ]
 
 
-def _fits(scaling: Scaling) -> Iterator[tuple[str, str, Fit]]:
+def _fits(scaling: ScalingLaws) -> Iterator[tuple[str, str, FittedLaw]]:
     """Group, law with a star where it is drawn, and fit."""
     for group in scaling.groups:
         for law, fit in group.fits.items():
@@ -107,7 +107,7 @@ def _fits(scaling: Scaling) -> Iterator[tuple[str, str, Fit]]:
                 yield clean(group.name), law + (" *" if law == group.chosen else ""), fit
 
 
-def _fit_table(scaling: Scaling) -> Table:
+def _fit_table(scaling: ScalingLaws) -> Table:
     rows = [
         [name, law, clean(fit.form), fixed(fit.rms, 5), fixed(fit.r_squared, 4), clean(fit.reason or "") or MISSING]
         for name, law, fit in _fits(scaling)
@@ -120,7 +120,7 @@ def _fit_table(scaling: Scaling) -> Table:
     )
 
 
-def _symbol_table(scaling: Scaling) -> Table:
+def _symbol_table(scaling: ScalingLaws) -> Table:
     rows = [
         [name, law, clean(symbol), _digits(each.mean), f"{_digits(each.low)} to {_digits(each.high)}"]
         for name, law, fit in _fits(scaling)
@@ -136,7 +136,7 @@ def _digits(value: float | None) -> str:
     return MISSING if value is None else minus(f"{value:.4g}")
 
 
-def _point_table(scaling: Scaling) -> Table:
+def _point_table(scaling: ScalingLaws) -> Table:
     rows = [
         [clean(group.name), clean(point.name), f"{point.x:.4g}", fixed(point.y, 4), si(point.n_seeds)]
         for group in scaling.groups
@@ -145,7 +145,7 @@ def _point_table(scaling: Scaling) -> Table:
     return Table("Points", ["Group", "point", clean(scaling.x), clean(scaling.y), "seeds"], rows, words={"point"})
 
 
-def fits_csv(scaling: Scaling) -> str:
+def fits_csv(scaling: ScalingLaws) -> str:
     """One row for each symbol of each fit, at full precision."""
     return csv_rows(
         [
@@ -169,7 +169,7 @@ def fits_csv(scaling: Scaling) -> str:
     )
 
 
-def savings_csv(scaling: Scaling) -> str:
+def savings_csv(scaling: ScalingLaws) -> str:
     """One row for each saving, at full precision."""
     return csv_rows(
         [

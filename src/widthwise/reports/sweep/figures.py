@@ -7,8 +7,9 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.record import Estimate, finite
-from widthwise.records.sweep import FinishedPoint, Range, Sweep
+from widthwise.records.estimate import Estimate
+from widthwise.records.record import finite
+from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.page.formats import capital, clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.plots import label_axes
@@ -43,7 +44,8 @@ def group_figures(sweep: Sweep, styles: Mapping[str, Style]) -> GroupFigures:
     for number, group in enumerate(sweep.groups):
         if not _finished(sweep, group):
             continue
-        axes = {key: axis for key, axis in sweep.axes.get(group, {}).items() if isinstance(axis, Range) or axis[1:]}
+        varied = sweep.axes.get(group, {})
+        axes = {key: axis for key, axis in varied.items() if isinstance(axis, SearchedRange) or axis[1:]}
         match list(axes.items()):
             case [(first, list(rows)), (second, list(columns))]:
                 maps = found.maps if min(len(rows), len(columns)) <= MOST_NARROW_COLUMNS else found.wide_maps

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from widthwise.records.run import Run
-from widthwise.records.sweep import FinishedPoint, Range, Sweep, read_sweep
+from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.page import plots, tables
@@ -27,7 +27,7 @@ def write_sweep_report(folder: Path, out: Path | None = None) -> dict[str, Path]
     something is broken, before it writes anything.
     """
     folder, out = Path(folder), Path(out or folder)
-    sweep = read_sweep(folder)
+    sweep = Sweep.read(folder)
     runs = {
         point.name: [read_run(folder / path, path) for path in point.runs if RunDir(folder / path).exists]
         for point in sweep.variants
@@ -62,7 +62,7 @@ def _page(sweep: Sweep, runs: Runs) -> str:
         curves=panels({"Held-out loss by step": _curve_figure(sweep, runs, chosen)}),
         axis_table=_axis_table(sweep),
         seed_table=tables.seed_table(sweep),
-        cost_table=tables.cost_table([(point.name, point.cost) for point in sweep.variants]),
+        cost_table=tables.cost_table({point.name: point for point in sweep.variants}),
         environment_table=tables.environment_table(sweep.environment),
         study_table=_study_table(sweep),
         n_elsewhere=sum(len(point.runs) - len(runs[point.name]) for point in sweep.variants),
@@ -129,8 +129,8 @@ def _axis_table(sweep: Sweep) -> tables.Table | None:
     )
 
 
-def _values(axis: list | Range) -> str:
-    if isinstance(axis, Range):
+def _values(axis: list | SearchedRange) -> str:
+    if isinstance(axis, SearchedRange):
         return f"from {axis.low:g} to {axis.high:g}{', on a logarithmic scale' if axis.log else ''}"
     return ", ".join(map(plain, axis))
 

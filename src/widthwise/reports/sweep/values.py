@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from widthwise.records.record import Estimate
-from widthwise.records.sweep import FinishedPoint, Range, Sweep
+from widthwise.records.estimate import Estimate
+from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.page.formats import clean, fixed, plain, shorten, signed, tick
 
 _WIDE_RANGE = 8.0
@@ -50,12 +50,12 @@ def _is_number(value: Any) -> bool:
 class Scale:
     """Where values of one key stand on an axis: numbers at their place, everything else in the given order."""
 
-    def __init__(self, axis: list[Any] | Range):
+    def __init__(self, axis: list[Any] | SearchedRange):
         self.values = axis if isinstance(axis, list) else []
-        ends = [axis.low, axis.high] if isinstance(axis, Range) else list(axis)
+        ends = [axis.low, axis.high] if isinstance(axis, SearchedRange) else list(axis)
         self.is_numeric = bool(ends) and all(map(_is_number, ends))
         is_wide = self.is_numeric and min(ends) > 0 and max(ends) > _WIDE_RANGE * min(ends)
-        self.is_log = axis.log if isinstance(axis, Range) else is_wide
+        self.is_log = axis.log if isinstance(axis, SearchedRange) else is_wide
         self._ends = (min(ends), max(ends)) if self.is_numeric else (0.0, len(self.values) - 1.0)
 
     def at(self, value: Any) -> float:
@@ -83,7 +83,7 @@ class Scale:
 def scale_of(sweep: Sweep, key: str, groups: Sequence[str]) -> Scale:
     """One for all groups that vary the key."""
     axes = [sweep.axes[group][key] for group in groups]
-    if isinstance(axes[0], Range):
+    if isinstance(axes[0], SearchedRange):
         return Scale(axes[0])
     every = [value for axis in axes if isinstance(axis, list) for value in axis]
     distinct = [value for i, value in enumerate(every) if value not in every[:i]]

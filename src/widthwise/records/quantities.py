@@ -1,0 +1,259 @@
+"""The table of quantities: all that tables, figures, CSV, trends and fits know of a model, a run or a variant.
+
+A further quantity is one entry of QUANTITIES: everything above reads it there.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from widthwise.records.comparison import Variant
+from widthwise.records.cost import PARTS, CostSummary, sum_of
+from widthwise.records.estimate import Estimate
+from widthwise.records.record import Number, finite
+from widthwise.records.run import RunResult
+
+
+@dataclass(frozen=True)
+class Quantity(ABC):
+    """Something that can be said of every model or of every run."""
+
+    name: str
+    """In recipes, on the command line, among ratios and, unless `column` says otherwise, in CSV."""
+    title: str
+    """In tables and figures, with its unit."""
+    read: Callable[[Any], Number | None] = field(repr=False)
+    """Where a record keeps it; None where that says nothing of it."""
+    n_decimals: int | None = None
+    """None: three significant digits with a decimal prefix."""
+    note: str = ""
+    """What it is, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
+    short: str = ""
+    """Its title in the main table on a terminal, which has no room for those without one."""
+    column: str = ""
+    is_main: bool = False
+    """Whether it stands in the main table of a comparison."""
+    is_loss: bool = False
+    """Whether it says how good a model is, so that laws can be fitted to it."""
+    has_ratio: bool = False
+    """Whether variants are compared by how many times the baseline's it is."""
+    is_cost: bool = False
+    """Of what training found: whether it stands in tables of costs."""
+    is_speed: bool = False
+    """Whether other work of the machine changes it."""
+    is_signed: bool = False
+    """Whether it is a difference, shown with its sign."""
+
+    @property
+    def csv_column(self) -> str:
+        return self.column or self.name
+
+    @property
+    def bare_title(self) -> str:
+        """For ratios, which have no unit."""
+        return self.title.replace(" per token", "")
+
+    def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
+        """One value a seed; NaN where a run says nothing of it."""
+        return [finite(self.of_run(result)) for result in results]
+
+    @abstractmethod
+    def of_run(self, result: RunResult) -> Number | None:
+        """None where the run says nothing of it."""
+
+    @abstractmethod
+    def of_variant(self, variant: Variant) -> Estimate | None:
+        """None where the variant says nothing of it; without an interval where it is the same for all seeds."""
+
+    def value(self, subject: Variant | RunResult) -> float | None:
+        """Of a run, or the mean over seeds."""
+        if isinstance(subject, RunResult):
+            return self.of_run(subject)
+        estimate = self.of_variant(subject)
+        return None if estimate is None else estimate.mean
+
+    def ratio(self, variant: Variant, baseline: Variant) -> float | None:
+        """Over the baseline's; as the comparison recorded it, or else of the means."""
+        if self.name in variant.ratio:
+            return variant.ratio[self.name]
+        own, other = finite(self.value(variant)), finite(self.value(baseline))
+        return own / other if other and own == own and other == other else None
+
+
+class OfModel(Quantity):
+    """Counted from the config of the last model: `read` takes a CostSummary."""
+
+    def of_cost(self, cost: CostSummary) -> Number:
+        """Of a model whose costs were just counted, and so are all known."""
+        value = self.read(cost)
+        assert value is not None
+        return value
+
+    def of_run(self, result: RunResult) -> Number | None:
+        return self.read(result.cost)
+
+    def of_variant(self, variant: Variant) -> Estimate | None:
+        value = self.read(variant.cost)
+        return None if value is None else Estimate(mean=value)
+
+
+class OfRun(Quantity):
+    """Found by training: `read` takes a RunResult."""
+
+    def of_run(self, result: RunResult) -> Number | None:
+        return self.read(result)
+
+    def of_variant(self, variant: Variant) -> Estimate | None:
+        return variant.measured.get(self.name) or getattr(variant, self.name, None)
+
+
+class OfPair(Quantity):
+    """Found by comparing a variant with the baseline: `read` takes a Variant."""
+
+    def of_run(self, result: RunResult) -> Number | None:
+        return None
+
+    def of_variant(self, variant: Variant) -> Estimate | None:
+        return self.read(variant)  # pyright: ignore
+
+
+def _params(part: str) -> Callable[[CostSummary], Number | None]:
+    return lambda cost: cost.params.get(part)
+
+
+def _flops(part: str) -> Callable[[CostSummary], Number | None]:
+    return lambda cost: cost.flops_by_part.get(part)
+
+
+QUANTITIES: Sequence[Quantity] = (
+    OfRun("steps", "steps", lambda run: run.steps, 0),
+    OfRun("tokens", "tokens", lambda run: run.tokens),
+    OfRun("train_loss", "training loss", lambda run: run.train_loss, 4, is_loss=True),
+    OfRun(
+        "val_loss",
+        "held-out loss",
+        lambda run: run.val_loss,
+        4,
+        "Mean over seeds of the cross-entropy per token on held-out text, in nats; below it the {confidence} interval "
+        "of that mean over seeds (Student's t). Lower is better.",
+        "loss",
+        is_main=True,
+        is_loss=True,
+    ),
+    OfPair(
+        "difference",
+        "difference",
+        lambda variant: variant.difference,
+        4,
+        "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} interval "
+        "(Student's t times a bootstrap standard error over seeds and held-out windows together). Negative is better.",
+        "diff",
+        is_main=True,
+        is_signed=True,
+    ),
+    OfRun("val_perplexity", "perplexity", lambda run: run.val_perplexity, 2),
+    OfRun(
+        "val_bits_per_byte",
+        "bits per byte",
+        lambda run: run.val_bits_per_byte,
+        4,
+        "Held-out loss divided by ln 2 and by the bytes per token: comparable between tokenizers.",
+        "bits/B",
+        is_main=True,
+        is_loss=True,
+        has_ratio=True,
+    ),
+    OfModel(
+        "params",
+        "parameters",
+        _params("total"),
+        None,
+        "All parameters, embedding and head included.",
+        "params",
+        is_main=True,
+        has_ratio=True,
+    ),
+    *(OfModel(f"params_{part}", f"parameters, {part}", _params(part)) for part in PARTS),
+    OfModel(
+        "layer_params",
+        "parameters, layers without norms",
+        lambda cost: sum_of(cost.params, ("attention", "ffn", "residual")),
+    ),
+    OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
+    OfModel(
+        "flops",
+        "FLOPs per token",
+        lambda cost: cost.flops_per_token.forward,
+        None,
+        "Forward pass at the recipe's sequence length with full attention (every token attends to all positions), as "
+        "papers count it. Causal counting, which needs half of that part, is in the cost table.",
+        "FLOPs",
+        "flops_per_token_forward",
+        is_main=True,
+        has_ratio=True,
+    ),
+    *(OfModel(f"flops_{part}", f"FLOPs per token, {part}", _flops(part)) for part in PARTS),
+    OfModel(
+        "flops_causal",
+        "FLOPs per token, causal attention",
+        lambda cost: cost.flops_per_token.forward_causal,
+        column="flops_per_token_forward_causal",
+        has_ratio=True,
+    ),
+    OfModel(
+        "flops_training",
+        "FLOPs per token, training",
+        lambda cost: cost.flops_per_token.training,
+        column="flops_per_token_training",
+    ),
+    OfModel("d_model", "d_model", lambda cost: cost.d_model, 0),
+    OfModel(
+        "average_width",
+        "average width",
+        lambda cost: cost.average_width,
+        1,
+        "Mean over layers of the width of the layer.",
+        "width",
+        is_main=True,
+        has_ratio=True,
+    ),
+    OfModel("stream_width", "width of the stream", lambda cost: cost.stream_width, 0),
+    OfModel("virtual_width", "virtual width, times d_model", lambda cost: cost.virtual_width, 2),
+    OfModel(
+        "kv_bytes",
+        "KV bytes per token",
+        lambda cost: cost.kv_bytes_per_token,
+        None,
+        "Key and value cache of one token over all layers, in bf16.",
+        "KV B",
+        "kv_bytes_per_token",
+        is_main=True,
+        has_ratio=True,
+    ),
+    OfModel(
+        "activation_bytes",
+        "activation bytes per token",
+        lambda cost: cost.activation_bytes_per_token,
+        column="activation_bytes_per_token",
+        has_ratio=True,
+    ),
+    OfRun(
+        "tokens_per_second",
+        "tokens per second",
+        lambda run: run.tokens_per_second,
+        None,
+        "Training throughput on the machine named under Environment, mean over seeds. An asterisk: other processes "
+        "used the machine meanwhile, so that it is not comparable.",
+        "tok/s",
+        is_main=True,
+        has_ratio=True,
+        is_speed=True,
+    ),
+    OfRun("wall_seconds", "seconds", lambda run: run.wall_seconds, 1),
+    OfRun("training_flops", "training FLOPs", lambda run: run.training_flops, has_ratio=True, is_cost=True),
+)
+
+OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
+OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
+TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}

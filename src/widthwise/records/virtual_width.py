@@ -1,0 +1,44 @@
+"""How a model with hyper-connections uses its stream."""
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import pydantic
+
+from widthwise.records.record import Known, Record
+
+
+class SiteSlots(Record):
+    """What one sublayer reads and writes of a stream of slots; tables have a row a slot."""
+
+    name: str
+    reach: Sequence[float]
+    """Weights of the embedding and of every sublayer before."""
+    reach_sd: Sequence[float]
+    mean_distance: Known
+    plain_distance: float
+    """What the distance would be with equal weights."""
+    read: Sequence[Sequence[float]]
+    carry: Sequence[Sequence[float]]
+    write: Sequence[Sequence[float]]
+    sd: Mapping[str, Sequence[float]]
+
+
+class VirtualWidth(Record):
+    """How a model with hyper-connections uses its stream."""
+
+    n_tokens: int
+    n_slots: int
+    slot_width: int
+    dynamic: bool | None = None
+    """Whether coefficients depend on the token."""
+    sites: Sequence[SiteSlots] = pydantic.Field(min_length=1)
+
+    @pydantic.model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        for i, site in enumerate(self.sites):
+            if not len(site.reach) == len(site.reach_sd) == i + 1:
+                raise ValueError(f"sites.{i}.reach: expected {i + 1} weights, one for each source")
+            if {len(site.read), len(site.carry), len(site.write)} != {self.n_slots}:
+                raise ValueError(f"sites.{i}: expected tables of n_slots = {self.n_slots} rows")
+        return self
