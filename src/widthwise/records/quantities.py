@@ -252,6 +252,8 @@ QUANTITIES: Sequence[Quantity] = (
     ),
     OfRun("wall_seconds", "seconds", lambda run: run.wall_seconds, 1),
     OfRun("training_flops", "training FLOPs", lambda run: run.training_flops, has_ratio=True, is_cost=True),
+    OfRun("pflops_days", "PFLOP/s-days", lambda run: run.pflops_days, is_main=True, is_cost=True),
+    OfRun("peak_memory_bytes", "peak memory in bytes", lambda run: run.peak_memory_bytes, is_main=True, is_cost=True),
 )
 
 OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from widthwise.records.comparison import Compared, Variant
 from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN
 from widthwise.records.quantities import QUANTITIES, Quantity
-from widthwise.reports.page.formats import MISSING, TIMES, clean, counted, interval, percentage, shown
+from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _is_known(quantity: Quantity, comparison: Compared) -> bool:
 def notes(comparison: Compared) -> list[str]:
     """The footnotes of the main table: one per column, one for the verdict, one for the ratios."""
     words = {"confidence": percentage(comparison.confidence), "baseline": clean(comparison.baseline or "")}
-    found = [column.note for column in main_columns(comparison)]
+    found = [column.note or f"{capital(column.title)}." for column in main_columns(comparison)]
     if comparison.baseline_variant:
         found += [VERDICT_NOTE, RATIO_NOTE]
     if not has_intervals(comparison):
