@@ -12,7 +12,6 @@ import pytest
 from fake_scaling import SHARE, SIZES, law, scaling_data, write_scaling
 
 from widthwise.config_io import UserError
-from widthwise.records.scaling import ScalingGroup
 from widthwise.reports.scaling.figures import round_steps
 from widthwise.reports.scaling.report import write_scaling_report
 
@@ -50,23 +49,6 @@ def test_only_the_savings_of_the_drawn_law_have_an_arrow(tmp_path: Path) -> None
     page = page_of(tmp_path, data)
     assert "of what uniform needs" not in page
     assert "<td>80.0%</td>" in page
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "expected"),
-    [
-        ("power", {"a": 3.0, "b": 0.5}, [3.0, 1.5, 0.75]),
-        ("power_irreducible", {"e": 1.0, "a": 3.0, "b": 0.5}, [4.0, 2.5, 1.75]),
-        ("log_linear", {"slope": -0.5, "intercept": 3.0}, [3.0, 2.0, 1.0]),
-    ],
-)
-def test_curves_are_those_of_the_laws(kind: str, values: dict[str, float], expected: list[float]) -> None:
-    fit = {"form": "", "parameters": {symbol: {"mean": value} for symbol, value in values.items()}}
-    points = [{"name": "p", "x": 1.0, "y": 1.0}]
-    group = ScalingGroup.model_validate({"name": "g", "points": points, "fits": {kind: fit}, "chosen": kind})
-    curve = group.curve(np.array([1.0, 4.0, 16.0]))
-    assert curve is not None
-    assert curve.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_group_without_a_fit_shows_its_points(tmp_path: Path) -> None:
