@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from widthwise.analysis.token_widths.groups import class_means, frequency_deciles, token_class
+from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles, token_class
 from widthwise.data.tokenizer import ByteTokenizer
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from widthwise.analysis.token_widths.correlation import correlations
+from widthwise.analysis.dynamic_width.correlation import correlations
 
 
 def planted(slope, n_windows=60, seq_len=50, seed=0):

@@ -7,7 +7,7 @@ from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.analysis.token_widths.meter import WidthMeter
+from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.config_io import parse, to_data
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut

@@ -6,7 +6,7 @@ import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
 from tiny_runs import tiny_recipe
 
-from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
 from widthwise.training.validation import validate

@@ -13,7 +13,7 @@ from widthwise.analysis.moments import Moments
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
-from widthwise.model.evaluating import evaluating
+from widthwise.model.eval_mode import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
 from widthwise.model.residual.interface import Site, Stream
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.model.decoder import Decoder
-from widthwise.model.evaluating import evaluating
+from widthwise.model.eval_mode import evaluating
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Numbers; positions are taken in chunks whose logits are no more than that."""

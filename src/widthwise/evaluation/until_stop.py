@@ -6,7 +6,7 @@ import torch
 
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.model.decoder import Decoder
-from widthwise.model.evaluating import evaluating
+from widthwise.model.eval_mode import evaluating
 from widthwise.model.generate import SamplingConfig, stream_tokens
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.token_widths import dynamic_layers, forced_fractions
+from widthwise.model.dynamic_layers import dynamic_layers, forced_fractions
 from widthwise.sizes import Count
 
 

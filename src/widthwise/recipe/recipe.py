@@ -15,7 +15,7 @@ from widthwise.data.prepared import PreparedData
 from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
-from widthwise.model.token_widths import dynamic_layers
+from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.token_widths import dynamic_layers, flops_shares
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares
 
 
 class _Budget(Config, ABC):

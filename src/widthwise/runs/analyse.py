@@ -15,7 +15,7 @@ from widthwise.data.documents import Corpus
 from widthwise.data.held_out import HeldOut, TokenisedText
 from widthwise.data.loader import count_windows
 from widthwise.data.readers import read_documents
-from widthwise.model.evaluating import repeatable
+from widthwise.model.eval_mode import repeatable
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.runs.analysed_models import LoadedModel, ModelSource, model_source
 from widthwise.runs.analysed_text import Excerpt, excerpt

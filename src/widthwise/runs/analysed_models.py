@@ -22,7 +22,7 @@ from widthwise.files import read_json_mapping
 from widthwise.interop.fields import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, token_named
 from widthwise.model.decoder import Decoder
-from widthwise.model.token_widths import dynamic_layers
+from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import held_out_text

@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from widthwise.analysis.token_widths.relations import analyse_widths
+from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.held_out import HeldOut
 from widthwise.model.config import cost_summary, pflops_days

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
+from widthwise.model.dynamic_layers import dynamic_modules
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.token_widths import dynamic_modules
 
 
 class _Reported(NamedTuple):

@@ -10,8 +10,8 @@ from widthwise.config_io import UserError
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions, width_fractions
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.token_widths import dynamic_layers, flops_shares, forced_fractions, width_fractions
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.recipe import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from widthwise.analysis.token_widths.meter import WidthMeter
+from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
-from widthwise.model.evaluating import evaluating
+from widthwise.model.eval_mode import evaluating
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
 

@@ -9,7 +9,7 @@ from widthwise.reports.analysis.tables import layer_table, summary_table
 from widthwise.reports.page.formats import clean, fixed, si
 from widthwise.reports.page.html import legend, render, sequence
 from widthwise.reports.page.svg import styles
-from widthwise.reports.run.token_widths import token_width_section
+from widthwise.reports.run.dynamic_width import token_width_section
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 

@@ -15,9 +15,9 @@ from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_ov
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
+from widthwise.reports.run.dynamic_width import token_width_section
 from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.run.reading import read_run
-from widthwise.reports.run.token_widths import token_width_section
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 

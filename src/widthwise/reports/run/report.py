@@ -13,9 +13,9 @@ from widthwise.reports.page.curves import by_step, further_heads
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.page.svg import Style, styles
+from widthwise.reports.run.dynamic_width import token_width_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.reading import read_run
-from widthwise.reports.run.token_widths import token_width_section
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 _CURVES = (

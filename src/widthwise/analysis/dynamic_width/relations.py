@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from widthwise.analysis.token_widths.correlation import correlations
-from widthwise.analysis.token_widths.groups import class_means, frequency_deciles
-from widthwise.analysis.token_widths.meter import NO_SPREAD
+from widthwise.analysis.dynamic_width.correlation import correlations
+from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles
+from widthwise.analysis.dynamic_width.meter import NO_SPREAD
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
-from widthwise.model.evaluating import evaluating
-from widthwise.model.token_widths import dynamic_layers, flops_shares, forced_fractions, width_fractions
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions, width_fractions
+from widthwise.model.eval_mode import evaluating
 
 SAMPLE_TOKENS = 16_384
 """Tokens the analysis looks at: whole windows from the front of the validation text, at least one."""

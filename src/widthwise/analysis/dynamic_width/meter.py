@@ -11,9 +11,9 @@ from torch import Tensor
 from widthwise.analysis.moments import Moments
 from widthwise.model.compiling import is_compiled
 from widthwise.model.decoder import Decoder
+from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, dynamic_modules, flops_shares, width_fractions
 from widthwise.model.ffn.dynamic import DynamicWidth
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.token_widths import DynamicLayer, dynamic_layers, dynamic_modules, flops_shares, width_fractions
 
 N_BINS = 32
 NEAR = 0.01
