@@ -5,8 +5,8 @@ from typing import ClassVar, Self
 
 import pydantic
 
+from widthwise.records.dynamic_width import TokenWidths
 from widthwise.records.record import Known, Record, StoredRecord
-from widthwise.records.token_widths import TokenWidths
 from widthwise.records.virtual_width import VirtualWidth
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
+from widthwise.records.dynamic_width import TokenWidths
 from widthwise.records.record import Known, Number, Record, StoredRecord
-from widthwise.records.token_widths import TokenWidths
 from widthwise.records.virtual_width import VirtualWidth
 
 

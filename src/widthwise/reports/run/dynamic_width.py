@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from widthwise.records.analysis import AnalysedModel
+from widthwise.records.dynamic_width import LayerWidths, TokenWidths
 from widthwise.records.run import RunResult
-from widthwise.records.token_widths import LayerWidths, TokenWidths
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw
