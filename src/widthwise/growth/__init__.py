@@ -1,15 +1,15 @@
-"""Function-preserving growth: a model becomes a larger one that computes the same. Source: arXiv:2308.06103.
+"""Function-preserving growth: a larger model that computes the same function. Source: arXiv:2308.06103.
 
-The config of a feed-forward or residual says what it keeps and which sizes grow; the algebra is here. Where to read, in
-the order in which a growth happens:
+The config of a feed-forward or residual declares what it keeps and which sizes may grow; the algebra is here. Reading
+order, which is the order in which a growth happens:
 
-1. `resized`: a config with some sizes changed, which is all that a growth is asked for.
+1. `resized`: the requested config, for requests by size (`--d-model 96`) instead of by recipe.
 2. `maps`: where entries come from, one index per axis (`axis_map`): layers and blocks (`correspondence`), coordinates
    of the residual stream (`stream`), heads (`attention`).
-3. `target`: the grown config, which has the sizes asked for and the constants of the old model (`model`).
-4. `plan`: what becomes of every tensor (`tensor_plan`), from the names of its axes (`rules`; `slots` for the tables of
-   hyper-connections); what is new (`added`) and how it is filled (`fresh`). `model_plan` puts them together:
-   `plan_growth` is the way in.
-5. `describe`: a growth in words. `certify`: the two models compared. `optimizer_state`: moments, carried along.
-6. `pad` and `bake`: sizes rounded up with zeros, and the constants of a grown model in their usual form.
+3. `target`: the grown config: the requested sizes with the constants of the old model (`model`).
+4. `plan`: how each tensor is made (`tensor_plan`), from the names of its axes (`rules`; `slots` for the tables of
+   hyper-connections); which parameters are new (`added`) and how new entries are filled (`fresh`). `model_plan` puts
+   them together; its `plan_growth` is the entry point.
+5. `describe`: the growth in words. `certify`: old and grown model compared. `optimizer_state`: moments carried over.
+6. `pad` and `bake`: sizes rounded up with zeros; the constants of a grown model brought back to their usual form.
 """

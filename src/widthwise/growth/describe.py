@@ -1,4 +1,4 @@
-"""A growth in words: the expansions it consists of, and the constants that are not what its recipe says."""
+"""A growth in words: its expansions, and the constants that differ from what its recipe says."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from widthwise.model.layer import LayerConfig
 
 
 def expansions(plan: Plan) -> list[str]:
-    """One line for each expansion, with all layers that it is the same in."""
+    """One line for each expansion, naming all layers to which it applies."""
     old, new = plan.old, plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
 
@@ -50,7 +50,7 @@ def _named(layers: list[int]) -> str:
 
 
 def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
-    """What is of no layer."""
+    """Changes outside the layers."""
     if new.d_model != old.d_model:
         yield f"embedding and head: width {old.d_model} -> {new.d_model} (hidden dimension expansion)"
     yield from new.residual.growth_in_words(old.residual)
@@ -105,15 +105,15 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Kept:
-    """A number of a grown model that is not what its recipe says."""
+    """A constant of a grown model that differs from what its recipe says."""
 
     where: str
-    """ "layers 0-3", or empty."""
+    """The layers, as in "layers 0-3"; empty for the model itself."""
     path: str
-    """In the config of the layer or of the model."""
+    """Dotted path in the config of the layer or of the model."""
     value: Any
     is_kept: bool
-    """Whether the old model has the same number."""
+    """Whether the old model has the same value."""
     wanted: Any
     """What the recipe says."""
 
@@ -124,13 +124,13 @@ class Kept:
 
     @property
     def change(self) -> str:
-        """Where the recipe's number is taken: what the function's number was and is."""
+        """The line for taking the recipe's value after all: value that preserves the function -> recipe's value."""
         where = f"{self.where}: " if self.where else ""
         return f"{where}{self.path} {_shown(self.value)} -> {_shown(self.wanted)}"
 
     @property
     def is_baked(self) -> bool:
-        """Whether `widthwise bake` folds it into weights."""
+        """Whether `widthwise bake` folds it into the weights."""
         return self.path.rpartition(".")[2] in BAKED
 
 
@@ -138,7 +138,7 @@ BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "
 
 
 def kept_constants(plan: Plan, wanted: ModelConfig) -> list[Kept]:
-    """Everything in which the grown model differs from the one that was asked for. Sizes never do."""
+    """Everything in which the grown config differs from the requested one, which is constants only, never sizes."""
     old, new, asked = (to_data(model) for model in (plan.old, plan.new, wanted))
     by_layer = [data.pop("layers") for data in (old, new, asked)]
     layers: dict[tuple[str, str], tuple[Kept, list[int]]] = {}
@@ -156,7 +156,7 @@ def _content(constant: Kept) -> tuple[str, Any, bool, Any]:
 
 
 def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[Kept]:
-    """Leaf by leaf. old: what the old model has there, None where it has nothing."""
+    """The leaves that differ. old: the old model's value at the same path, None if it has none."""
     if isinstance(new, dict) and isinstance(wanted, dict) and new.keys() == wanted.keys():
         for key in new:
             before = old.get(key) if isinstance(old, dict) else None

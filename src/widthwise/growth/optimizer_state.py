@@ -1,7 +1,7 @@
-"""The state of AdamW or Muon for a grown or baked model, from that of the model before.
+"""The AdamW or Muon state of a grown or baked model, from the state of the old one.
 
-What follows from the gradients is exact: where an entry is multiplied by c its gradient is divided by c, and n equal
-copies of an entry share its gradient. What new entries start with is a choice.
+For old entries it is exact: multiplying an entry by c divides its gradient by c, and n equal copies of an entry share
+its gradient. What new entries start with is a choice (`Reset`).
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,22 @@ from widthwise.model.decoder import blueprint
 from widthwise.model.mup import parameter_groups
 
 State = dict[str, dict[str, Tensor]]
-"""By parameter: exp_avg, exp_avg_sq and step of AdamW, or momentum_buffer of Muon."""
+"""By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
 Reset = Literal["none", "new", "all"]
 
 
 def grown_state(plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:
-    """The state of the new model. An optimizer begins at step 0 with tensors that get none: those of which no entry is
-    old, and matrices that Muon had and gives to AdamW, as those of a feed-forward that became experts.
+    """The optimizer state of the new model. Moments of old entries scale as their gradients do, and `step` is kept.
 
-    Moments of old entries are divided as their gradients are, and `step` is kept. reset `none`: the first moments and
-    the momentum of new entries are 0, their second moments the mean of the old ones of the tensor. With 0 there, as
-    with `new`, Adam's bias correction, which follows `step`, would not make up for it: after betas (0.9, 0.999) a new
-    entry first moves at 3.2 times the rate and then at up to 6.6 times, with (0.9, 0.95) at most at 1.1 times, so that
-    the rate should warm up again. `all`: no state at all, as at the start of a run.
+    reset, what new entries start with:
+    - `none`: first moments and momentum 0; second moments at the mean of the old ones in the same tensor.
+    - `new`: second moments 0 as well. Adam's bias correction follows `step` and does not make up for that: with betas
+      (0.9, 0.999) a new entry first moves at 3.2 times the learning rate, then at up to 6.6 times; with (0.9, 0.95) at
+      1.1 times at most. The rate should warm up again.
+    - `all`: no state for any parameter, as at the start of a run.
+
+    Tensors without an old entry get no state, nor do matrices that move from Muon to AdamW, such as those of a
+    feed-forward that became experts; the optimizer starts them at step 0.
     """
     if reset == "all":
         return {}
@@ -58,18 +61,19 @@ def _carried(plan: TensorPlan | Split, state: Mapping[str, Tensor], keeps_size: 
 
 
 def _moment_factors(plan: TensorPlan | Split) -> tuple[float, float]:
-    """What growth multiplies first moments and momenta by, and second moments.
+    """The factors of first moments (and momentum), and of second moments.
 
-    Copies that get different parts of a gradient are taken to get independent ones, whose squares add up.
+    Copies whose parts of a gradient differ are assumed to have independent ones, so that their squares add up to the
+    old square; equal parts are each 1 / n_copies of the old gradient.
     """
     first = 1 / (plan.scale * plan.n_copies)
     return first, first**2 * (plan.n_copies if plan.copies_differ else 1)
 
 
 def grown_factors(plan: Plan, factors: Mapping[str, float]) -> dict[str, float]:
-    """What the parameters of the new model have been multiplied by, for `optimizer.scaled`.
+    """By how much each parameter of the new model has been multiplied, for `optimizer.scaled`.
 
-    factors: those of the old one. Parameters with factor 1 are left out.
+    factors: the same for the old model. Factors of 1 are left out.
     """
     found = {name: tensor.scale * factors.get(tensor.source, 1.0) for name, tensor in plan.tensors.items()}
     return {name: factor for name, factor in found.items() if factor != 1.0}

@@ -1,7 +1,7 @@
 """Sizes rounded up for hardware: the same function, with entries that are 0 and stay 0.
 
-That is growth with everything new 0 on both sides, which growth itself must never be: such entries have no gradient.
-Kernels and tensor parallelism ask for it: whole tiles, as many heads on every device.
+Kernels want whole tiles, and tensor parallelism wants as many heads on every device. Padding is growth in which all new
+entries are 0. Real growth avoids just that, because a product of two zeros has no gradient.
 """
 
 from dataclasses import dataclass
@@ -17,34 +17,34 @@ from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
-"""What `Plan.weights` is told to fill new entries with."""
+"""The `fresh` to give to `Plan.weights` for padding."""
 
 
 @dataclass(frozen=True)
 class Multiples:
-    """What sizes become multiples of; 1 leaves them."""
+    """The multiples that sizes are rounded up to; 1 leaves a size unchanged."""
 
     d_ff: int = 1
-    """Of hidden units, of every feed-forward, expert and block."""
+    """Hidden units of every feed-forward, expert and block."""
     head_dim: int = 1
-    """Of head sizes, of queries and keys and of values."""
+    """Head size of queries and keys, and of values."""
     n_heads: int = 1
-    """Of heads, by whole groups: a new head that read an old key-value head would learn. Key-value heads become a
-    multiple or a divisor of it, so that so many devices share them evenly."""
+    """Query heads, added in whole groups, since a new head on an old key-value head would learn. Key-value heads become
+    a multiple or a divisor of this number, so that as many devices share them evenly."""
     d_model: int = 1
-    """Of all widths of the stream."""
+    """All widths of the stream."""
 
 
 def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
-    """How a model gets padded sizes; the weights are `plan.weights(old, fresh=PADDING)`.
+    """The plan that pads a model; its weights are `plan.weights(old, fresh=PADDING)`.
 
-    Raises UserError where a size cannot be padded.
+    Raises UserError if a size cannot be padded.
     """
     return plan_growth(model, padded(model, multiples), Correspondence.same(model))
 
 
 def padded(model: ModelConfig, multiples: Multiples) -> ModelConfig:
-    """The config with its sizes rounded up. Raises UserError."""
+    """The config with its sizes rounded up. Raises UserError if one cannot be."""
     d_model = multiples.d_model
     if d_model > 1 and isinstance(model.residual.layout, SlotLayout):
         raise UserError(f"d_model: cannot be padded in a stream of slots ({model.residual.kind}); pad the other sizes")
@@ -98,13 +98,14 @@ def _attention(old: AttentionConfig, multiples: Multiples, where: str) -> Attent
     if old.v_head_dim is not None:
         sizes["v_head_dim"] = value_dim
     if head_dim != old.head_dim:
-        sizes["rope_frequencies"] = None  # those of the old pairs are kept by the plan
+        sizes["rope_frequencies"] = None  # growth keeps those of the old pairs
     return old.model_copy(update=sizes)
 
 
 def _shared_evenly(n_kv_heads: int, group: int, n_devices: int) -> int:
-    """The fewest key-value heads, no fewer than there are, so that every device has as many of them, or a copy of one,
-    and as many of the heads that read them.
+    """The smallest number of key-value heads, at least n_kv_heads, that n_devices can share evenly.
+
+    Each device gets equally many of them, or a copy of one, and equally many of the query heads that read them.
     """
     for n in range(n_kv_heads, _up(n_kv_heads, n_devices)):
         if (n % n_devices == 0 or n_devices % n == 0) and n * group % n_devices == 0:

@@ -1,7 +1,7 @@
-"""The config of a model with some of its sizes changed in all layers alike: what to grow to, without a recipe.
+"""The config of a model with some sizes changed alike in all layers: a target for growth without a recipe.
 
-What is not named stays. What followed from a size, as the divisor of a norm or the scale of attention, follows the new
-one, so that growth can say what a recipe of these sizes would have had.
+Sizes that are not named stay. Constants that followed from a size, such as a norm's divisor or the attention scale,
+follow the new size here; growth then reports where it keeps the old constant instead.
 """
 
 import math
@@ -23,23 +23,23 @@ class NewSizes:
     """Sizes of a larger model; None leaves a size as it is."""
 
     d_model: int | None = None
-    """Width of embedding and head; every width of the stream grows in proportion."""
+    """Width of embedding and head; every other width of the stream grows in proportion."""
     n_heads: int | None = None
-    """In every layer. Without n_kv_heads, groups keep their size."""
+    """Query heads of every layer. Without n_kv_heads, groups keep their size."""
     n_kv_heads: int | None = None
     head_dim: int | None = None
-    """Of queries and keys, and of values unless they have a size of their own."""
+    """Head size of queries and keys, and of values unless `v_head_dim` is set."""
     d_ff: int | None = None
-    """Hidden units of every feed-forward; of each expert, of each block."""
+    """Hidden units of every feed-forward (of each expert, of each block)."""
     add_layers: int = 0
-    """Further layers, evenly between the first and the last, each as its predecessor."""
+    """Number of layers to add, evenly spaced between the first and the last, each configured as its predecessor."""
 
 
 SAME_SIZES = NewSizes()
 
 
 def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
-    """The model with these sizes. Raises UserError where layers differ in a size for which one number is given."""
+    """The model with these sizes. Raises UserError if layers differ in a size for which a single number is given."""
     if sizes.d_model is not None:
         model = _with_d_model(model, sizes.d_model)
     if sizes.d_ff is not None:
@@ -57,14 +57,14 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
 
 
 def _hidden_key(ffn: FFN) -> str:
-    """The field of its hidden units. Raises UserError where it names none."""
+    """The name of the field that holds the hidden units. Raises UserError if the config names none."""
     if not ffn.hidden_axes:
         raise UserError(f"d_ff: growth does not know hidden units of feed-forward `{ffn.kind}`; give --to RECIPE")
     return next(iter(ffn.hidden_axes))
 
 
 def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any]) -> None:
-    """Raises UserError where one number cannot take the place of those that layers have."""
+    """Raises UserError if layers have different values, which one number cannot replace."""
     found = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
     if len(found) > 1:
         raise UserError(
@@ -74,7 +74,7 @@ def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[L
 
 
 def _with_layers(model: ModelConfig, change: Callable[[LayerConfig], dict[str, Any]]) -> ModelConfig:
-    """With changes to every layer, that of further heads too."""
+    """Applies a change to every layer, including that of the MTP heads."""
 
     def changed(where: str, layer: LayerConfig) -> LayerConfig:
         with mistakes_at(where):
@@ -129,7 +129,7 @@ def _with_d_model(model: ModelConfig, d_model: int) -> ModelConfig:
 
 
 def _norm(norm: NormConfig, usual: int, new_usual: int) -> NormConfig:
-    """Of a wider stream. usual, new_usual: the divisors that it has in models that never grew."""
+    """A norm of a widened stream. usual, new_usual: its default divisor before and after; an unusual one is kept."""
     return norm if norm.norm_dim != usual else norm.model_copy(update={"norm_dim": new_usual})
 
 
@@ -153,7 +153,7 @@ def _attention(
 
 
 def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
-    """The first and the last stay where they are, because their ends may be slim."""
+    """The first and last layers stay at the ends, because they may read or write less than their whole width."""
     n_old, n_new = model.n_layers, model.n_layers + n_added
     kept = {(2 * i * (n_new - 1) + n_old - 1) // (2 * (n_old - 1)) for i in range(n_old)} if n_old > 1 else {0}
     old, layers = iter(model.layers), []
@@ -163,5 +163,5 @@ def _with_added_layers(model: ModelConfig, n_added: int) -> ModelConfig:
 
 
 def _inner(layer: LayerConfig) -> LayerConfig:
-    """A layer that reads and writes its whole width, as those between the ends do."""
+    """The same layer reading and writing its whole width, as inner layers do."""
     return layer.model_copy(update={"d_in": layer.d_model, "d_out": layer.d_model})

@@ -1,1 +1,1 @@
-"""The constants of a grown model in the form that its sizes would give, with weights that make up for it."""
+"""The constants of a grown model restored to what its sizes imply, with weights rescaled to compensate."""

@@ -1,8 +1,8 @@
-"""From the explicit constants of a grown model to those that its sizes would give, with weights that make up for it.
+"""The explicit constants of a grown model folded into its weights, so that standard ones take their place.
 
-A grown model keeps the attention scale, the divisors of norms and the frequencies of rotation of the model it comes
-from. Each has a standard form, 1 / sqrt(head_dim), the width, base^(-2i / head_dim), in which the model computes the
-same with some tensors multiplied by constants. An optimizer must know those (`optimizer_state.grown_factors`).
+A grown model keeps the attention scale, norm divisors and rotary frequencies of the model it comes from. The standard
+forms are 1 / sqrt(head_dim), the width, and base^(-2i / head_dim); with them the model computes the same function once
+some tensors are multiplied by constants. The optimizer must know these factors (`optimizer_state.grown_factors`).
 """
 
 import math
@@ -29,23 +29,23 @@ from widthwise.model.norm import NormConfig
 from widthwise.model.rope import base_of
 
 TOLERANCE = 1e-12
-"""Relative difference of two numbers that are one but for rounding."""
+"""Relative difference below which two numbers are equal up to rounding."""
 
 NormForm = Callable[[NormConfig, int], NormConfig]
-"""A norm, and the divisor that it has in a model that never grew -> its standard form."""
+"""(norm, divisor it has in a model that never grew) -> its standard form."""
 
 
 def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
-    """How a model gets the constants that its sizes would give. What has them already stays as it is, bit by bit.
+    """The plan that gives a model the constants its sizes imply. Tensors with standard constants stay bitwise equal.
 
-    Attention: the scale becomes 1 / sqrt(head_dim), by the keys or by the gain of their norm; where it is 1 / head_dim
-    it stays, unless one_eps. A norm of queries or keys divides by what it covers. Frequencies become a base, where one
-    gives them. Every other norm divides by its width; its gain and its eps make up for it.
+    Attention: the scale becomes 1 / sqrt(head_dim), compensated in the keys or the gain of their norm; a scale of
+    1 / head_dim stays, unless one_eps. A query/key norm divides by the number of coordinates it covers. Rotary
+    frequencies become a base if one generates them. Every other norm divides by its width, compensated in gain and eps.
 
-    one_eps: leave eps alone, for formats that have one for the whole model; what writes the stream is multiplied
-    instead (see `one_eps`). Raises UserError where there is no such form.
+    one_eps: keep eps, for formats with a single one for the whole model; what writes the stream is multiplied instead
+    (see `one_eps`). Raises UserError if that is impossible.
 
-    Left as they are: `stat_width`, tables of frequencies that no base gives, and `grown_from` (see `left_explicit`).
+    Not changed: `stat_width`, frequency tables that no base generates, and `grown_from` (see `left_explicit`).
     """
     c = stream_factor(config) if one_eps else 1.0
     new = _baked_config(config, _with_same_eps if one_eps else _with_own_eps, one_eps)
@@ -63,12 +63,12 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
 
 
 def _one_if_near(factor: float) -> float:
-    """Factors that cancel do so but for rounding."""
+    """Exactly 1 for factors that cancel up to rounding, so that their tensors are not touched."""
     return 1.0 if math.isclose(factor, 1.0, rel_tol=TOLERANCE) else factor
 
 
 def left_explicit(config: ModelConfig) -> list[str]:
-    """Of a baked model the constants that have no standard form, a line for each."""
+    """The constants of a baked model that have no standard form, one line for each."""
     found = []
     for where, layer in config.named_layers():
         if layer.attention.rope_frequencies is not None:
@@ -131,8 +131,10 @@ def _attention(attention: AttentionConfig, one_eps: bool) -> AttentionConfig:
 
 
 def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """What comes into a norm with another divisor is multiplied by the root of the ratio, and the gain divided by it:
-    the eps, which queries and keys share, stays.
+    """Folds the score scale into the keys, and new divisors of query/key norms into what they normalise.
+
+    A norm's input is multiplied by the root of the ratio of its divisors and its gain divided by it. The eps, which
+    queries and keys share, then keeps its effect, so that it need not change.
     """
     for name, before in old.named_modules():
         if not isinstance(before, Attention):
@@ -151,7 +153,7 @@ def _attention_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
 
 
 def _norm_factors(old: Decoder, new: Decoder) -> Iterator[Factor]:
-    """Of norms that make up for another divisor by their gain and eps: all but those of queries and keys."""
+    """The gains of all norms except query/key norms: these compensate a new divisor by gain and eps."""
     parts = dict(new.named_modules())
     for name, before in old.named_modules():
         if not isinstance(before, Norm) or name.rpartition(".")[2] in ("q_norm", "k_norm"):

@@ -1,7 +1,7 @@
-"""Norms that divide by their width with the eps they have: the whole stream multiplied by one factor c.
+"""Norms that divide by their width with an unchanged eps: the whole stream is multiplied by one factor c.
 
-Norms then find c^2 times the sum of squares over a divisor c^2 times as large. Formats with one eps for all norms can
-hold a grown model in no other way, because a factor of the gains alone leaves eps too large or too small.
+Norms then see c^2 times the sum of squares over a divisor c^2 times as large, so that eps keeps its relative size.
+Formats with one eps for all norms can hold a grown model in no other way: scaling gains alone does not scale eps.
 """
 
 import math
@@ -18,11 +18,11 @@ from widthwise.model.kinds import kind_of
 from widthwise.model.norm import After, NormConfig
 
 Factor = tuple[str, float]
-"""A parameter and what it is multiplied by."""
+"""(parameter name, what it is multiplied by)"""
 
 
 def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
-    """Every norm that has a config of its own, with its path and the divisor that it has in a model that never grew."""
+    """(path, norm, divisor in a model that never grew) of every norm with a config of its own."""
     for where, layer in config.named_layers():
         for name, norm_dim in layer.usual_norm_dims.items():
             yield f"{where}.{name}", getattr(layer, name), norm_dim
@@ -33,7 +33,7 @@ def norms_of(config: ModelConfig) -> Iterator[tuple[str, NormConfig, int]]:
 
 
 def stream_factor(config: ModelConfig) -> float:
-    """c, 1 where every norm divides by its width already. Raises UserError where one c does not serve all norms."""
+    """c; 1 if every norm already divides by its width. Raises UserError if no single c suits all norms."""
     has_usual_divisors = all(norm.norm_dim == width for _, norm, width in norms_of(config))
     if has_usual_divisors and config.residual.has_usual_divisors(config.d_model):
         return 1.0
@@ -66,14 +66,14 @@ def _check_one_factor(config: ModelConfig) -> None:
 
 
 def scaled(name: str, matrix: Linear, factor: float) -> Iterator[Factor]:
-    """A matrix with its bias. name: of the matrix."""
+    """A matrix and its bias, if it has one. name: of the matrix."""
     yield f"{name}.weight", factor
     if matrix.bias is not None:
         yield f"{name}.bias.weight", factor
 
 
 def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
-    """All that makes the stream c times as large, and all that reads it as it was."""
+    """Everything that writes the stream times c, and everything that reads it over c."""
     yield "embedding.weight", c
     if model.positions is not None:
         yield "positions.weight", c
@@ -87,7 +87,11 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
 
 
 def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Factor]:
-    """A norm behind a sublayer finds c times its update, and with the gain it has writes c times what it wrote."""
+    """The factors of one sublayer, with the norm before it or after it.
+
+    A norm after the sublayer sees c times the update over c^2 times the divisor, so that eps keeps its effect. Its
+    output is then c times as large with the gain it has; only its bias must be multiplied.
+    """
     norm = sublayer.norm
     is_behind = isinstance(norm, After)
     if not is_behind:

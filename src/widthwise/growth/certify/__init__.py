@@ -1,1 +1,1 @@
-"""A grown model compared with the one it came from: same function, same gradients, new entries that learn."""
+"""Compares a grown model with the old one: same function, same gradients, and new entries that learn."""

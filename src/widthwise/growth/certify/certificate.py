@@ -1,8 +1,8 @@
-"""The certificate of a growth: what was measured of a grown model before anybody trusts it.
+"""The certificate of a growth: measurements that show whether the grown model can be trusted.
 
 Both models are rebuilt in float64 on the CPU and given the same random tokens. Their logits must agree, and the
-gradient of the grown model, pulled back through the plan to the old parameters, must be the old gradient: a wrong place
-of a row can hide in logits, but not in gradients. Then the grown model takes two steps, to see which new entries learn.
+gradient of the grown model, pulled back through the plan to the old parameters, must equal the old gradient: a
+misplaced row can hide in the logits, but not in the gradients. Two optimizer steps then show which new entries learn.
 """
 
 from collections.abc import Mapping
@@ -31,28 +31,27 @@ N_SEQUENCES, N_TOKENS = 2, 32
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far numbers may lie apart that are equal in exact arithmetic."""
+    """Allowed differences between numbers that are equal in exact arithmetic."""
 
     logits: float
-    """Times max(1, the largest logit)."""
+    """Relative to max(1, largest logit)."""
     gradients: float
-    """Times the largest entry of all gradients."""
+    """Relative to the largest entry of all gradients."""
 
 
 BOUNDS = {
-    # Rounding is some 1e-15 of the largest logit in models without norms that blow it up. Gradients lose more of their
-    # digits, most where a softmax is saturated: 6e-13 of the largest is the most that was seen. What stands in a wrong
-    # place is off by its own size.
+    # Rounding is about 1e-15 of the largest logit, unless norms amplify it. Gradients lose more digits, most where a
+    # softmax is saturated; the worst seen was 6e-13 of the largest. A misplaced entry is off by its own size.
     torch.float64: Bounds(1e-12, 1e-10),
-    # fp32 rounds 5e8 times as coarsely.
+    # fp32 rounds 5e8 times more coarsely.
     torch.float32: Bounds(1e-5, 1e-3),
 }
 STORED_BOUND = 1e-5
-"""Of the logits with the grown weights as they are stored, in fp32, where some were multiplied or averaged."""
+"""Bound on logits of the weights as stored in fp32, which rounds entries that growth multiplied or averaged."""
 
 
 def model_size(model: ModelConfig, seq_len: int) -> ModelSize:
-    """seq_len: at which FLOPs are counted."""
+    """Parameters and forward FLOPs. seq_len: sequence length at which FLOPs are counted."""
     return ModelSize(params=int(model.cost().params), flops_per_token=model.inference_cost().forward_flops(seq_len))
 
 
@@ -69,9 +68,9 @@ def certify(
 ) -> Certificate:
     """Compares a grown model with the one it came from.
 
-    old_weights, new_weights: fp32, by parameter name, of tied ones by the first; seed, fresh: those with which the plan
-    made the new ones; seq_len: at which FLOPs are counted; lr: of the two steps; tokens: integers (B, T), T > 1, drawn
-    where not given. The caller's random state stays as it was.
+    old_weights, new_weights: fp32, by parameter name (tied ones by their first name); seed, fresh: as given to the plan
+    for the new weights; seq_len: for counting FLOPs; lr: of the two optimizer steps; tokens: integers (B, T) with
+    T > 1, random by default. The caller's random state is not touched.
     """
     dtype = torch.float64 if _fits(plan, torch.float64) else torch.float32
     bounds, tokens = BOUNDS[dtype], _tokens(plan, seed) if tokens is None else tokens
@@ -84,7 +83,7 @@ def certify(
         torch.random.fork_rng(devices=[]),
     ):
         before = measured(plan.old, old, tokens, seed)
-        # Heads that join have a loss of their own, which the old model knew nothing of.
+        # Added MTP heads have a loss of their own, which the old model lacks, so that it is left out here.
         after = measured(plan.new, grown, tokens, seed, further_heads=float(plan.old.mtp is not None))
         logit_difference = largest(before.logits - after.logits)
         stored_difference = logit_difference
@@ -113,9 +112,10 @@ def certify(
 
 
 def _fits(plan: Plan, dtype: torch.dtype) -> bool:
-    """Whether what is held at once takes at most half of the memory that is free.
+    """Whether everything held at once takes at most half of the free memory.
 
-    Old weights and gradients; the grown ones; and of the model that takes steps weights, gradients and moments.
+    That is two tensors for each old parameter (weight, gradient) and six for each grown one: weight and gradient of the
+    comparison; weight, gradient and two moments of the model that takes steps.
     """
     n_old, n_new = plan.old.cost().params, plan.new.cost().params
     return (2 * n_old + 6 * n_new) * dtype.itemsize <= free_memory() / 2

@@ -1,4 +1,4 @@
-"""What is measured of a model and of one grown from it, for a certificate."""
+"""The measurements behind a certificate, on a model and on one grown from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.records.certificate import LivenessCounts
 
 N_STEPS = 2
-"""After which everything is alive, tied embeddings and queries behind a norm too."""
+"""Steps after which every new entry that can learn has had a gradient, even in tied embeddings and normed queries."""
 
 
 def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.dtype) -> Decoder:
-    """A decoder with these weights, as it evaluates."""
+    """A decoder with these weights on the CPU, in evaluation mode, with its schedules at the end of training."""
     model = blueprint(config).to(dtype).to_empty(device="cpu")
     model.tie()
     model.progress.fill_(1.0)
@@ -28,17 +28,20 @@ def decoder_of(config: ModelConfig, weights: Mapping[str, Tensor], dtype: torch.
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one model on one batch."""
+    """Logits and gradients of one model on one batch."""
 
     logits: Tensor
     gradients: dict[str, Tensor]
-    """By parameter."""
+    """By parameter name."""
 
 
 def measured(
     config: ModelConfig, weights: Mapping[str, Tensor], tokens: Tensor, seed: int, further_heads: float = 1.0
 ) -> Measured:
-    """Logits, and gradients of the loss of predicting the next token and so many times that of further heads."""
+    """Logits, and gradients of next-token loss + further_heads * loss of the MTP heads, in evaluation mode.
+
+    Router losses do not arise there.
+    """
     model = decoder_of(_with_further_heads(config, further_heads), weights, next(iter(weights.values())).dtype)
     logits = logits_of(model, tokens, seed)
     torch.manual_seed(seed)
@@ -48,8 +51,8 @@ def measured(
 
 @torch.no_grad()
 def logits_of(model: Decoder, tokens: Tensor, seed: int) -> Tensor:
-    """(B, T, vocab_size)."""
-    torch.manual_seed(seed)  # of random widths, which are drawn in evaluation too
+    """The logits (B, T, vocab_size). seed: of random widths."""
+    torch.manual_seed(seed)  # random widths are drawn in evaluation as well
     return model(tokens)
 
 
@@ -61,7 +64,7 @@ def _gradients(model: Decoder) -> dict[str, Tensor]:
 
 
 def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
-    """With what further heads contribute times a coefficient. Losses that steer routers do not arise in evaluation."""
+    """The config with this coefficient for the loss of the MTP heads."""
     if config.mtp is None:
         return config
     mtp = config.mtp.model_copy(update={"coefficient": coefficient, "final_coefficient": None})
@@ -69,20 +72,20 @@ def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
 
 
 def pulled_back(plan: Plan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the gradients of the grown parameters are to the old ones, through what the plan makes of these."""
+    """The gradients of the grown parameters, backpropagated through the plan to the old parameters."""
     found = {name: torch.zeros_like(weight) for name, weight in old.items()}
     for name, tensor_plan in plan.tensors.items():
         if not tensor_plan.source:
             continue
         leaf = old[tensor_plan.source].clone().requires_grad_()
-        # What is free does not depend on the old weights, so that it need not be drawn.
+        # Free entries do not depend on the old weights, so that any filling will do here.
         grown = tensor_plan.grow(leaf, torch.Generator().manual_seed(0), Constant(0.0))
         found[tensor_plan.source] += torch.autograd.grad(grown, leaf, gradients[name])[0]
     return found
 
 
 def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> float:
-    """The largest difference of two sets of gradients, over the largest entry of the first."""
+    """The largest difference between two sets of gradients, over the largest entry of the first."""
     difference = max(largest(gradient - others[name]) for name, gradient in gradients.items())
     return difference / max(largest(gradient) for gradient in gradients.values())
 
@@ -90,9 +93,9 @@ def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Te
 def liveness_of(
     plan: Plan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
-    """Takes the steps as training does, auxiliary losses included, and looks which new entries ever have a gradient."""
+    """Takes steps as training does, with auxiliary losses, and counts which new entries ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}
-    torch.manual_seed(seed)  # of masks that are drawn
+    torch.manual_seed(seed)  # of random width masks
     model = decoder_of(_with_further_heads(plan.new, 1.0), weights, dtype).train()
     parameters = dict(model.named_parameters())
     optimizer = torch.optim.AdamW(parameters.values(), lr=lr, weight_decay=0.0)
@@ -102,14 +105,14 @@ def liveness_of(
         model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
         gradients = _gradients(model)
         for name, found in alive.items():
-            found |= gradients[name].view(found.shape) != 0  # what is dead is multiplied by 0, without rounding
+            found |= gradients[name].view(found.shape) != 0  # exact: a dead entry is multiplied by 0
         if step < N_STEPS:
             optimizer.step()
     return {name: _counted(found, alive[name], _judged_rows(model, name, tokens)) for name, found in is_new.items()}
 
 
 def _judged_rows(model: Decoder, name: str, tokens: Tensor) -> Tensor | None:
-    """bool (n_rows,) where a tensor has a row for each token or position: those that occur; None of all others."""
+    """bool (n_rows,): the rows that occur in `tokens`, for tables of tokens or positions; None for other tensors."""
     owner, inputs = model.get_submodule(name.rpartition(".")[0]), tokens[:, :-1].flatten()
     assert isinstance(owner, Weight)
     if "vocab_size" in owner.in_axes:

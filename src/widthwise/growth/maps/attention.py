@@ -1,4 +1,4 @@
-"""Where heads and their coordinates come from when attention grows."""
+"""Which old head and which old coordinate each one of a grown attention comes from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,25 +10,26 @@ from widthwise.model.attention import AttentionConfig
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Of one layer's attention."""
+    """The axes of one layer's attention, before and after growth."""
 
     old: AttentionConfig
     new: AttentionConfig
     n_heads: list[int]
-    """Old query head of each new one, -1 where there was none."""
+    """(new n_heads,): the old query head of each new one, -1 if it is added."""
     n_kv_heads: list[int]
-    """The same of key-value heads; copies stand side by side."""
+    """(new n_kv_heads,): the same for key-value heads; copies of one head are adjacent."""
     head_dim: list[int]
-    """Old coordinate of queries and keys of each new one."""
+    """(new head_dim,): the old query/key coordinate of each new one, -1 if it is added."""
     v_head_dim: list[int]
+    """(new value_dim,): the same for values."""
     n_kv_copies: int
-    """Key-value heads that each old one became."""
+    """How many key-value heads each old one became."""
 
     @classmethod
     def of(cls, old: AttentionConfig, new: AttentionConfig) -> "AttentionMaps":
-        """Raises UserError where the one attention cannot become the other."""
+        """Raises UserError if `old` cannot become `new`."""
         n_heads, n_kv_heads, n_copies = _heads(old, new)
-        pairs, values = _turned_pairs(old, new), _appended(old.value_dim, new.value_dim)
+        pairs, values = _rotary_pairs(old, new), _appended(old.value_dim, new.value_dim)
         return cls(old, new, n_heads, n_kv_heads, pairs, values, n_copies)
 
 
@@ -39,7 +40,10 @@ def _appended(n_old: int, n_new: int) -> list[int]:
 
 
 def _heads(old: AttentionConfig, new: AttentionConfig) -> tuple[list[int], list[int], int]:
-    """Groups of query heads become wider, or are divided among copies of their key-value head; new groups come last."""
+    """Maps of query and key-value heads, and the copies of each key-value head.
+
+    A group of query heads either gains heads, or is divided among copies of its key-value head; new groups come last.
+    """
     group, new_group = old.n_heads // old.n_kv_heads, new.n_heads // new.n_kv_heads
     n_copies = 1
     if new_group < group:
@@ -63,8 +67,11 @@ def _heads(old: AttentionConfig, new: AttentionConfig) -> tuple[list[int], list[
     return heads, kv_heads, n_copies
 
 
-def _turned_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
-    """A pair goes where its frequency is; coordinates without rotation keep their places."""
+def _rotary_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
+    """(new head_dim,): a rotary pair moves to where its frequency now is; without rotation, new coordinates come last.
+
+    A pair is coordinates (i, i + head_dim / 2), which share one frequency.
+    """
     if new.head_dim < old.head_dim:
         raise UserError(
             f"attention.head_dim: got {new.head_dim} where there were {old.head_dim}; growth takes nothing away"
@@ -89,11 +96,11 @@ def _turned_pairs(old: AttentionConfig, new: AttentionConfig) -> list[int]:
 
 
 TOLERANCE = 1e-13
-"""Of two frequencies that are one: with it, angles agree to 1e-9 at the ten-thousandth position."""
+"""Relative difference at which two frequencies count as equal: angles at position 10,000 then agree to 1e-9."""
 
 
 def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | None:
-    """Where each old frequency stands among the new ones, each place used once; None where one is missing."""
+    """The index of each old frequency among the new ones, each used once; None if any is missing."""
     places: list[int] = []
     for frequency in old:
         found = [
@@ -106,9 +113,10 @@ def frequency_places(old: Sequence[float], new: Sequence[float]) -> list[int] | 
 
 
 ZEROS = {("w_k", "head_dim"), ("w_o", "n_heads"), ("w_o", "v_head_dim")}
-"""Axes of which new entries are 0: keys, so that scores stay whatever new queries are, and what reads new values."""
+"""(matrix, axis) whose new entries are 0. Zero keys leave the scores unchanged whatever the new query coordinates are;
+zero columns of w_o ignore new heads and new value coordinates. The other factor is free, so both have a gradient."""
 
 
 def head_axis(maps: AttentionMaps, matrix: str, axis: str, n_old: int) -> AxisMap:
-    """Of one of the four matrices, its bias, or a norm of queries or keys."""
+    """The map of one axis of w_q, w_k, w_v or w_o, of its bias, or of a query/key norm. n_old: its old length."""
     return AxisMap.of(n_old, getattr(maps, axis), zero=(matrix, axis) in ZEROS)

@@ -11,34 +11,34 @@ from widthwise.model.layer import LayerConfig
 
 @dataclass(frozen=True)
 class Correspondence:
-    """New layers and blocks by the old ones they come from; None for one that is added."""
+    """The old layer or block that each new one comes from; None for an added one."""
 
     layers: tuple[int | None, ...]
-    """One a new layer."""
+    """(new n_layers,)"""
     blocks: dict[int, tuple[int | None, ...]] = field(default_factory=dict)
-    """By new layer, one a block of its feed-forward; where not given, added blocks come last."""
+    """New layer -> (n_blocks,) for the residual blocks of its feed-forward. Layers not listed get added blocks last."""
 
     @classmethod
     def same(cls, model: ModelConfig) -> "Correspondence":
-        """Every layer becomes the one at its own place."""
+        """No layer is added."""
         return cls(tuple(range(model.n_layers)))
 
     def pairs(self) -> list[tuple[int, int]]:
-        """(old, new) positions of the layers that stay."""
+        """(old, new) positions of the layers that are kept."""
         return [(old, new) for new, old in enumerate(self.layers) if old is not None]
 
     def nearest(self, new_layer: int) -> tuple[int, int]:
-        """(old, new) positions of the layer that stays nearest to one that is added; of two the one before it."""
+        """(old, new) positions of the kept layer nearest to an added one; of two equally near, the earlier."""
         return min(self.pairs(), key=lambda pair: (abs(pair[1] - new_layer), pair[1] > new_layer))
 
     def blocks_of(self, new_layer: int | None, old: FFNConfig, new: FFNConfig) -> tuple[int | None, ...]:
-        """For each block of a feed-forward the old one it comes from. new_layer: None in further heads."""
+        """The old block of each new block of one feed-forward. new_layer: None for the layer of the MTP heads."""
         n_old, n_new = old.n_residual_additions, new.n_residual_additions
         given = None if new_layer is None else self.blocks.get(new_layer)
         return given or (*range(n_old), *[None] * (n_new - n_old))
 
     def old_name(self, name: str) -> str | None:
-        """What a parameter would be called before growth by its layer alone; None where that is new."""
+        """The parameter's name with the old layer number; None if its layer is added."""
         found = re.fullmatch(r"layers\.(\d+)\.(.*)", name)
         if found is None:
             return name
@@ -47,9 +47,9 @@ class Correspondence:
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
-    """The given one, checked; or the one in which every layer can become its new one, and added layers lie evenly.
+    """`layers`, checked; or if None, the alignment that widens layers least, and then spaces added ones most evenly.
 
-    Among those, the one whose widths grow least. Raises UserError where there is none.
+    Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """
     layers = _aligned(old, new) if layers is None else layers
     kept = [layer for layer in layers if layer is not None]
@@ -63,14 +63,15 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
 
 
 Placing = tuple[float, float, tuple[int, ...]]
-"""How much widths grow, how unevenly layers lie, and where each old layer is among the new ones."""
+"""Sum of the widenings in coordinates, unevenness of the spacing, and the new position of each old layer so far."""
 
 
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
     n_old, n_new = old.n_layers, new.n_layers
     if n_new < n_old:
         raise UserError(f"n_layers: got {n_new} where there were {n_old}; growth takes nothing away")
-    # best[i]: the cheapest way to place the first i old layers among the new ones seen so far, and where they are.
+    # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far.
+    # i runs downwards, so that best[i - 1] does not use the new layer j yet.
     best: list[Placing | None] = [(0.0, 0.0, ()), *[None] * n_old]
     for j in range(n_new):
         for i in range(min(j + 1, n_old), 0, -1):

@@ -1,8 +1,14 @@
 """Where the coordinates of the residual stream come from when it grows.
 
-Layers own prefixes of one stream, so that one order of old and new coordinates must suit all of them. A coordinate that
-a grown layer sees is *old*; or *fresh*: nobody has written it, so that it is 0 for every input; or *foreign*: it was
-there, but beyond what this layer saw, and is not 0.
+Layers own prefixes of one shared stream, so a single arrangement of old and new coordinates must suit all of them. For
+a given layer, a coordinate of its grown prefix is one of three:
+
+- *old*: the layer saw it before growth;
+- *fresh*: it is new to the model and nothing has been written to it, so it is 0 for every input;
+- *foreign*: it existed, but beyond the prefix this layer saw, so it is not 0.
+
+The function is preserved if the layer writes nothing to fresh and foreign coordinates at first, and reads nothing from
+foreign ones. Weights that read fresh coordinates are free, and learn once something is written there.
 """
 
 from abc import ABC, abstractmethod
@@ -25,44 +31,47 @@ FRESH, FOREIGN = -1, -2
 
 
 class StreamMap(ABC):
-    """Of one growth. Indices are integers (n_new,): an old coordinate, FRESH or FOREIGN."""
+    """The coordinates of one growth. An index is int64 (n_new,): an old coordinate, FRESH or FOREIGN."""
 
     average: bool = False
-    """Whether fresh coordinates hold the mean of the old ones instead of 0, which layer norms leave as they were."""
+    """Whether fresh coordinates hold the mean of the old ones instead of 0. The mean that LayerNorm subtracts is then
+    what it was, and leaves 0 there."""
 
     @abstractmethod
     def prefix(self, n_old: int, n_new: int) -> Tensor:
-        """Of the first coordinates: a layer saw n_old and shall see n_new."""
+        """The index of the first n_new coordinates, for a layer that saw the first n_old."""
 
     @abstractmethod
     def slot_read(self, n_old: int, n_new: int) -> AxisMap:
-        """Of what reads one of the equal parts of the stream, as further heads take them."""
+        """The axis of weights that read single slots, as the MTP heads do; a plain stream counts as one slot."""
 
     @abstractmethod
     def slot_written(self, n_old: int, n_new: int) -> AxisMap:
-        """Of what writes it."""
+        """The axis of weights that write single slots."""
 
     @abstractmethod
     def slot_stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """Of the norm of such a part; see `stat_width`."""
+        """As `stat_width`, for a norm of single slots."""
 
     def read(self, n_old: int, n_new: int) -> AxisMap:
-        """Of what reads the stream: fresh coordinates are 0 whatever they are multiplied by, foreign ones are not."""
+        """The axis of weights that read the stream: free at fresh coordinates, which are 0, and 0 at foreign ones."""
         index = self.prefix(n_old, n_new)
         return AxisMap.of(n_old, index.clamp(min=-1), zero=index == FOREIGN)
 
     def written(self, n_old: int, n_new: int) -> AxisMap:
-        """Of what writes it."""
+        """The axis of weights that write the stream: 0 at new coordinates, or the mean of the old ones (`average`)."""
         axis = AxisMap.of(n_old, self.prefix(n_old, n_new).clamp(min=-1), zero=not self.average)
         return AxisMap(axis.n_old, axis.index, axis.is_zero, n_new) if self.average and n_new > n_old else axis
 
     def table(self, n_old: int, n_new: int) -> AxisMap:
-        """Of the columns of the embedding."""
+        """The columns of the embedding."""
         return self.written(n_old, n_new)
 
     def stat_width(self, n_old: int, n_new: int, before: int | None) -> int | None:
-        """Coordinates that a norm measures, where it measured the first `before`, None being all: those in front of the
-        first which it must not.
+        """How many leading coordinates a grown norm may take its statistics from; None: all.
+
+        before: the same number for the old norm. The limit is the first foreign coordinate, or the first old one that
+        the norm did not measure before; fresh coordinates are 0 and do not matter.
         """
         index = self.prefix(n_old, n_new)
         limit = n_old if before is None else before
@@ -72,7 +81,7 @@ class StreamMap(ABC):
 
 @dataclass(frozen=True)
 class PrefixMap(StreamMap):
-    """Of the plain residual. pairs: (old, new) numbers of coordinates, in every place that owns a prefix."""
+    """The plain residual. pairs: (old, new) width of every prefix that a layer, a norm or the head owns."""
 
     pairs: frozenset[tuple[int, int]]
     average: bool = False
@@ -84,11 +93,13 @@ class PrefixMap(StreamMap):
 
     @cached_property
     def n_old_before(self) -> Tensor:
-        """(n + 1,): old coordinates among the first j of the new stream.
+        """int64 (n + 1,): how many of the first j coordinates of the grown stream are old.
 
-        As few as the layers need, so that a layer meets no old coordinate that it did not own, unless a wider one grows
-        less than it does; within that, old ones come first.
+        As few as the prefixes allow, so that a layer meets a foreign coordinate only where a wider layer grows by less
+        than it does. Between two prefix ends, old coordinates come first.
         """
+        # A prefix (old, new) must hold old coordinates. Only new - end of its places come after `end`, so at least
+        # old - (new - end) must come before it. The largest demand of any prefix decides.
         ends = sorted({0, *(new for _, new in self.pairs)})
         wanted = {end: max(max(0, old - max(0, new - end)) for old, new in self.pairs) for end in ends}
         counts = [0]
@@ -116,12 +127,12 @@ class PrefixMap(StreamMap):
 
 @dataclass(frozen=True)
 class SlotMap(StreamMap):
-    """Of a stream of slots, each of which grows alike; new slots stand behind the others."""
+    """A stream of slots: every slot gets the same new width, and new slots come after the old ones."""
 
     slot_width: int
     new_slot_width: int
     n_heard_slots: int
-    """Those that somebody reads, the first ones: what new ones beyond hold is free."""
+    """How many leading slots are read at first. No weight reads the slots after them, so their content is free."""
 
     def prefix(self, n_old: int, n_new: int) -> Tensor:
         slots = torch.arange(n_new // self.new_slot_width)[:, None]
@@ -132,8 +143,8 @@ class SlotMap(StreamMap):
 
     def table(self, n_old: int, n_new: int) -> AxisMap:
         index = self.prefix(n_old, n_new)
-        is_unheard = torch.arange(n_new) >= self.n_heard_slots * self.new_slot_width
-        return AxisMap.of(n_old, index.clamp(min=-1), zero=(index == FRESH) | ~is_unheard)
+        is_unread = torch.arange(n_new) >= self.n_heard_slots * self.new_slot_width
+        return AxisMap.of(n_old, index.clamp(min=-1), zero=(index == FRESH) | ~is_unread)
 
     def slot_read(self, n_old: int, n_new: int) -> AxisMap:
         return AxisMap.appended(n_old, n_new, zero=False)
@@ -146,11 +157,11 @@ class SlotMap(StreamMap):
 
 
 Kept = list[tuple[LayerConfig, LayerConfig]]
-"""Layers that stay, before and after."""
+"""The kept layers, (before, after)."""
 
 
 def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, int]]) -> StreamMap:
-    """Of a growth. layers: (old, new) positions of the layers that stay. Raises UserError where there is none."""
+    """The map that suits all layers. layers: (old, new) positions of kept layers. Raises UserError if there is none."""
     kept = [(old.layers[i], new.layers[j]) for i, j in layers]
     if isinstance(new.residual.layout, SlotLayout):
         return _slot_map(old, new, new.residual.layout, kept)
@@ -173,7 +184,7 @@ def _has_layer_norms(model: ModelConfig) -> bool:
 
 
 def _norms(model: ModelConfig) -> list[NormConfig]:
-    """Of what the stream holds, or a slot of it."""
+    """All norms over coordinates of the stream or of a slot."""
     layers, further = list(model.layers), []
     if model.mtp is not None:
         layers, further = [*layers, model.mtp.layer], [model.mtp.slot_norm, model.mtp.final_norm]
@@ -215,7 +226,7 @@ def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: Kept)
 
 
 def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> None:
-    """Coordinates that stay as they are though another layer owns them: only `carry` leaves them alone."""
+    """Raises UserError where foreign coordinates must stay unchanged, unless resize is `carry`, which keeps them."""
     layout = old.residual.layout
     assert isinstance(layout, PrefixLayout)
     widest = next((pair for pair in sorted(stream.pairs) if (stream.prefix(*pair) == FOREIGN).any()), None)
@@ -233,8 +244,10 @@ def _check_foreign(old: ModelConfig, new: ModelConfig, stream: PrefixMap) -> Non
 
 
 def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
-    """Of layers that are added (see `Correspondence.layers`): where a wider layer does not find what was carried, none
-    may come between two others that is narrower or wider than both. Behind the last layer all is carried.
+    """Raises UserError if an added layer would make `resize` discard coordinates that the old model kept.
+
+    Unless resize is `carry`, narrowing and then widening again loses what was there, so along an added layer the widths
+    must rise or fall steadily. After the last layer everything is carried. sources: see `Correspondence.layers`.
     """
     layout = new.residual.layout
     if not isinstance(layout, PrefixLayout) or layout.resize == "carry":
@@ -250,7 +263,7 @@ def check_added(new: ModelConfig, sources: Sequence[int | None]) -> None:
 
 
 def _check_average(old: ModelConfig, pairs: set[tuple[int, int]]) -> None:
-    """Fresh coordinates must hold the mean of all old ones, everywhere and whatever writes them."""
+    """Raises UserError unless all writes leave the mean of all old coordinates in fresh ones and every norm sees it."""
     if len(pairs) > 1:
         raise UserError(
             "d_model: under layer norms the stream grows only where all layers are equally wide, because every norm "

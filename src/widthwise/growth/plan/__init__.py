@@ -1,1 +1,1 @@
-"""What becomes of every tensor of a model that grows."""
+"""How every tensor of a grown model is made from the tensors of the old one."""

@@ -1,7 +1,7 @@
-"""New parts of a model: layers, blocks, sites of the residual, routers, shared experts.
+"""Parameters of parts the old model does not have: layers, blocks, residual sites, routers, shared experts.
 
-A part that writes the stream is silent at first: its last matrix is 0, or the gain of the norm behind it, of which one
-step from 0 is small where one step of the matrix would be blown up by the norm to its full size.
+A part that writes the stream is silent at first. Its last matrix is 0; or if a new norm follows it, the gain of that
+norm is. With a zero matrix before a norm, the first optimizer step, however small, would be normalised to full size.
 """
 
 from collections.abc import Callable
@@ -18,22 +18,22 @@ from widthwise.model.norm import After
 from widthwise.model.positions import LearnedPositions
 
 IsAdded = Callable[[str], bool]
-"""Whether the old model has not the parameter of that name."""
+"""Whether the old model lacks the parameter of that name."""
 SUBLAYERS = ("attention", "ffn")
-"""Names of the parts of a layer that write the stream."""
+"""The parts of a layer that write the stream."""
 
 
 def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
-    """Of a parameter of a part that the old model has not. name: of the parameter."""
+    """The plan of a parameter that the old model lacks. name: of the parameter; owner: the module that holds it."""
     silent = is_silent(name, model, is_added)
     maps = tuple(AxisMap.of(0, [-1] * n, zero=silent) for n in owner.weight.shape)
     return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
 
 
 def _is_free(name: str, model: Decoder) -> bool:
-    """Whether a parameter of a new part may be anything, where it does not have to be 0.
+    """Whether any values would preserve the function, in entries that need not be 0.
 
-    The residual is heard from the start, and a feed-forward says which of its parts are.
+    Not where the output is used from the start: the residual, and the parts that a feed-forward names in `heard`.
     """
     layer, _, inside = name.partition(".ffn.")
     if inside:
@@ -42,7 +42,7 @@ def _is_free(name: str, model: Decoder) -> bool:
 
 
 def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
-    """Of a parameter of an added layer that starts as a copy of another, but for what makes it silent."""
+    """The plan of a parameter of an added layer that starts as a copy of another layer, except for what silences it."""
     if is_silent(name, model, is_added):
         return added_plan(name, model, owner, is_added)
     derived = Revived() if is_writer(owner) else None
@@ -50,12 +50,13 @@ def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added:
 
 
 def starter(name: str, model: Decoder, owner: Weight) -> Draw:
-    """What fills such a parameter in an untrained model."""
+    """The function that initialises this parameter in an untrained model."""
     config = model.config
     width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
     std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
 
     def start(tensor: Tensor, generator) -> None:
+        # A module without `__init__`, so that `fill` sees the owner's class and `start` but allocates nothing else.
         holder = type(owner).__new__(type(owner))
         nn.Module.__init__(holder)
         holder.start, holder.weight = owner.start, nn.Parameter(tensor)
@@ -65,16 +66,16 @@ def starter(name: str, model: Decoder, owner: Weight) -> Draw:
 
 
 def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
-    """Whether a parameter of a new part must be 0 for the part to write nothing."""
+    """Whether a parameter of a new part must start at 0 so that the part writes nothing."""
     path = name.split(".")
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
     if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
-        return True  # it fills coordinates that nobody had
+        return True  # a projected widening: it fills coordinates the old model did not have
     if isinstance(owner, LearnedPositions):
         return True
     if path[0] == "mtp" and is_added(f"mtp.{path[1]}.w_join.weight"):
-        return False  # nobody reads a new head
+        return False  # a new MTP head feeds nothing but its own loss
     sublayer = next((i for i, part in enumerate(path[:-1]) if part in SUBLAYERS), None)
     if sublayer is None:
         return False
@@ -82,9 +83,9 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
         if isinstance(owner, Norm):
-            return isinstance(owner, After)  # whose bias would be written too
+            return isinstance(owner, After)  # after the sublayer, so that its bias would be written to the stream
         if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
-            return True  # of a matrix that is heard already
+            return True  # a bias added to a matrix whose output is already used
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
     if isinstance(owner, After):
         return owner is behind
@@ -92,12 +93,12 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
 
 
 def is_writer(owner: nn.Module) -> bool:
-    """Whether it is the last matrix of a sublayer."""
+    """Whether a module is the last matrix of a sublayer: it writes d_model and does not read it."""
     return isinstance(owner, Linear) and "d_model" in owner.out_axes and "d_model" not in owner.in_axes
 
 
 def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, is_added: IsAdded) -> nn.Module | None:
-    """The added norm that what a part of a sublayer writes passes through. One that was there already is heard."""
+    """The added norm through which a part of a sublayer writes; None if there is none or the old model had it."""
     for name, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
         if name != owner_name and isinstance(norm, After) and is_added(f"{name}.norm.weight"):

@@ -1,4 +1,4 @@
-"""What the entries become that growth adds to a tensor."""
+"""How the entries that growth adds to a tensor are filled."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -10,22 +10,22 @@ from torch import Tensor
 from widthwise.growth.maps.axis_map import AxisMap
 
 Draw = Callable[[Tensor, torch.Generator], None]
-"""Fills a tensor."""
+"""Fills a tensor in place."""
 
 
 def root_mean_square(old: Tensor) -> float:
-    """Of the entries: their standard deviation, as if their mean were 0."""
+    """The root mean square of the entries, which is their standard deviation about 0."""
     return float(old.detach().float().square().mean().sqrt()) if old.numel() else 0.0
 
 
 class Fresh:
-    """What the free entries of a tensor become: drawn like the old ones."""
+    """Fills the free entries of a tensor: normal, with the root mean square of the old entries."""
 
     is_free = True
-    """Whether any other values would preserve the function too."""
+    """Whether any other values would preserve the function as well."""
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
-        """grown: the new shape, with old entries in place; its new entries are filled in place, and it is returned."""
+        """Fills the free entries in place and returns the tensor. grown: the new shape, with old entries in place."""
         if not any(axis.is_free.any() for axis in maps):
             return grown
         std = root_mean_square(old)
@@ -41,8 +41,9 @@ class Fresh:
 
 
 class Mean(Fresh):
-    """All the mean of the old entries: what gains of a norm take, which must not be 0; 1 where they are all 0, as those
-    behind a sublayer just added.
+    """Fills with the mean of the old entries: for the gains of a norm, which must not be 0.
+
+    1 where that mean is 0, as it is for the norm after a sublayer that was only just added.
     """
 
     def fill(self, grown: Tensor, old: Tensor, maps: tuple[AxisMap, ...], generator: torch.Generator) -> Tensor:
@@ -51,7 +52,7 @@ class Mean(Fresh):
 
 @dataclass(frozen=True)
 class Constant(Fresh):
-    """All one number."""
+    """Fills with one number."""
 
     value: float
 
@@ -67,7 +68,7 @@ def _filled(grown: Tensor, maps: tuple[AxisMap, ...], value: float) -> Tensor:
 
 @dataclass(frozen=True)
 class AsStarted(Fresh):
-    """What the same entries of an untrained model are. start: fills such a tensor whole."""
+    """Fills with what an untrained model has in these entries. start: initialises a whole tensor of the new shape."""
 
     start: Draw
     is_free: bool = True
@@ -82,19 +83,20 @@ class AsStarted(Fresh):
 
 
 class Derived(ABC):
-    """New rows that follow from the other rows, whatever the free entries have become."""
+    """New rows that are computed from the other rows, once the free entries are filled."""
 
     @abstractmethod
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
-        """grown: with free entries filled; rows: of its first dimension; std: of the old entries."""
+        """grown: with free entries filled; rows: map of its first dimension; std: root mean square of old entries."""
 
 
 @dataclass(frozen=True)
 class Turned(Derived):
-    """Rows behind a norm: each group of n_old rows gets m - 1 copies of itself, each turned by an orthogonal matrix.
+    """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
-    A copy is as long as its original for every input, so that the mean square over m times as many rows is what it was.
-    The matrices follow from the seed alone: a bias is turned like its matrix. A group without old rows stays as drawn.
+    For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is
+    unchanged. The matrices depend on the seed only, so that a bias gets those of its weight matrix. A group without old
+    rows stays as drawn.
     """
 
     n_groups: int
@@ -102,9 +104,9 @@ class Turned(Derived):
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
         groups, is_new = grown.unflatten(0, (self.n_groups, -1)), rows.index.view(self.n_groups, -1) < 0
-        return torch.stack([self._turned(group, new) for group, new in zip(groups, is_new)]).flatten(0, 1)
+        return torch.stack([self._with_copies(group, new) for group, new in zip(groups, is_new)]).flatten(0, 1)
 
-    def _turned(self, group: Tensor, is_new: Tensor) -> Tensor:
+    def _with_copies(self, group: Tensor, is_new: Tensor) -> Tensor:
         original = group[~is_new]
         if is_new.all() or not is_new.any():
             return group
@@ -121,15 +123,15 @@ def _orthogonal(n: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Mirrored(Derived):
-    """Rows of several copies of an expert: copies in pairs get the same noise with opposite signs.
+    """Rows of the copies of an expert: copies in pairs get the same noise with opposite signs, to break the symmetry.
 
-    An expert is linear in these rows and all copies have one weight, so that the sum stays what it was, and copies that
-    differ are pulled apart. noise: standard deviation over that of the tensor.
+    An expert is linear in these rows and its copies have equal routing weights, so the noise cancels in their sum.
+    noise: its standard deviation over that of the tensor.
     """
 
     n_copies: int
     n_rows: int
-    """Of one expert."""
+    """Rows of one expert."""
     noise: float = 0.1
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
@@ -143,8 +145,9 @@ class Mirrored(Derived):
 
 
 class Revived(Derived):
-    """Rows that are all 0 are drawn like the others: of a copied matrix with a norm behind it whose gains start at 0.
-    Both together would stay 0 for ever.
+    """Redraws rows that are all 0, for a copied matrix whose following norm starts with zero gains.
+
+    With zero gains and zero rows neither would ever get a gradient.
     """
 
     def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:

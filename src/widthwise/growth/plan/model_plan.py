@@ -1,6 +1,6 @@
-"""The plan of a growth: for every tensor where its entries come from.
+"""The plan of a growth: where the entries of every tensor come from.
 
-From it follow the grown weights, the optimizer's state, which entries are new, and the way back.
+It yields the grown weights, the grown optimizer state, which entries are new, and the old weights back.
 """
 
 import re
@@ -34,22 +34,23 @@ NewLayers = Literal["drawn", "copied"]
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one growth."""
+    """How one model grows into another."""
 
     old: ModelConfig
     new: ModelConfig
     correspondence: Correspondence
     tensors: dict[str, TensorPlan | Split]
-    """By parameter of the grown model; of tied parameters the first name stands for all."""
+    """By parameter of the grown model; tied parameters appear under their first name only."""
 
     def tensor(self, name: str, weights: Mapping[str, Tensor], seed: int, fresh: Fresh | None = None) -> Tensor:
-        """One grown tensor. weights: of the old model, by name; seed, fresh: see `weights`."""
+        """One grown tensor. weights: the old model's, by name; seed, fresh: see `weights`."""
         plan = self.tensors[name]
+        # Without a source any tensor will do: only its dtype and device are used.
         old = weights[plan.source] if plan.source else next(iter(weights.values()))
         return plan.grow(old, torch.Generator().manual_seed(self._seed_of(name, seed)), fresh)
 
     def _seed_of(self, name: str, seed: int) -> int:
-        """Another for each tensor, and for each growth of a model that grows more than once."""
+        """A different seed for each tensor, and for each growth of a model that grows repeatedly."""
         # torch's generator takes 32 bits of a seed, the lowest.
         return zlib.crc32(f"{seed} {self._n_old_params} {name}".encode())
 
@@ -60,18 +61,18 @@ class Plan:
     def weights(
         self, weights: Mapping[str, Tensor], seed: int = 0, fresh: Fresh | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        """The grown weights one by one, so that only those that are kept need memory.
+        """The grown weights one at a time, so that the caller decides how many are held in memory.
 
-        seed: of what is drawn, for each tensor apart, so that no order matters; fresh: what free entries become
-        instead, to show that any value would do.
+        seed: of the random entries; each tensor derives its own, so that the order does not matter. fresh: fills free
+        entries instead of the plan's own rule, for padding, or to show that any value preserves the function.
         """
         for name in self.tensors:
             yield name, self.tensor(name, weights, seed, fresh)
 
     def shadow(self, shadow: Mapping[str, Tensor], grown: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """What follows the weights, as a moving average of them, one by one: in new entries it begins as they do.
+        """A moving average of the weights at the new shapes, one at a time; new entries start at the grown weights.
 
-        shadow: of the old model, by name; grown: the weights of the grown one.
+        shadow: the old model's average, by name; grown: the grown weights.
         """
         for name, plan in self.tensors.items():
             if not plan.source or plan.is_alien:
@@ -81,12 +82,12 @@ class Plan:
                 yield name, torch.where(plan.is_new(), grown[name], carried)
 
     def is_new(self, was_new: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """Of every parameter, bool: the entries that growth made. was_new: those of an earlier growth."""
+        """bool, for every parameter: the entries that growth added. was_new: those of an earlier growth, still new."""
         before = was_new or {}
         return {name: plan.is_new(before.get(plan.source)) for name, plan in self.tensors.items()}
 
     def shrunk(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The old weights from the grown ones, bitwise where nothing was scaled or mirrored."""
+        """The old weights recovered from the grown ones, bitwise unless a tensor was scaled or mirrored."""
         return {
             plan.source: plan.shrink(weights[name])
             for name, plan in self.tensors.items()
@@ -100,10 +101,10 @@ def plan_growth(
     correspondence: Correspondence | None = None,
     new_layers: NewLayers = "drawn",
 ) -> Plan:
-    """How a model becomes one of the sizes of another config, whose constants stay those of the old model.
+    """How a model grows to the sizes of `wanted` while keeping its own constants.
 
-    correspondence: which layers and blocks are which, found by `align` where not given; new_layers: whether added
-    layers are `drawn` or `copied` from the layer before. Raises UserError where the function cannot be preserved.
+    correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
+    are `drawn` at random or `copied` from the nearest kept layer. Raises UserError if the function cannot be preserved.
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
@@ -144,7 +145,7 @@ class _Planner:
         return dict(self.new.named_modules(remove_duplicate=False))
 
     def plan(self, name: str) -> TensorPlan | Split:
-        """Of a parameter of the new model."""
+        """The plan of one parameter of the grown model."""
         owner, old_name = _weight(self.new_modules, name), self._old_name(name)
         assert owner is not None, f"{name} has no named axes"
         if old_name is None:
@@ -157,14 +158,14 @@ class _Planner:
         return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
 
     def _old_name(self, name: str) -> str | None:
-        """None where the old model has no such parameter."""
+        """The parameter's name in the old model; None if it has no such parameter."""
         old_name = self.correspondence.old_name(name)
         if old_name is not None:
             old_name = self._as_old_ffn(name, old_name)
         return None if old_name is None or _weight(self.old_modules, old_name) is None else old_name
 
     def _as_old_ffn(self, name: str, old_name: str) -> str | None:
-        """What the old feed-forward calls it, where it is part of one. old_name: in the layer it comes from."""
+        """`old_name` as the old feed-forward calls it, which may be of another kind. Other names are returned as is."""
         old, new = _ffn_of(self.old_modules, old_name), _ffn_of(self.new_modules, name)
         if old is None or new is None:
             return old_name
@@ -187,25 +188,25 @@ class _Planner:
         """The same parameter of the old layer nearest to an added one, if it has the same shape."""
         path = name.split(".")
         if path[0] != "layers" or self.correspondence.layers[int(path[1])] is not None or path[2] not in SUBLAYERS:
-            return None  # a site of the residual is heard from the start
+            return None  # residual sites act from the start, so a copied one would change the function
         source = ".".join(("layers", str(self.correspondence.nearest(int(path[1]))[0]), *path[2:]))
         copied = _weight(self.old_modules, source)
         return source if copied is not None and copied.weight.shape == owner.weight.shape else None
 
 
 def _weight(modules: Mapping[str, nn.Module], name: str) -> Weight | None:
-    """Whose parameter has that name."""
+    """The module that holds the parameter of that name."""
     owner = modules.get(name.removesuffix(".weight"))
     return owner if isinstance(owner, Weight) else None
 
 
 def _ffn_of(modules: Mapping[str, nn.Module], name: str) -> FFNConfig | None:
-    """Of the feed-forward that a parameter is part of."""
+    """The config of the feed-forward that a parameter belongs to."""
     layer, _, inside = name.partition(".ffn.")
     owner = modules.get(layer)
     return owner.config.ffn if inside and isinstance(owner, DecoderLayer) else None
 
 
 def _parent(name: str) -> str:
-    """Of the owner of a parameter; of a bias, that of its matrix or norm."""
+    """The name of the module around the parameter's owner; for a bias, around its matrix or norm."""
     return name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[0]

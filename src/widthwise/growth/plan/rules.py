@@ -1,8 +1,8 @@
-"""What becomes of a tensor, from the names of its axes.
+"""The plan of a tensor, from the names of its axes.
 
-One rule covers every component: what is written into new coordinates is 0 and what reads them is free, or the other way
-round, so that new entries change nothing and each still has a gradient. A component whose axes are named below grows
-without a line of its own.
+One rule covers every component: for new coordinates, either the weights that write them are 0 and those that read them
+are free, or the reverse. New entries then change nothing, yet they learn: the factor that is 0 has a gradient at
+once, and the other as soon as that has moved. A component whose axes are named below grows without code of its own.
 """
 
 import zlib
@@ -25,24 +25,24 @@ from widthwise.model.ffn.moe import MoE, MoEConfig
 from widthwise.model.positions import LearnedPositions
 
 TABLES = (Embedding, LearnedPositions)
-"""Whose rows are those of their in_axes."""
+"""Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""
 EXPERTS = ("w_gate", "w_up", "w_down")
-"""Matrices that stand one below the other, a part for each expert."""
+"""Matrices of a mixture, stacked along the rows, one block of rows for each expert."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A parameter's module, before and after, and the parts around it."""
+    """The module that holds a parameter, before and after growth, and the modules around it."""
 
     name: str
-    """Of the module, in the grown model."""
+    """The module's name in the grown model."""
     old: Weight
     new: Weight
     parent: nn.Module
-    """In the grown model; of a bias the parent of its matrix."""
+    """The module around it in the grown model; for a bias, the one around its matrix."""
     old_parent: nn.Module
     ffn: FFNConfig | None = None
-    """Of the grown model, where the module is part of a feed-forward."""
+    """Config of the feed-forward around it in the grown model, if any."""
 
     @property
     def is_bias(self) -> bool:
@@ -50,24 +50,24 @@ class Owner:
 
     @property
     def norm(self) -> nn.Module:
-        """Of the bias of a norm, that norm."""
+        """The norm that a bias belongs to."""
         return getattr(self.parent, self.leaf)
 
     @property
     def leaf(self) -> str:
-        """As the parent calls it: w_q, also for its bias."""
+        """The parent's name for it, such as w_q, which also stands for its bias."""
         return self.name.removesuffix(".bias").rpartition(".")[2]
 
     @cached_property
     def attention(self) -> AttentionMaps | None:
-        """Where heads come from, if the module is part of an attention. Raises UserError where it cannot grow so."""
+        """The head maps if the module is part of attention. Raises UserError if the attention cannot grow this way."""
         if isinstance(self.parent, Attention) and isinstance(self.old_parent, Attention):
             return AttentionMaps.of(self.old_parent.config, self.parent.config)
         return None
 
 
 def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
-    """Of a parameter that the old model has too. Raises UserError where it cannot become the new one."""
+    """The plan of a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     _check_norm(owner)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
         cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
@@ -79,10 +79,10 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Sp
 
 
 def _check_norm(owner: Owner) -> None:
-    """A norm that would divide by another number, where its place in the sublayer decides that, is another function."""
+    """Raises UserError if a norm inside a sublayer would change its divisor, and with it the function."""
     old, new = owner.old, owner.new
     if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
-        return  # those of queries and keys take account of turned copies
+        return  # query/key norms: their divisors already count the copies that `Turned` makes
     if old.norm_dim != new.norm_dim:
         raise UserError(
             f"{owner.name}: would divide by {new.norm_dim} where it divides by {old.norm_dim}; widths that a sublayer "
@@ -91,7 +91,7 @@ def _check_norm(owner: Owner) -> None:
 
 
 def _dimensions(owner: Owner, stream: StreamMap) -> tuple[AxisMap, ...]:
-    """Rows and columns; of a vector its entries."""
+    """The maps of rows and columns; of a vector, of its entries."""
     old, new = owner.old, owner.new
     if isinstance(new, (Vector, Norm)):
         is_gain = not isinstance(new, Vector)
@@ -110,7 +110,7 @@ def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap)
 
 
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
-    """role: out where the axis is written, in where it is read, gain where it is multiplied."""
+    """role: `out` if the tensor writes this axis, `in` if it reads it, `gain` if it multiplies it elementwise."""
     if owner.attention is not None and name != "d_model":
         return head_axis(owner.attention, owner.leaf, name, n_old)
     if name in ("d_model", "stream_width"):
@@ -123,7 +123,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
         return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
         return _units(owner, owner.ffn, n_old, n_new, zero=role == "in")
-    if name == "n_experts":
+    if name == "n_experts":  # copies of an old expert are adjacent
         return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
     if name == "n_positions" and n_new >= n_old:
         return AxisMap.appended(n_old, n_new, zero=False)
@@ -133,7 +133,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
 
 
 def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> AxisMap:
-    """Of coordinates of the stream. What multiplies them may be anything in new ones, which are 0 there."""
+    """The map of stream coordinates. New ones hold 0, so gains are free there; biases of a LayerNorm must be 0."""
     if role == "in":
         return read
     is_norm_bias = owner.is_bias and isinstance(owner.norm, LayerNorm)
@@ -141,14 +141,17 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
 
 
 def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, zero: bool) -> AxisMap:
-    """Of hidden units. New ones read what they like, and are not heard."""
+    """The map of hidden units. Weights into new units are free; weights out of them are 0 (`zero`)."""
     if n_new < n_old:
         raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
     return AxisMap.of(n_old, ffn.units_before(n_old, n_new), zero)
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
-    """The coordinates behind a prefix that a wider layer finds made of it: old ones stay, fresh ones are 0."""
+    """The output rows of a projected widening, i.e. coordinates after the prefix: old ones stay, fresh ones are 0.
+
+    `index` counts from the start of the stream, so that the end of the old prefix is subtracted.
+    """
     ends = [weight.in_axes["d_model"] for weight in (owner.old, owner.new)]
     sizes = [weight.out_axes["d_widened"] for weight in (owner.old, owner.new)]
     index = stream.prefix(ends[0] + sizes[0], ends[1] + sizes[1])[ends[1] :]
@@ -159,7 +162,7 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
 
 
 def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
-    """Of the matrices of experts cut into narrower ones; None where they are not, and of what else a mixture has."""
+    """The plan of expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
         return None
@@ -168,22 +171,23 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
         written = stream.written(before.out_axes["d_model"], after.out_axes["d_model"])
         whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)))
         return Split(whole, n_parts, old.n_experts)
-    # The rows of the parts lie as those of the experts did.
+    # Gate and up stack hidden units along the rows, so that cutting an expert leaves every row where it is.
     read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
     return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
 
 
 def _as_one_expert(old: Axes, new: Axes) -> Axes:
-    """The axes of a dense matrix by the names that those of experts have."""
+    """The axes of a dense matrix under the names that experts use: as a mixture of one expert."""
     old = {"d_expert" if name == "d_ff" else name: n for name, n in old.items()}
     return {name: old.get(name, 1) for name in new}
 
 
 def _copies(owner: Owner) -> tuple[int, bool]:
-    """Equal entries that share what was the gradient of one, and whether they get different parts of it.
+    """How many equal entries share the gradient of one old entry, and whether their parts of it differ.
 
-    Copies of an expert do the same work while they are equal. Those of a dense feed-forward see different tokens, the
-    parts of an expert make different updates, and copies of a key-value head serve different queries.
+    Copies of one expert get equal parts, since they compute the same. The parts differ for copies of a dense
+    feed-forward (different tokens), the pieces of a cut expert (different outputs) and copies of a key-value head
+    (different queries).
     """
     axes, old, new = (*owner.new.out_axes, *owner.new.in_axes), owner.old_parent, owner.parent
     if isinstance(new, MoE) and "n_experts" in axes:
@@ -196,17 +200,17 @@ def _copies(owner: Owner) -> tuple[int, bool]:
 
 
 def _derived(owner: Owner) -> Derived | None:
-    """Rows that must be made of others."""
+    """The rule for new rows that depend on other rows, if any."""
     if owner.attention is not None:
-        return _turned(owner, owner.attention)
+        return _with_orthogonal_copies(owner, owner.attention)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE) and owner.leaf == "w_up":
         n_copies = owner.parent.config.n_experts // owner.old_parent.config.n_experts
         return Mirrored(n_copies, owner.new.out_axes["d_expert"]) if n_copies > 1 else None
     return None
 
 
-def _turned(owner: Owner, attention: AttentionMaps) -> Turned | None:
-    """Of queries behind a norm, and of keys where one norm covers all heads and heads join."""
+def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> Turned | None:
+    """For queries before a norm, and for keys if one norm spans all heads and key-value heads are added."""
     old, new = attention.old, attention.new
     if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
         return None

@@ -1,8 +1,8 @@
-"""What becomes of the coefficients of hyper-connections when slots are added or layers grow.
+"""The coefficients of hyper-connections when slots are added or layers grow.
 
-Nobody old reads a new slot, and nothing of it is carried into an old one, so that its content is free and it is heard
-of as soon as a read of it is learned. Source: arXiv:2511.11238; with coefficients that follow the state, both the
-static table and its scale must be 0 there, because one projection serves all slots.
+At first no old block reads a new slot and nothing is carried from it into an old one, so its content is free; it comes
+into use as soon as a read coefficient is learned. With dynamic coefficients both the static table and its scale must
+be 0 there, because one projection serves all slots. Source: arXiv:2511.11238.
 """
 
 import torch
@@ -18,7 +18,7 @@ from widthwise.model.residual.hyper_connections import HyperConnection
 
 
 def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:
-    """Of a parameter of a hyper-connection; None of all others. start: fills an untrained one."""
+    """The plan of a parameter of a hyper-connection, None for all others. start: initialises an untrained one."""
     old, new = owner.old_parent, owner.parent
     if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
         return None
@@ -31,7 +31,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> Tens
 
 
 def coefficient_map(old: HyperConnection, new: HyperConnection) -> AxisMap:
-    """Columns of the table: read blocks, carried slots, written blocks."""
+    """The columns of the table [read | carry | write]; each part gets its new columns at its end."""
     parts, offset = [], 0
     for n_old, n_new in zip(_columns(old), _columns(new)):
         parts += [*range(offset, offset + n_old), *[-1] * (n_new - n_old)]
@@ -45,14 +45,16 @@ def _columns(site: HyperConnection) -> tuple[int, int, int]:
 
 
 def table_plan(source: str, old: HyperConnection, new: HyperConnection, start: Draw) -> TensorPlan:
-    """Of the static table or its scale, flattened. start: fills the whole of an untrained one."""
+    """The plan of the static table or of its scale, both flattened. start: initialises a whole untrained one."""
     rows = AxisMap.appended(old.config.n_slots, new.config.n_slots, zero=False)
     columns = coefficient_map(old, new)
-    return TensorPlan(source, (product([rows, columns]),), AsStarted(start), zero_entries=_unheard(old, new).flatten())
+    return TensorPlan(
+        source, (product([rows, columns]),), AsStarted(start), zero_entries=_must_be_unused(old, new).flatten()
+    )
 
 
-def _unheard(old: HyperConnection, new: HyperConnection) -> Tensor:
-    """bool (n_slots, n_coefficients): what a new slot gives to the blocks that are read, and to old slots."""
+def _must_be_unused(old: HyperConnection, new: HyperConnection) -> Tensor:
+    """bool (n_slots, n_coefficients): what new slots give to read blocks and to old slots, which must be 0."""
     n_read, n_slots, n_write = _columns(new)
     is_new_slot = torch.arange(n_slots) >= old.config.n_slots
     to_old = torch.cat((torch.ones(n_read, dtype=torch.bool), ~is_new_slot, torch.zeros(n_write, dtype=torch.bool)))

@@ -1,4 +1,4 @@
-"""What becomes of one tensor when a model grows."""
+"""How one tensor of a grown model is made."""
 
 from dataclasses import dataclass, field
 
@@ -12,35 +12,35 @@ from widthwise.growth.plan.fresh import Derived, Fresh, root_mean_square
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A tensor of the grown model, from a tensor of the old one."""
+    """A tensor of the grown model, made from a tensor of the old one."""
 
     source: str
-    """Name of the old tensor; empty where all of it is new."""
+    """Name of the old tensor; empty if the whole tensor is new."""
     maps: tuple[AxisMap, ...]
-    """One a dimension."""
+    """One for each dimension."""
     fresh: Fresh = field(default_factory=Fresh)
     derived: Derived | None = None
-    """New rows that are not free: made of the others when those are filled."""
+    """Computes new rows that are not free, after the others are filled."""
     scale: float = 1.0
-    """What old entries are multiplied by."""
+    """Factor of the old entries."""
     zero_entries: Tensor | None = None
-    """bool, of the new shape: further new entries that must be 0, where no row and no column says so."""
+    """bool, of the new shape when viewed so: further new entries that must be 0, besides those that `maps` name."""
     n_copies: int = 1
-    """Copies of each old entry, which share its gradient."""
+    """Copies of each old entry, which share its former gradient."""
     copies_differ: bool = False
-    """Whether they get different parts of it, as they do different work, or each the same."""
+    """Whether their parts of it differ because they compute different things, or are equal."""
     is_alien: bool = False
-    """Whether the source only lent its values: no entry counts as old."""
+    """Whether the source only lends its values, to an added layer: no entry counts as old."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(len(axis.index) for axis in self.maps)
 
     def grow(self, old: Tensor, generator: torch.Generator, fresh: Fresh | None = None) -> Tensor:
-        """The grown tensor, in the type of the old one. Sums and products in float64, and differentiable.
+        """The grown tensor, in the dtype of the old one. Differentiable; sums and products are taken in float64.
 
-        old: the source; where there is none, any tensor of the model.
-        fresh: what free entries become in place of what the plan says, where any value would do.
+        old: the source, or any tensor of the model if there is none.
+        fresh: replaces the plan's own filling where any value would preserve the function.
         """
         grown = self._gathered(old)
         if self.scale != 1.0:
@@ -56,12 +56,13 @@ class TensorPlan:
         return grown
 
     def _gathered(self, old: Tensor) -> Tensor:
-        """Old entries in their places; what stands in new ones is of no account. Always a tensor of its own: it may be
-        filled in place, and two models, or two layers, must not share one.
+        """Old entries at their new positions; new entries hold arbitrary values.
+
+        Always a new tensor: it is filled in place, and models or layers must not share memory.
         """
         if not self.source:
             return old.new_zeros(self.shape)
-        if all(axis.is_appended for axis in self.maps):  # one copy, where there would be one for each dimension
+        if all(axis.is_appended for axis in self.maps):  # one copy instead of one for each dimension
             behind = [(0, n_new - n_old) for n_new, n_old in zip(self.shape, old.shape)]
             return pad(old, [n for ends in reversed(behind) for n in ends])
         grown = old
@@ -71,14 +72,14 @@ class TensorPlan:
         return grown
 
     def _zero(self, grown: Tensor) -> Tensor:
-        """In place."""
+        """Zeroes, in place, the entries that must be 0."""
         for dim, axis in enumerate(self.maps):
             if axis.is_zero.any():
                 grown.index_fill_(dim, torch.nonzero(axis.is_zero)[:, 0], 0.0)
         return grown if self.zero_entries is None else grown.masked_fill_(self.zero_entries.view(grown.shape), 0.0)
 
     def carry(self, old: Tensor, factor: float, new: float) -> Tensor:
-        """A tensor kept beside the old one, as an optimizer's, at the new shape: times factor; `new` in new entries."""
+        """A companion of the old tensor, such as an optimizer moment: old entries times `factor`, new entries `new`."""
         grown = self._gathered(old)  # without the scale, which is part of the factor
         grown = (grown.double() * factor).to(old.dtype) if factor != 1.0 else grown
         for dim, axis in enumerate(self.maps):
@@ -86,7 +87,7 @@ class TensorPlan:
         return grown
 
     def is_new(self, was_new: Tensor | None = None) -> Tensor:
-        """bool, of the new shape: the entries that growth made. was_new: those that an earlier growth had made."""
+        """bool, of the new shape: the entries that growth added. was_new: the same of an earlier growth, still new."""
         if self.is_alien:
             return torch.ones(self.shape, dtype=torch.bool)
         found = torch.zeros(self.shape, dtype=torch.bool)
@@ -97,11 +98,11 @@ class TensorPlan:
         return found
 
     def must_be_zero(self) -> Tensor:
-        """bool, of the new shape."""
+        """bool, of the new shape: the new entries that must be 0."""
         return self._zero(torch.ones(self.shape)) == 0
 
     def shrink(self, grown: Tensor) -> Tensor:
-        """The old tensor from the grown one: bitwise where nothing was scaled."""
+        """The old tensor recovered from the grown one, bitwise if nothing was scaled."""
         old = grown
         for dim, axis in enumerate(self.maps):
             if not axis.is_identity:
@@ -110,7 +111,7 @@ class TensorPlan:
 
 
 def _averaged(grown: Tensor, dim: int, axis: AxisMap) -> Tensor:
-    """New entries along a dimension as the means of the old ones of their group."""
+    """Replaces new entries along a dimension by the mean of the old ones in their group; see `AxisMap.average_over`."""
     assert axis.average_over is not None
     groups = grown.movedim(dim, 0).unflatten(0, (-1, axis.average_over))
     is_old = (axis.index >= 0).view(groups.shape[:2])
@@ -123,16 +124,16 @@ def _averaged(grown: Tensor, dim: int, axis: AxisMap) -> Tensor:
 
 @dataclass(frozen=True)
 class Split:
-    """Experts cut into `n_parts` narrower ones; of the down-projections (n_experts * d_out, d_expert).
+    """The down-projections (n_experts * d_out, d_expert) of experts that are each cut into `n_parts` narrower ones.
 
-    Every part has an n_parts-th of the weight of its expert, so that what it writes is multiplied by n_parts.
+    The router gives each part 1 / n_parts of the weight its expert had, so that the matrices are multiplied by n_parts.
     """
 
     plan: TensorPlan
-    """Of the experts before they are cut."""
+    """The plan of the experts before they are cut."""
     n_parts: int
     n_experts: int
-    """Before."""
+    """Number of experts before the cut."""
     is_alien = False
     n_copies = 1
     copies_differ = False

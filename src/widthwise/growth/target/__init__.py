@@ -1,1 +1,1 @@
-"""The config of a grown model: the sizes asked for, the constants of the old model."""
+"""The config of a grown model: the requested sizes with the constants of the old model."""

@@ -1,4 +1,4 @@
-"""The attention of a grown layer: heads of the sizes asked for that turn and are scaled as the old ones."""
+"""The attention of a grown layer: the requested head sizes with the old rotary frequencies and softmax scale."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from widthwise.model.qk_norm import QKNormConfig
 
 
 def grown_attention(old: AttentionConfig, new: AttentionConfig, where: str) -> AttentionConfig:
-    """`new` with the scale, the frequencies and the divisors of `old`. where: the path of the layer, for messages.
+    """`new` with the softmax scale, rotary frequencies and norm divisors of `old`. where: the layer, for errors.
 
-    Raises UserError where the one cannot become the other.
+    Raises UserError if `old` cannot become `new`.
     """
     path = f"{where}.attention"
     with mistakes_at(path):
@@ -27,8 +27,10 @@ def grown_attention(old: AttentionConfig, new: AttentionConfig, where: str) -> A
 
 
 def added_attention(new: AttentionConfig, asked: AttentionConfig, near: AttentionConfig) -> AttentionConfig:
-    """That of an added layer, with the scale and the frequencies of a layer that stays, where the recipe gives both the
-    same. asked, near: the attention of that layer as the recipe has it, and as it becomes.
+    """The attention of an added layer.
+
+    If the recipe gives it the scale or the rotary frequencies of the nearest kept layer, it gets what that layer keeps.
+    asked, near: the attention of that layer in the recipe, and as it is grown.
     """
     changes = {}
     if new.scale == asked.scale:
@@ -39,8 +41,10 @@ def added_attention(new: AttentionConfig, asked: AttentionConfig, near: Attentio
 
 
 def _rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
-    """What is asked for, where the old frequencies are among it, as they are at a multiple of head_dim, or where it is
-    asked for by number. Else a table of the old ones, continued downwards at their ratio.
+    """Changes to `new` that keep the old rotary frequencies.
+
+    Empty if they are among the requested ones, as at a multiple of head_dim, or if the recipe changes the base or lists
+    frequencies itself. Otherwise a table: the old frequencies, continued downwards at their ratio.
     """
     if old.rope is None or new.rope is None or new.rope_base != old.rope_base or new.rope_frequencies is not None:
         return {}
@@ -55,7 +59,11 @@ def _rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
 
 
 def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormConfig | None:
-    """Queries behind a norm get turned copies, which multiply the sum of squares; new coordinates of keys are 0."""
+    """The old norm, with divisors that keep its statistic.
+
+    Queries get orthogonal copies, which multiply their sum of squares (see `plan.fresh.Turned`). New coordinates of
+    keys are 0 and add nothing; new key heads under one norm over all heads are orthogonal copies too.
+    """
     before, after = old.qk_norm, new.qk_norm
     if before is None or after is None:
         must_agree(f"{where}.qk_norm", before, after)

@@ -1,8 +1,8 @@
-"""The config of a grown model: its sizes are those asked for, its constants those that keep the function.
+"""The config of a grown model: the requested sizes, and the constants that preserve the function.
 
-Attention scale, divisors of norms, frequencies of rotation: a recipe derives them from widths, and a grown model must
-not. They stay what they were, written out; `bake` gives the usual form back where there is one. The eps of every norm
-stays as well, whatever the recipe says: a baked or imported model brings its own.
+A recipe derives the attention scale, norm divisors and rotary frequencies from widths. A grown model must not: it keeps
+the old values, written out, and `bake` restores the usual form where there is one. The eps of every norm is kept as
+well, whatever the recipe says, since a baked or imported model brings its own.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from widthwise.model.residual.interface import ResidualConfig
 
 
 def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspondence) -> ModelConfig:
-    """`wanted` with the constants of `old`. Raises UserError where what is wanted would be another function."""
+    """`wanted` with the constants of `old`. Raises UserError if that would change the function."""
     for model in (old, wanted):
         _check_known(model)
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
@@ -48,7 +48,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
 
 
 def _check_known(model: ModelConfig) -> None:
-    """Raises UserError for a component that says nothing of how it grows."""
+    """Raises UserError for a component whose config does not say how it grows."""
     residual = model.residual
     if residual.kept is None or residual.layout is None:
         raise UserError(
@@ -62,7 +62,7 @@ def _check_known(model: ModelConfig) -> None:
 
 
 def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
-    """Raises UserError where the one residual is not the other at any size."""
+    """The requested residual with the constants of the old one. Raises UserError if it can be that at no size."""
     before, after = old.residual, wanted.residual
     must_agree("residual.multiplier", before.multiplier, after.multiplier)
     with mistakes_at("residual"):
@@ -81,7 +81,7 @@ def _check_norm(where: str, old: NormConfig, new: NormConfig) -> None:
 
 
 def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormConfig:
-    """Of what read n_old coordinates of the stream and reads n_new."""
+    """A norm that read n_old coordinates of the stream and now reads n_new."""
     return old.model_copy(update={"stat_width": stream.stat_width(n_old, n_new, old.stat_width)})
 
 
@@ -94,7 +94,7 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
     ):
         norm = getattr(old, name)
         _check_norm(f"{where}.{name}", norm, getattr(new, name))
-        # A norm behind a sublayer sees its update, which is 0 in coordinates that are new to it.
+        # A norm after a sublayer sees the update, which is 0 at new coordinates, so that it may measure all of them.
         norms[name] = _norm(norm, stream, getattr(old, width), getattr(new, width)) if reads else norm
     attention = grown_attention(old.attention, new.attention, where)
     _check_norms_stay(old, new, f"{where}.ffn.norm")
@@ -104,29 +104,29 @@ def _layer(old: LayerConfig, new: LayerConfig, stream: StreamMap, where: str) ->
 
 
 def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> LayerConfig:
-    """With the constants of the nearest layer that stays, where the recipe gives both the same ones.
+    """An added layer, with the constants of the nearest kept layer wherever the recipe gives both the same.
 
-    The function asks for none of it, as the layer is silent; but formats, and `bake` with one eps, have one divisor and
-    one scale for all layers. asked, near: that layer as the recipe has it, and as it becomes.
+    The function does not need this, because the layer is silent; but exported formats, and `bake` with one eps, have
+    one divisor and one scale for all layers. asked, near: the kept layer in the recipe, and as it is grown.
     """
     changes: dict[str, Any] = {"attention": added_attention(layer.attention, asked.attention, near.attention)}
     for name in ("attention_norm", "ffn_norm"):
         norm, asked_norm, near_norm = (getattr(each, name) for each in (layer, asked, near))
         is_alike = (layer.norm_placement, norm) == (asked.norm_placement, asked_norm)
-        if is_alike and near_norm.stat_width is None:  # one that measures a part has the divisor of that part
+        if is_alike and near_norm.stat_width is None:  # a norm over part of the stream has the divisor of that part
             changes[name] = near_norm
     return layer.model_copy(update=changes)
 
 
 def _check_norms_stay(old: LayerConfig, new: LayerConfig, where: str) -> None:
-    """Raises UserError where the feed-forward becomes another kind whose norms stand elsewhere."""
+    """Raises UserError if the feed-forward becomes another kind that places its norms differently."""
     before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
     if type(old.ffn) is not type(new.ffn) and before != after and (before, after) != ("pre", "shared"):
         must_agree(where, before, after)
 
 
 def _reads_normed(layer: LayerConfig) -> bool:
-    """Whether the norms of its feed-forward stand before it."""
+    """Whether the feed-forward is normalised at its input."""
     return layer.ffn.norm_placement(layer.norm_placement) in ("pre", "shared")
 
 
