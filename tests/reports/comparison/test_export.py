@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
+from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.page.spreadsheet import csv_cell
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
@@ -27,6 +28,22 @@ def test_csv_holds_every_number_at_full_precision(comparison: Path) -> None:
         assert float(row["kv_bytes_ratio"]) == variant["ratio"]["kv_bytes"]
         assert float(row["virtual_width"]) == variant["cost"]["virtual_width"]
     assert rows[0]["difference_mean"] == ""
+
+
+def test_what_training_cost_stands_in_every_table(comparison: Path) -> None:
+    data = json.loads((comparison / "comparison.json").read_text())
+    for i, variant in enumerate(data["variants"]):
+        costs = {"pflops_days": 0.25 + i, "peak_memory_bytes": 3.5e9 * (i + 1)}
+        variant["measured"] = {name: {"mean": mean, "per_seed": [mean, mean]} for name, mean in costs.items()}
+    (comparison / "comparison.json").write_text(json.dumps(data))
+    read = Comparison.read(comparison)
+    rows = list(csv.DictReader(io.StringIO(csv_text(read))))
+    assert [float(row["pflops_days_mean"]) for row in rows] == [0.25, 1.25, 2.25]
+    assert [float(row["peak_memory_bytes_mean"]) for row in rows] == [3.5e9, 7e9, 10.5e9]
+    for shown in (latex_text(read), write_comparison_report(comparison)["html"].read_text()):
+        assert "PFLOP/s-days" in shown
+        assert "peak memory" in shown
+        assert re.search(r"10\.5\W*G", shown)
 
 
 @pytest.mark.parametrize("text", FORMULAS)
