@@ -39,7 +39,7 @@ class Item(Config):
     @property
     @abstractmethod
     def answer(self) -> str:
-        """The correct answer."""
+        """The text of the correct answer."""
 
     @property
     @abstractmethod

@@ -20,7 +20,7 @@ class LocalFile:
     """The same questions as a file of llm-foundry's `local_data`."""
 
     stem: str
-    """NAME in NAME.jsonl."""
+    """Name of the file without `.jsonl`."""
     delimiter: str = " "
     """Between question and answer, so that the text is that of lm-evaluation-harness as nearly as the file allows."""
 

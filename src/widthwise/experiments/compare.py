@@ -20,7 +20,7 @@ from widthwise.training.stopping import interruption_adds
 
 
 def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> Comparison:
-    """Runs what has not finished, seed by seed so that every variant has its first early; writes comparison.json.
+    """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
     Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
     Raises UserError if finished runs saw different data from the present, as after an upgrade of Python.
@@ -39,7 +39,7 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
 
 
 def summarise(plan: Plan, results: Mapping[str, Results], environment: dict[str, Any], command: str) -> Comparison:
-    """results: variant -> one result a seed, in the order of plan.seeds."""
+    """The comparison as a record. results: variant -> one result per seed, in the order of plan.seeds."""
     baseline = results[plan.baseline]
     variants = [variant_of(name, plan.seeds, results[name], baseline) for name in plan.recipes]
     trend = _trend(plan, results)

@@ -76,7 +76,7 @@ def run_family(source: Source, branches: Sequence[Branch], folder: Path, observe
 
 
 def summarise(source: Source, branches: Sequence[Branch], results: Sequence[RunResult]) -> dict[str, Any]:
-    """The family as data. results: of the branches.
+    """The family as data. results: one per branch.
 
     FLOPs are training FLOPs over all steps. `flops_alone` is what a run of the same model would take from scratch over
     as many tokens; the shared steps are counted once.

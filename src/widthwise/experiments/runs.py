@@ -22,7 +22,7 @@ ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 CONFIDENCE = 0.95
 
 Results = Sequence[RunResult]
-"""One result a seed, in the order of the seeds."""
+"""One result per seed, in the order of the seeds."""
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:
@@ -50,10 +50,10 @@ def windows(results: Results) -> np.ndarray:
 
 
 def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Results | None) -> Variant:
-    """What the runs of one recipe say together, beside those of a baseline where there is one.
+    """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
-    To a baseline there are the paired difference of the losses, its verdict, and the ratios of the costs; the baseline
-    beside itself has no difference, and the verdict "baseline".
+    The comparison consists of the paired difference of the losses, its verdict, and the ratios of the costs. The
+    baseline itself has no difference, and the verdict "baseline".
     """
     estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
     fields = estimates.keys() & Variant.model_fields
@@ -74,7 +74,7 @@ def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Resu
 
 
 def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:
-    """Costs and what training took, over the baseline's."""
+    """Costs and measured quantities, each divided by the baseline's."""
     ratio: dict[str, float | None] = dict(ratios(results[0].cost, baseline[0].cost))
     for quantity in OF_RUNS.values():
         own, other = (float(np.mean(quantity.over_seeds(each))) for each in (results, baseline))

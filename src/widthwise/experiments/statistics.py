@@ -11,7 +11,7 @@ N_RESAMPLES = 4000
 
 
 def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estimate:
-    """Student's t interval of the mean over seeds; one seed gives no interval.
+    """Student's t interval of the mean over seeds; one seed gives no interval (None).
 
     per_seed: one number per seed.
     """
@@ -21,7 +21,7 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
 
 
 def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """The t interval with one degree of freedom fewer than seeds; no interval where there is no standard error."""
+    """The t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
     half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
@@ -52,7 +52,7 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
 
 
 def verdict(difference: Estimate) -> Verdict:
-    """What a difference of losses says.
+    """The verdict on a difference of losses.
 
     "better" or "worse" if the interval excludes 0; "tie" if it lies within TIE_MARGIN of 0; otherwise "cannot tell".
     With fewer than FEWEST_SEEDS seeds, "no verdict".

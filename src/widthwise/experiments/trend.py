@@ -19,14 +19,14 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import finite
 
 FEWEST_VALUES = 3
-"""A line fits any two."""
+"""A line passes through any two points, so two would say nothing about the fit."""
 
 
 class TrendConfig(Config):
     """The `trend:` part of a compare section."""
 
     over: str
-    """Name of a quantity of models."""
+    """Name of a quantity that is counted from the config of a model."""
     variants: tuple[str, ...] | None = None
     """Variants that the line is fitted to; null: all."""
 
@@ -39,7 +39,7 @@ class TrendConfig(Config):
         return self
 
     def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
-        """Variant -> its quantity. summaries: the cost summary of every variant. Raises UserError without a line."""
+        """Variant -> its quantity. summaries: the cost summaries of all. Raises UserError for too few values."""
         names = summaries if self.variants is None else self.variants
         values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
         check_values(values, self.over)
@@ -59,7 +59,7 @@ def check_values(values: dict[str, float], over: str) -> None:
 
 
 def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float) -> Trend:
-    """Ordinary least squares over all variants, one line a seed.
+    """Ordinary least squares over all variants, one line per seed.
 
     over: what the values are of; values: above 0, by variant; losses: in nats per token, by variant (n_seeds,
     n_windows), paired as in `paired_mean`.

@@ -19,11 +19,11 @@ class Activations(Record):
     density: Sequence[Known]
     """Share of the activations beyond each of `Analysis.thresholds`."""
     utilisation: Sequence[Known]
-    """Of each unit: share of the tokens for which its activation lies beyond the threshold of utilisation."""
+    """For each unit, the share of the tokens for which its activation exceeds `Analysis.utilisation_threshold`."""
     dead_share: Known
-    """Share of the units that no token activates so."""
+    """Share of the units that no token activates beyond that threshold."""
     participation: Known
-    """How many units carry the energy: (sum of energies)^2 / sum of squared energies."""
+    """Effective number of units that carry the energy: (sum of energies)^2 / sum of squared energies."""
     participation_share: Known
 
     @pydantic.model_validator(mode="after")
@@ -46,13 +46,13 @@ class StreamState(Record):
 
 
 class LensPoint(Record):
-    """What head and final norm make of the stream at one depth; nats."""
+    """The prediction that final norm and head make from the stream at one depth; in nats."""
 
     depth: int = pydantic.Field(ge=0)
     target_log_prob: Known
     entropy: Known
     kl_to_next: Known
-    """Symmetrised; None at the last depth."""
+    """Symmetrised KL divergence to the prediction at the next depth; None at the last."""
 
 
 class Sink(Record):
@@ -71,14 +71,14 @@ class Sink(Record):
 
 
 class Valley(Record):
-    """Where the matrix entropy is lowest between two higher places."""
+    """The depth at which the matrix entropy is lowest between two higher values."""
 
     depth: int
     entropy: float
     drop: float
-    """From the highest before."""
+    """Highest entropy at an earlier depth minus `entropy`."""
     rise: float
-    """To the highest behind."""
+    """Highest entropy at a later depth minus `entropy`."""
 
 
 class AnalysedModel(Record):
@@ -90,7 +90,7 @@ class AnalysedModel(Record):
     step: int | None
     d_model: int
     widths: Sequence[int] = pydantic.Field(min_length=1)
-    """Of each layer."""
+    """Width of each layer."""
     n_tokens: int
     activations: Sequence[Activations]
     stream: Sequence[StreamState]
@@ -122,12 +122,12 @@ class AnalysedModel(Record):
 
 
 class AnalysedText(Record):
-    """What the models read."""
+    """The text that the models were analysed on."""
 
     source: str
     seq_len: int = pydantic.Field(ge=1)
     n_tokens: int
-    """Of the first model."""
+    """Number of tokens by the tokenizer of the first model."""
 
 
 class Analysis(StoredRecord):
@@ -139,7 +139,7 @@ class Analysis(StoredRecord):
     command: str
     created: str
     sentence: str
-    """The answer in words, a line for each thing said."""
+    """The findings in words, one per line."""
     text: AnalysedText
     thresholds: Sequence[float] = pydantic.Field(min_length=1)
     utilisation_threshold: float

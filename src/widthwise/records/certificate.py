@@ -1,4 +1,4 @@
-"""`certificate.json`: what was measured of a grown model before anybody trusts it."""
+"""`certificate.json`: measurements that show whether a grown model still computes the same function."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -9,48 +9,48 @@ from widthwise.records.record import Record, StoredRecord
 
 
 class LivenessCounts(Record):
-    """Of the new entries of one tensor: how many have had a gradient by the end of two steps of AdamW."""
+    """How many of one tensor's new entries have received a gradient by the end of two steps of AdamW."""
 
     n_new: int
     n_alive: int
     n_dead: int
     n_unjudged: int
-    """Rows of tokens and positions that did not occur."""
+    """Entries in rows of tokens and positions that did not occur."""
 
 
 class ModelSize(Record):
-    """What a model costs."""
+    """Parameters and FLOPs of a model."""
 
     params: int
     flops_per_token: float
-    """Forward, without further heads."""
+    """Forward FLOPs, without multi-token prediction."""
 
 
 class Certificate(StoredRecord):
-    """What was measured. Differences are the largest of all entries."""
+    """Old and grown model compared on random tokens. Each difference is the largest over all entries."""
 
     file_name: ClassVar[str] = "certificate.json"
 
     dtype: str
-    """In which the models were compared: float64, or float32 where two float64 models would not fit into memory."""
+    """Type in which the models were compared: float64, or float32 if two float64 models would not fit into memory."""
     n_sequences: int
     n_tokens: int
-    """Of each sequence."""
+    """Length of each sequence."""
     largest_logit: float
     logit_difference: float
     logit_bound: float
     stored_logit_difference: float
-    """With the grown weights as they are stored, which rounds what was multiplied or averaged."""
+    """The same with the grown weights as stored, where multiplied or averaged entries are rounded."""
     stored_logit_bound: float
     gradient_difference: float
-    """Of old parameters, over the largest entry of all gradients."""
+    """Difference of the gradients of old parameters, divided by the largest entry of all gradients."""
     gradient_bound: float
     liveness: Mapping[str, LivenessCounts]
-    """Of every tensor with new entries."""
+    """Tensor -> counts, for every tensor with new entries."""
     is_padding: bool
     """Whether new entries were meant to stay 0."""
     seq_len: int | None = None
-    """At which FLOPs are counted."""
+    """Sequence length for which FLOPs are counted."""
     before: ModelSize
     after: ModelSize
 
@@ -66,7 +66,7 @@ class Certificate(StoredRecord):
 
     @property
     def dead(self) -> dict[str, int]:
-        """Tensor -> new entries without any gradient, where there are some."""
+        """Tensor -> number of new entries without a gradient, if there are any."""
         return {name: each.n_dead for name, each in self.liveness.items() if each.n_dead}
 
     def total(self, count: str) -> int:
@@ -74,7 +74,7 @@ class Certificate(StoredRecord):
         return sum(getattr(each, count) for each in self.liveness.values())
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The certificate as lines of text."""
         tokens = f"{self.n_sequences} x {self.n_tokens} random tokens, {self.dtype}"
         if self.dtype != "float64":
             tokens += " because float64 would not fit into memory"

@@ -1,4 +1,4 @@
-"""`comparison.json`: recipes over the same seeds, beside a baseline."""
+"""`comparison.json`: recipes trained with the same seeds, compared with a baseline."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
@@ -24,14 +24,14 @@ class Variant(Record):
     shares_machine: bool = False
     """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
     difference: Estimate | None = None
-    """Of the held-out loss to the baseline's, paired by seed; None for the baseline."""
+    """Held-out loss minus the baseline's, paired by seed; None for the baseline."""
     verdict: Verdict | None = None
-    """None where there is nothing to compare with."""
+    """None if there is nothing to compare with."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
-    """Quantities of runs that have no field of their own."""
+    """Name -> estimate, for quantities of runs that have no field of their own."""
 
 
 class Compared(Protocol):
@@ -54,7 +54,7 @@ class Compared(Protocol):
 
     @property
     def baseline_variant(self) -> Variant | None:
-        """None where there is no baseline, or where it has no loss."""
+        """None if there is no baseline, or if it has no loss."""
         ...
 
 
@@ -63,9 +63,9 @@ class TrendPoint(Record):
 
     variant: str
     value: Number = pydantic.Field(gt=0)
-    """Of the quantity."""
+    """The variant's value of the quantity."""
     line: Known
-    """The fitted line there."""
+    """The fitted line at this value."""
     residual: Known
     """Mean loss minus the line."""
 
@@ -74,21 +74,21 @@ class Trend(Record):
     """The losses as a line over the logarithm of a quantity."""
 
     over: str
-    """The quantity."""
+    """Name of the quantity that the line runs over."""
     slope: Estimate
-    """Nats with each doubling; Student's t times a bootstrap standard error over seeds and held-out windows."""
+    """Change of the loss in nats per doubling; Student's t times a bootstrap standard error over seeds and windows."""
     intercept: Estimate
     """The line where the quantity is 1; Student's t over seeds."""
     r_squared: Known
-    """Of the mean losses; None where they are all equal."""
+    """R² of the line through the mean losses; None if they are all equal."""
     verdict: Verdict
-    """As of a difference: "better" where a larger quantity reaches a lower loss. The tie margin is that of the whole
-    way from the smallest to the largest value."""
+    """Like that of a difference: "better" if a larger quantity gives a lower loss. The tie margin applies to the total
+    change from the smallest to the largest value."""
     points: Sequence[TrendPoint] = pydantic.Field(min_length=1)
 
 
 class Comparison(StoredRecord):
-    """A finished comparison."""
+    """The results of a comparison in which all runs have finished."""
 
     file_name: ClassVar[str] = "comparison.json"
 

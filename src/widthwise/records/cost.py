@@ -8,32 +8,32 @@ import pydantic
 from widthwise.records.record import Number, Record
 
 PARTS = ("embedding", "attention", "ffn", "norm", "residual", "head", "mtp")
-"""Of a model, in the order in which tables list them."""
+"""The parts of a model, in the order in which tables list them."""
 
 
 class FlopsPerToken(Record):
-    """Floating-point operations per token; attention is counted in full but for `forward_causal`."""
+    """Floating-point operations per token; attention is counted in full, except in `forward_causal`."""
 
     forward: Number
     training: Number
     training_mtp: Number | None = None
-    """Of `training` the part of the further heads."""
+    """The share of `training` that multi-token prediction takes."""
     forward_causal: Number | None = None
 
 
 class CostSummary(Record):
     """Sizes and costs of a model; lists hold one entry per layer.
 
-    Parameters, training FLOPs and activations are of training, with further heads; forward FLOPs, active parameters and
-    KV bytes of the model alone, but for `flops_by_part`, which has the forward FLOPs of the further heads too.
+    Total parameters, training FLOPs and activations include multi-token prediction; active parameters, KV bytes and
+    forward FLOPs do not, except that `flops_by_part` lists its forward FLOPs too.
     """
 
     d_model: int
     residual: str | None = None
-    """Kind."""
+    """Kind of the residual."""
     stream_width: int | None = None
     virtual_width: Number = 1.0
-    """Width of a stream of slots over d_model; older runs say nothing of it, and have none."""
+    """Width of a stream of slots divided by d_model; files of older versions lack it, their models have no slots."""
     n_slots: int | None = None
     slot_width: int | None = None
     n_mtp_depths: int = 0
@@ -46,12 +46,12 @@ class CostSummary(Record):
     n_kv_heads: Sequence[int] = ()
     head_dim: Sequence[int] = ()
     hidden_widths: Sequence[Sequence[int]] = ()
-    """Of the gated maps of each layer's feed-forward."""
+    """Widths of the gated maps of each layer's feed-forward."""
     params: Mapping[str, Number]
-    """total, active, and one entry for each of PARTS."""
+    """Parameters by part: total, active, and one entry for each of PARTS."""
     flops_per_token: FlopsPerToken
     flops_by_part: Mapping[str, Number] = pydantic.Field(default_factory=dict)
-    """Forward."""
+    """Forward FLOPs per token by part, those of multi-token prediction included."""
     kv_bytes_per_token: Number
     activation_bytes_per_token: Number | None = None
 
@@ -74,5 +74,5 @@ class CostSummary(Record):
 
 
 def sum_of(params: Mapping[str, Number], parts: Sequence[str]) -> Number | None:
-    """Of some parts together; None where one of them is unknown."""
+    """Sum of the parameters of some parts; None if one of them is unknown."""
     return sum(params[part] for part in parts) if set(parts) <= params.keys() else None

@@ -1,4 +1,4 @@
-"""The widths that dynamic-width layers choose for held-out tokens."""
+"""Dynamic width: the widths that layers choose for held-out tokens."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +8,12 @@ from widthwise.records.record import Known, Record
 
 
 class Correlation(Record):
-    """Of a layer's width with a property of the token."""
+    """Correlation of a layer's width with a property of the token."""
 
     spearman: float
     low: Known = None
     high: Known = None
-    """No interval (None) from one window of text."""
+    """Ends of the interval; None if there is only one window of text."""
     pearson: float
 
 
@@ -37,27 +37,27 @@ class LayerWidths(Record):
     bias: Known = None
     temperature: Known = None
     correlations: Mapping[str, Correlation | None] = pydantic.Field(default_factory=dict)
-    """Property of the token -> correlation; None where one of the two does not vary."""
+    """Property of the token -> correlation; None if one of the two does not vary."""
 
 
 class ForcedLoss(Record):
-    """Held-out loss where every token uses the same fraction of the hidden width."""
+    """Held-out loss if every token uses the same fraction of the hidden width."""
 
     fraction: float
     loss: float
 
 
 class TokenWidths(Record):
-    """What a validation found in the dynamic-width layers of a model."""
+    """Statistics of the dynamic-width layers of a model over held-out text."""
 
     n_tokens: int
     mean_fraction: float
     token_variance_share: Known = None
     """Part of the variance of the fractions that lies between tokens; the rest lies between layers."""
     flops_per_token: Mapping[str, float]
-    """Of these layers: full, asked, bucketed, executed."""
+    """FLOPs of these layers: full, asked, bucketed, executed."""
     layers: Sequence[LayerWidths] = pydantic.Field(min_length=1)
     by_frequency_decile: Sequence[Known] = ()
-    """Mean fraction of the tokens by how frequent they are, the most frequent tenth first."""
+    """Mean fraction by frequency of the token, the most frequent tenth first."""
     by_token_class: Mapping[str, float] = pydantic.Field(default_factory=dict)
     forced: Sequence[ForcedLoss] = ()

@@ -1,4 +1,4 @@
-"""A mean over seeds, how surely it is known, and the verdict on a difference."""
+"""A mean over seeds with its interval, and the verdicts on a difference."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,16 +8,16 @@ from widthwise.records.record import Known, Record
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 
 FEWEST_SEEDS = 3
-"""With fewer seeds a difference cannot be told from the luck of a seed, whatever the interval."""
+"""With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
 TIE_MARGIN = 0.01
 """Nats per token; two losses that are surely closer than this count as equal."""
 
 
 class Estimate(Record):
-    """A mean with its interval; no interval (None) where too little was seen for one."""
+    """A mean with its interval; no interval (None) if there are too few values for one."""
 
     mean: Known
     low: Known = None
     high: Known = None
     per_seed: Sequence[Known] = ()
-    """One value a seed, in the order of the seeds."""
+    """One value per seed, in the order of the seeds."""

@@ -1,6 +1,6 @@
-"""The table of quantities: all that tables, figures, CSV, trends and fits know of a model, a run or a variant.
+"""The table of quantities that tables, figures, CSV, trends and fits show of a model, a run or a variant.
 
-A further quantity is one entry of QUANTITIES: everything above reads it there.
+A new quantity is one entry of QUANTITIES; everything else reads it there.
 """
 
 from abc import ABC, abstractmethod
@@ -17,31 +17,32 @@ from widthwise.records.run import RunResult
 
 @dataclass(frozen=True)
 class Quantity(ABC):
-    """Something that can be said of every model or of every run."""
+    """A number that every model or every run has."""
 
     name: str
-    """In recipes, on the command line, among ratios and, unless `column` says otherwise, in CSV."""
+    """Its name in recipes, on the command line, among ratios and, unless `column` is given, in CSV."""
     title: str
-    """In tables and figures, with its unit."""
+    """Its title in tables and figures, with its unit."""
     read: Callable[[Any], Number | None] = field(repr=False)
-    """Where a record keeps it; None where that says nothing of it."""
+    """Takes the number from a record; None if the record lacks it."""
     n_decimals: int | None = None
-    """None: three significant digits with a decimal prefix."""
+    """Decimals shown; None: three significant digits with a decimal prefix."""
     note: str = ""
-    """What it is, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
+    """Its definition, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
     short: str = ""
-    """Its title in the main table on a terminal, which has no room for those without one."""
+    """Its title in the main table on a terminal; without one it is not shown there, for lack of room."""
     column: str = ""
+    """Its column in CSV, if that is not `name`."""
     is_main: bool = False
-    """Whether it stands in the main table of a comparison."""
+    """Whether the main table of a comparison shows it."""
     is_loss: bool = False
-    """Whether it says how good a model is, so that laws can be fitted to it."""
+    """Whether it measures the quality of a model, so that laws can be fitted to it."""
     has_ratio: bool = False
-    """Whether variants are compared by how many times the baseline's it is."""
+    """Whether comparisons give its ratio to the baseline's."""
     is_cost: bool = False
-    """Of what training found: whether it stands in tables of costs."""
+    """Whether tables of costs show it, if it was measured in training; counted quantities need no mark."""
     is_speed: bool = False
-    """Whether other work of the machine changes it."""
+    """Whether other processes on the machine change it."""
     is_signed: bool = False
     """Whether it is a difference, shown with its sign."""
 
@@ -51,30 +52,30 @@ class Quantity(ABC):
 
     @property
     def bare_title(self) -> str:
-        """For ratios, which have no unit."""
+        """The title without a unit, for ratios."""
         return self.title.replace(" per token", "")
 
     def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
-        """One value a seed; NaN where a run says nothing of it."""
+        """One value per seed; NaN for a run that lacks it."""
         return [finite(self.of_run(result)) for result in results]
 
     @abstractmethod
     def of_run(self, result: RunResult) -> Number | None:
-        """None where the run says nothing of it."""
+        """Its value for a run; None if the run lacks it."""
 
     @abstractmethod
     def of_variant(self, variant: Variant) -> Estimate | None:
-        """None where the variant says nothing of it; without an interval where it is the same for all seeds."""
+        """Its mean for a variant; None if the variant lacks it; without an interval if it is the same for all seeds."""
 
     def value(self, subject: Variant | RunResult) -> float | None:
-        """Of a run, or the mean over seeds."""
+        """The value for a run, or the mean over the seeds of a variant."""
         if isinstance(subject, RunResult):
             return self.of_run(subject)
         estimate = self.of_variant(subject)
         return None if estimate is None else estimate.mean
 
     def ratio(self, variant: Variant, baseline: Variant) -> float | None:
-        """Over the baseline's; as the comparison recorded it, or else of the means."""
+        """Ratio to the baseline's value: as the comparison recorded it, otherwise that of the means."""
         if self.name in variant.ratio:
             return variant.ratio[self.name]
         own, other = finite(self.value(variant)), finite(self.value(baseline))
@@ -82,10 +83,10 @@ class Quantity(ABC):
 
 
 class OfModel(Quantity):
-    """Counted from the config of the last model: `read` takes a CostSummary."""
+    """A quantity counted from the config of the last model: `read` takes a CostSummary."""
 
     def of_cost(self, cost: CostSummary) -> Number:
-        """Of a model whose costs were just counted, and so are all known."""
+        """Its value for a model whose costs were just counted, so that none is missing."""
         value = self.read(cost)
         assert value is not None
         return value
@@ -99,7 +100,7 @@ class OfModel(Quantity):
 
 
 class OfRun(Quantity):
-    """Found by training: `read` takes a RunResult."""
+    """A quantity measured in training: `read` takes a RunResult."""
 
     def of_run(self, result: RunResult) -> Number | None:
         return self.read(result)
@@ -109,7 +110,7 @@ class OfRun(Quantity):
 
 
 class OfPair(Quantity):
-    """Found by comparing a variant with the baseline: `read` takes a Variant."""
+    """A quantity that compares a variant with the baseline: `read` takes a Variant."""
 
     def of_run(self, result: RunResult) -> Number | None:
         return None

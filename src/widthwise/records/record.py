@@ -1,4 +1,4 @@
-"""What every record is: typed, frozen, written as JSON and read from it."""
+"""Base classes of the records, which are typed, frozen, written as JSON and read from it."""
 
 import json
 import math
@@ -17,9 +17,9 @@ def _finite_or_none(value: Any) -> Any:
 
 
 Number = int | float
-"""Whole or not, as the file says it."""
+"""An integer or a float, kept as the file has it."""
 Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
-"""A number, or None where there is none: JSON knows neither NaN nor infinity."""
+"""A number, or None if there is none: JSON has neither NaN nor infinity."""
 
 
 class Record(pydantic.BaseModel):
@@ -38,21 +38,21 @@ class Record(pydantic.BaseModel):
         return getattr(self, key)
 
     def keys(self) -> KeysView[str]:
-        """Of the fields that were given."""
+        """The keys of the fields that were given."""
         return {name: None for name in type(self).model_fields if name in self.model_fields_set}.keys()
 
     def __contains__(self, key: str) -> bool:
         return key in self.model_fields_set
 
     def to_data(self) -> dict[str, Any]:
-        """What its JSON holds."""
+        """The record as plain data, with the fields that were given."""
         return self.model_dump(exclude_unset=True)
 
     def to_json(self) -> str:
         return json.dumps(self.to_data(), indent=2)
 
     def with_changes(self, **changes: Any) -> Self:
-        """A copy in which some fields differ, validated as one that is read."""
+        """A copy in which some fields differ, validated as if it were read."""
         return type(self).model_validate({**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
@@ -63,18 +63,18 @@ class StoredRecord(Record):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises UserError where the file is missing, broken, or not of this kind."""
+        """The record in a folder. Raises UserError if the file is missing, broken, or of another kind."""
         path = folder / cls.file_name
         return parse(cls, read_json_mapping(path), str(path))
 
     def write(self, folder: Path) -> Path:
-        """Writes the file whole or not at all, and returns its path. Raises UserError where it cannot."""
+        """Writes the file whole or not at all, and returns its path. Raises UserError if it cannot."""
         path = folder / self.file_name
         write_atomic(path, self.to_json() + "\n")
         return path
 
 
 def finite(value: Any) -> float:
-    """The value as a float; NaN where it is absent, not a number or infinite."""
+    """The value as a float; NaN if it is absent, not a number or infinite."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and math.isfinite(value) else math.nan

@@ -1,4 +1,4 @@
-"""What a run directory holds: `result.json`, and a run with all its files in memory."""
+"""`result.json`, and a whole run directory in memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,67 +13,67 @@ from widthwise.records.virtual_width import VirtualWidth
 
 
 class GrowthRecord(Record):
-    """A moment at which the model of a run became another one, most often a larger one."""
+    """A step at which the model of a run was replaced by another one, usually a larger one."""
 
     event: Literal["growth", "grown", "baked", "padded"] = "growth"
-    """In the course of the run; or by a verb, where the run begins where another one stood."""
+    """growth: by the recipe, in the course of the run; otherwise by a command, from the state of another run."""
     step: int
-    """Steps done before."""
+    """Number of steps before it."""
     tokens: int
     training_flops: Number
-    """Of all steps before."""
+    """Training FLOPs of all steps before it."""
     params_before: Number
     params_after: Number
     loss_before: Known = None
-    """Held out."""
+    """Held-out loss just before it, in nats per token."""
     loss_after: Known = None
 
 
 class RunResult(StoredRecord):
-    """A finished run. Optional fields are those that not every kind of model has, or not every version wrote."""
+    """A finished run. Optional fields are absent for some kinds of models or from files of older versions."""
 
     file_name: ClassVar[str] = "result.json"
 
     status: str = "finished"
     other_cpu_share: Known = None
-    """Share of the CPUs of the machine that other processes used meanwhile."""
+    """Share of the machine's CPUs that other processes used during the run."""
     cost: CostSummary
-    """Of the last model."""
+    """Sizes and costs of the last model."""
     name: str | None = None
     seed: int | None = None
     steps: int | None = None
     tokens: int | None = None
-    """Of all steps, those of a run included that this one comes from."""
+    """Tokens of all steps, those of a run that this one continues included."""
     train_loss: Known = None
     """Mean of the last `loss_window_steps` steps."""
     loss_window_steps: int | None = None
     val_loss: Known = None
-    """Nats per token."""
+    """Held-out loss in nats per token."""
     val_perplexity: Known = None
     val_bits_per_byte: Known = None
     val_window_losses: Sequence[float] = ()
     """Mean loss of every held-out window, in order: what a paired comparison pairs."""
     tokens_per_second: Known = None
-    """Of the last model's median record, so that neither start-up nor compilation nor a hiccup counts."""
+    """Median over the records of the last model, so that start-up, compilation and hiccups do not count."""
     wall_seconds: Known = None
     peak_memory_bytes: int | None = None
-    """Most memory ever held: by tensors on a GPU, elsewhere by the whole process."""
+    """Peak memory: of tensors on a GPU, otherwise of the whole process."""
     training_flops: Known = None
-    """Of all steps, all passes over a token counted, those of a run included that this one comes from."""
+    """Training FLOPs of all steps, every pass over a token counted, those of a run that this one continues included."""
     pflops_days: Known = None
-    """The same in PFLOP/s-days."""
+    """`training_flops` in PFLOP/s-days."""
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
     expert_loads: Sequence[Sequence[float] | None] | None = None
-    """A layer's shares of the routed choices, one an expert; None where no layer routes."""
+    """For each layer, every expert's share of the routed tokens; None if no layer routes."""
     val_mtp_losses: Sequence[float] | None = None
-    """Of the further heads, nearest first; None for a model without."""
+    """Held-out losses of multi-token prediction, nearest token first; None for a model without it."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
     growth: Sequence[GrowthRecord] = ()
-    """In order; empty where the model stayed the same."""
+    """Growths in order of time; empty if the model stayed the same."""
     notes: Sequence[str] = ()
-    """What a reader of the numbers should know."""
+    """Remarks that a reader of the numbers should know."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Run:
     metrics: Sequence[Mapping[str, Any]]
     result: RunResult | None
     growths: Sequence[GrowthRecord] = ()
-    """In order."""
+    """Growths in order of time."""
     certificate: Certificate | None = None
-    """Of the last growth by a verb."""
+    """Certificate of the last growth by a command."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""`scaling.json`: laws fitted to groups of models, and what one group saves against another."""
+"""`scaling.json`: laws fitted to groups of models, and what one group saves over another."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Self
@@ -17,7 +17,7 @@ SYMBOLS: dict[LawName, tuple[str, ...]] = {
 
 
 class Band(Record):
-    """Within which the curve lies, with the confidence of the page; three lists of one length."""
+    """The confidence band of a curve; three lists of equal length."""
 
     x: Sequence[float]
     low: Sequence[Known]
@@ -29,25 +29,25 @@ class FittedLaw(Record):
 
     form: str
     parameters: Mapping[str, Estimate]
-    """By symbol; empty where the law could not be fitted."""
+    """Parameter name -> estimate; empty if the law could not be fitted."""
     rms: Known = None
     """Root mean square of y minus the curve."""
     r_squared: Known = None
     leave_one_out_rms: Known = None
-    """The same at each point of the curve through the others."""
+    """The same, with each point left out of the fit that predicts it."""
     band: Band | None = None
     reason: str | None = None
-    """Why it could not be fitted, or why its symbols say little."""
+    """Why it could not be fitted, or why its parameters are unreliable."""
 
 
 class ScalingPoint(Record):
-    """One model."""
+    """One model as a point of a law."""
 
     name: str
     x: Number = pydantic.Field(gt=0)
     y: float
     y_sd: Known = None
-    """Between seeds."""
+    """Standard deviation of y over seeds."""
     n_seeds: int = 1
 
 
@@ -69,7 +69,7 @@ class ScalingGroup(Record):
 
     @property
     def laws(self) -> list[tuple[LawName, FittedLaw]]:
-        """Those that were tried."""
+        """The laws that were tried, each with its fit."""
         return [(law, fit) for law, fit in self.fits.items() if fit]
 
     @property
@@ -78,7 +78,7 @@ class ScalingGroup(Record):
 
 
 class Saving(Record):
-    """x of a group over x of the baseline at one y; below 1 the group needs less."""
+    """x of a group divided by x of the baseline at equal y; below 1 the group needs less."""
 
     group: str
     baseline: str
@@ -88,13 +88,13 @@ class Saving(Record):
     at: ScalingPoint
     """The baseline's largest model, and the y at which both are compared."""
     ratio: Estimate
-    """Without a mean where the group's curve never reaches that y."""
+    """Without a mean if the group's curve never reaches that y."""
     is_extrapolated: bool = False
     """Whether the group's curve reaches that y outside its own points."""
 
 
 class ScalingLaws(StoredRecord):
-    """Everything that `fit` found."""
+    """The results of `fit`."""
 
     file_name: ClassVar[str] = "scaling.json"
 
@@ -103,11 +103,11 @@ class ScalingLaws(StoredRecord):
     created: str
     confidence: float = pydantic.Field(gt=0, lt=1)
     x: str
-    """What it is."""
+    """Name of the quantity on the x axis."""
     y: str
     baseline: str | None = None
     sentence: str
-    """The answer in words, in lines."""
+    """The findings in words, one per line."""
     groups: Sequence[ScalingGroup] = pydantic.Field(min_length=1)
     savings: Sequence[Saving]
 
@@ -124,13 +124,13 @@ class ScalingLaws(StoredRecord):
         return self
 
     def is_drawn(self, saving: Saving) -> bool:
-        """Whether it is by the law of the curves, and has a number."""
+        """Whether a saving belongs to the law whose curves are drawn, and has a number."""
         chosen = {group.name: group.chosen for group in self.groups}
         return saving.fit == chosen[saving.group] and saving.ratio.mean is not None
 
     @property
     def arrows(self) -> list[Saving]:
-        """What the figure draws: curve against curve."""
+        """The savings that the figure draws, curve against curve."""
         return [saving for saving in self.savings if saving.kind == "curve" and self.is_drawn(saving)]
 
     @property

@@ -1,4 +1,4 @@
-"""`sweep.json`: what became of every point of a sweep."""
+"""`sweep.json`: the state of every point of a sweep."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,13 +10,13 @@ from widthwise.records.record import Number, Record, StoredRecord
 
 
 class SearchedRange(Record):
-    """Within which a search drew the values of one recipe key."""
+    """The range from which a search drew the values of one recipe key."""
 
     low: Number
     high: Number
     log: bool = False
     step: int | None = None
-    """Between whole numbers."""
+    """Distance between the values, if they are whole numbers."""
 
 
 class FinishedPoint(Variant):
@@ -30,18 +30,18 @@ class FinishedPoint(Variant):
 
 
 class OpenPoint(Record):
-    """A point without a result, so far or for good."""
+    """A point that has no result, yet or at all."""
 
     name: str
     state: Literal["failed", "running", "waiting"]
     values: Mapping[str, Any]
     group: str | None = None
     reason: str | None = None
-    """Why it failed."""
+    """Why the point failed, or None."""
 
 
 class Study(Record):
-    """Where the points came from."""
+    """The study that the points come from, and its progress."""
 
     storage: str
     sampler: str
@@ -51,7 +51,7 @@ class Study(Record):
 
 
 class Sweep(StoredRecord):
-    """A sweep as far as it has come; with finished points it is `Compared`."""
+    """A sweep, finished or not; its finished points make it `Compared`."""
 
     file_name: ClassVar[str] = "sweep.json"
 
@@ -64,7 +64,7 @@ class Sweep(StoredRecord):
     matched: str | None = None
     baseline: str | None = None
     sentence: str
-    """The answer in words, in lines."""
+    """The findings in words, one per line."""
     environment: Mapping[str, Any]
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]]
     """Group -> recipe key -> its values in order, or the range of a search."""
@@ -82,7 +82,7 @@ class Sweep(StoredRecord):
 
     @property
     def variants(self) -> Sequence[FinishedPoint]:
-        """The finished points, the lowest loss first and those without one last."""
+        """The finished points, lowest loss first, those without a loss last."""
         found = [point for point in self.points if isinstance(point, FinishedPoint)]
         return sorted(found, key=lambda point: (point.val_loss.mean is None, point.val_loss.mean))
 
@@ -98,10 +98,10 @@ class Sweep(StoredRecord):
 
     @property
     def groups(self) -> list[str]:
-        """In the order of the points; "" is that of points without one. The baseline alone makes none."""
+        """Groups in the order of the points; "" is that of points without one. The baseline alone makes no group."""
         return list(dict.fromkeys(point.group or "" for point in self.points if point.name != self.baseline))
 
     def of_group(self, group: str) -> list[FinishedPoint | OpenPoint]:
-        """A baseline is of a group only where it has values."""
+        """The points of a group. The baseline belongs to one only if it has values."""
         own = [point for point in self.points if (point.group or "") == group]
         return [point for point in own if point.values or point.name != self.baseline]

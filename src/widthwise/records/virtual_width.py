@@ -1,4 +1,4 @@
-"""How a model with hyper-connections uses its stream."""
+"""Virtual width: how a model with hyper-connections uses its stream."""
 
 from collections.abc import Mapping, Sequence
 from typing import Self
@@ -9,15 +9,15 @@ from widthwise.records.record import Known, Record
 
 
 class SiteSlots(Record):
-    """What one sublayer reads and writes of a stream of slots; tables have a row a slot."""
+    """What one sublayer reads from and writes to a stream of slots; tables have one row per slot."""
 
     name: str
     reach: Sequence[float]
-    """Weights of the embedding and of every sublayer before."""
+    """Weights of the embedding and of every earlier sublayer in what this one reads."""
     reach_sd: Sequence[float]
     mean_distance: Known
     plain_distance: float
-    """What the distance would be with equal weights."""
+    """The mean distance that equal weights would give."""
     read: Sequence[Sequence[float]]
     carry: Sequence[Sequence[float]]
     write: Sequence[Sequence[float]]

@@ -71,11 +71,11 @@ class ModelSource(ABC):
 
     @abstractmethod
     def text(self, observer: Observer) -> Corpus:
-        """What the models read where the user names nothing. Raises UserError where there is none."""
+        """The text to analyse if the user names none. Raises UserError if there is none."""
 
 
 class RunSource(ModelSource):
-    """A run directory."""
+    """The model of a run directory."""
 
     kind = "widthwise"
 

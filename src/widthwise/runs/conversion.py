@@ -44,7 +44,7 @@ class Intention:
     notes: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """As plain data."""
+        """The conversion as plain data."""
         sizes = [model_size(model, self.recipe.seq_len).to_data() for model in (self.plan.old, self.plan.new)]
         return {
             "expansions": expansions(self.plan),

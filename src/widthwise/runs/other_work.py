@@ -10,12 +10,12 @@ LARGEST_SHARE = 0.1
 
 
 class Clocks(NamedTuple):
-    """Seconds since some moment."""
+    """Times in seconds, each since an arbitrary moment."""
 
     busy: float
-    """Of all CPUs together, at work for anybody."""
+    """CPU time of all processes, summed over all CPUs."""
     own: float
-    """Of CPUs, at work for this process and its children."""
+    """CPU time of this process and its children."""
     wall: float
 
 

@@ -30,7 +30,7 @@ class RunOptions(ScoringOptions):
     """`--model_args` of the harness."""
 
     run: str
-    """The run directory."""
+    """Path of the run directory."""
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
     device: str | None = None

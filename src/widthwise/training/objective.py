@@ -89,7 +89,7 @@ class WidthBudget:
         """(n_terms, n_layers), from the means of the layers to the means of the terms."""
         self._weights = shares if config.is_layerwise else shares.new_ones(1)
         self.prices = torch.zeros_like(self._weights)
-        """(n_terms,)"""
+        """(n_terms,) the current price of each term."""
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
         """What joins the objective of a forward pass: a scalar with the gradient of the layers' fractions."""

@@ -1,4 +1,4 @@
-"""One optimizer step."""
+"""One optimizer step: gradients, clipping and update."""
 
 from dataclasses import dataclass
 

@@ -65,7 +65,7 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
 
 
 def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> ScalingLaws:
-    """All laws of all groups, the savings by each, and the answer in words.
+    """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`.
     """
@@ -97,11 +97,11 @@ def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = N
 
 
 Fits = dict[LawName, dict[str, Fit]]
-"""Kind of the law -> group -> fit, where the group determines one."""
+"""Kind of law -> group -> fit, if the group has enough points for one."""
 
 
 def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[LawName, str]:
-    """One law for all groups, so that their curves can be compared, and why this one."""
+    """One law for all groups, so that their curves can be compared, and the reason for it."""
     if asked is not None:
         law = next((law for law in LAWS.values() if law.kind == asked), None)
         if law is None:
@@ -156,7 +156,7 @@ def _recorded_group(group: Group, fits: Fits, chosen: LawName) -> ScalingGroup:
 
 
 def _recorded_law(law: Law, group: Group, fit: Fit | None) -> FittedLaw:
-    """Without parameters where the group has too few points for them."""
+    """A fit as a record; without parameters if the group has too few points for one."""
     return FittedLaw(
         form=law.form,
         parameters={} if fit is None else fit.intervals(CONFIDENCE),

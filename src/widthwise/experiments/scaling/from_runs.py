@@ -16,7 +16,7 @@ from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
 
 METRICS = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
-"""What y can be; x can be any other quantity."""
+"""Quantities that y can be; x can be any other one."""
 BY_FOLDER = "folder"
 """Value of --group-by that groups models by their folder instead of a recipe key."""
 
@@ -32,7 +32,7 @@ class _Model:
     folder: Path
     """Folder of the comparison or sweep, or the parent folder of the runs."""
     run: RunDir
-    """Speaks for all seeds, where it is there."""
+    """A run that stands for all seeds, if its folder exists."""
     cost: CostSummary | None
     per_seed: Sequence[float]
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class _Model:
 
 @dataclass(frozen=True)
 class MeasuredModels:
-    """What run directories and folders hold."""
+    """The models found in run directories and folders."""
 
     points: tuple[Found, ...]
     baselines: frozenset[str]

@@ -73,7 +73,7 @@ class Fit:
         return bool(stats.f.sf(ratio, n_free, self.degrees_of_freedom) < 0.05)
 
     def intervals(self, confidence: float) -> dict[str, Estimate]:
-        """Symbol -> its value and interval."""
+        """Parameter name -> its value and interval."""
         return {
             symbol: students_t(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
@@ -82,7 +82,7 @@ class Fit:
         }
 
     def band(self, confidence: float) -> Band:
-        """Between which the curve lies, at N_BAND values of x over the points."""
+        """The confidence band of the curve at N_BAND values of x over the points."""
         x = np.geomspace(self.group.x.min(), self.group.x.max(), N_BAND)
         scale = self.law.residual_scale
         centre = scale(self.law.y(self.parameters, x))
@@ -138,7 +138,7 @@ def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.G
 def students_t(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
 ) -> Estimate:
-    """Student's t times the standard error of what was drawn; no interval where a draw has no number.
+    """Student's t times the standard error of the resampled values; no interval if one of them is nan.
 
     as_factor: computes it for the logarithms, for positive values.
     """

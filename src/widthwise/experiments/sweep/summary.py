@@ -30,7 +30,7 @@ OUTCOMES = {
     "worse": "still stands",
     "no verdict": "has fewer than three seeds, so no verdict",
 }
-"""What becomes of a selected difference under the wider interval; with any other verdict it can be luck."""
+"""Verdict under the wider interval -> what a note says of a selected difference; any other: "can be luck"."""
 
 
 class Findings:
@@ -42,9 +42,11 @@ class Findings:
         self._variants: dict[str, Variant] = {}
 
     def sweep(self, entries: Iterable[Entry], storage: str) -> Sweep:
-        """What is known so far. entries: of the study, in the order of the plan; storage: its address, as shown.
+        """The content of sweep.json so far.
 
-        Raises UserError where a result is missing or the runs saw different data.
+        entries: those of the study, in the order of the plan; storage: the address of the study, as shown to users.
+
+        Raises UserError if a result is missing or the runs saw different data.
         """
         plan, config = self._plan, self._plan.config
         entries = list(entries)
@@ -75,7 +77,7 @@ class Findings:
         )
 
     def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[Mapping[str, Any], Entry | None]]:
-        """Every point that has a name, once, with what became of it; what failed before it had one, by its number."""
+        """Every named point once, with its state; points that failed before they had a name, by their number."""
         found = {entry.key: entry for entry in entries}
         for name, point in self._plan.grid.items():
             yield {"name": name, "group": point.group, "values": point.values}, found.pop(name, None)
@@ -96,7 +98,7 @@ class Findings:
         return FinishedPoint.model_validate({**self._variant(place["name"]), **beside})
 
     def _variant(self, name: str) -> Variant:
-        """The runs of a finished point, beside those of the baseline where that has finished."""
+        """The runs of a finished point, compared with those of the baseline if that has finished."""
         baseline = self._plan.baseline and self._results.get(self._plan.baseline.name)
         if name not in self._results:
             self._results[name] = self._read(name)
@@ -156,7 +158,7 @@ class Findings:
         yield from self._groups(ranked, baseline)
 
     def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
-        """The groups of a grid as wholes, among whose points nothing was selected; a sampler would have done that."""
+        """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
         if self._plan.config.search is not None:
             return
         for group in filter(None, self._plan.config.axes):

@@ -40,7 +40,7 @@ def run_sweep(
     heartbeat: Heartbeat | None = None,
     observer: Observer | None = None,
 ) -> Sweep:
-    """Works on a sweep until all its points have finished or failed, with all who work on it; writes sweep.json.
+    """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
 
     storage_url: a database that Optuna can use; default: a file in the folder. Returns the sweep. Raises UserError
     for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues.
@@ -160,8 +160,8 @@ class _Worker:
         return sum(losses) / len(losses)
 
     def _run(self, point: Point, seed: int) -> RunResult:
-        """Waits where another process works on the run: one taken for dead that lives, or one at work on an equal
-        point of a search."""
+        """The result of one run. Waits while another process works on it: a worker wrongly taken for dead, or one with
+        an equal point of a search."""
         path, is_said = self._folder / run_path(point.name, seed), False
         while True:
             try:

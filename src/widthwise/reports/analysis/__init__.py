@@ -1,1 +1,1 @@
-"""Pages of analyses."""
+"""The page of an analysis: its figures and tables."""

@@ -20,7 +20,7 @@ Values = Callable[[AnalysedModel], dict[int, float]]
 """Layer or depth -> value."""
 _INCHES = (5.4, 3.3)
 N_POINTS = 100
-"""Of a curve over hidden units, in a small picture."""
+"""Number of points of a curve over hidden units, in a small figure."""
 
 
 def activation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:

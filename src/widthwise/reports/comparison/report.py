@@ -88,7 +88,7 @@ def _question(comparison: Comparison) -> str:
 
 
 def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, RunResult]:
-    """Of the first seed of each variant, where it has finished."""
+    """Variant -> result of its first seed, if that has finished."""
     return {name: own[0].result for name, own in runs.items() if own[0].result}
 
 

@@ -1,1 +1,1 @@
-"""What every page is made of: templates, figures, tables, numbers as text."""
+"""What all pages share: templates, figures, tables, numbers as text."""

@@ -80,7 +80,7 @@ def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
 
 
 def _training_flops(tokens: NDArray[np.float64], run: Run, flops_per_token: float) -> NDArray[np.float64]:
-    """Of so many first tokens."""
+    """Training FLOPs of a run up to each of these token counts."""
     result = run.result
     if result is None:
         return tokens * flops_per_token

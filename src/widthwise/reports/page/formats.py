@@ -41,7 +41,7 @@ def capital(text: str) -> str:
 
 
 def percentage(confidence: float) -> str:
-    """0.95 -> 95%."""
+    """A confidence level in percent: 0.95 -> 95%."""
     return f"{100 * confidence:.4g}%"
 
 

@@ -110,7 +110,7 @@ def _state(run: Run) -> list[str]:
 
 
 def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
-    """Of an unfinished run only how far it has come."""
+    """The cells of a run; an unfinished one shows only its number of steps."""
     if run.result is None:
         last = max((record["step"] for record in run.metrics), default=0)
         return [str(last) if column.name == "steps" else MISSING for column in columns]

@@ -16,9 +16,9 @@ from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 
 SHARE_SHOWN = 0.1
-"""Of the steps of a run, on each side of a growth."""
+"""Share of a run's steps that a figure shows on each side of a growth."""
 FEWEST_STEPS = 12
-"""On each side."""
+"""Fewest steps shown on each side of a growth."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def lines_at(
 
 
 def _first_losses(here: Sequence[MeasuredGrowth]) -> tuple[float, float]:
-    """Of what happened first: a verb may follow another one at the same step."""
+    """Mean losses around the first event: one command may follow another at the same step."""
     return mean_losses([growth for growth in here if growth.record.event == here[0].record.event])
 
 

@@ -1,1 +1,1 @@
-"""Pages of fitted laws."""
+"""The page of a fit of scaling laws: its figures and tables."""

@@ -50,7 +50,7 @@ def law_figure(scaling: ScalingLaws, styles: Mapping[str, Style]) -> Markup:
 
 
 def percent(ratio: float | None) -> str:
-    """0.7776 -> 77.8%."""
+    """A ratio in percent: 0.7776 -> 77.8%."""
     return fixed(None if ratio is None else 100 * ratio, 1) + ("" if ratio is None else "%")
 
 

@@ -1,1 +1,1 @@
-"""Pages of sweeps."""
+"""The page of a sweep: its figures and tables."""

@@ -20,14 +20,14 @@ from widthwise.reports.sweep.values import scale_of, score, short_keys, shown, s
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """What was varied in each group."""
+    """The figures of a sweep's groups."""
 
     maps: list[Panel]
-    """Of grids of two keys that fit beside each other."""
+    """Maps of grids of two keys, narrow enough to be placed side by side."""
     wide_maps: list[Panel]
-    """Of those that do not."""
+    """Maps that are too wide for that."""
     lines: list[Panel]
-    """Of everything else: losses over each key."""
+    """For all other groups, losses over each key."""
     line_groups: list[str]
     """Groups that `lines` show."""
 

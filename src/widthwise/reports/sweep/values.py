@@ -34,7 +34,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def index_of(values: list[Any], value: Any) -> int:
-    """Of the value; -1 where it is none of them."""
+    """Index of a value; -1 if it is none of them."""
     return next((i for i, each in enumerate(values) if each == value), -1)
 
 
