@@ -1,4 +1,4 @@
-"""Fused operations. Each has a `reference.py`, the readable truth, and a `fused.py` with the same signature."""
+"""Fused operations. Each has a readable `reference.py`, which defines it, and a `fused.py` with the same signature."""
 
 from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.hyper_connections import read_slots, write_slots

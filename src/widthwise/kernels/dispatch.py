@@ -1,4 +1,4 @@
-"""Which form of an operation runs, and in which type."""
+"""Chooses the form of an operation (hand-written or reference) and the dtype it runs in."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -11,13 +11,14 @@ from widthwise.config_io import UserError
 VARIABLE = "WIDTHWISE_KERNELS"
 """The environment variable that chooses among FORMS."""
 FORMS = ("fused", "reference", "triton")
-"""Hand-written forms for the CPU, the default; plain torch everywhere; and besides the default what is in Triton."""
+"""`fused` (default): hand-written forms where one is meant for the device; `reference`: plain torch everywhere;
+`triton`: as `fused`, and the Triton kernels too."""
 
 
 def use_fused(x: Tensor) -> bool:
-    """Whether the hand-written form is meant for this tensor.
+    """Whether the hand-written form is meant for this tensor: eager execution on the CPU.
 
-    It is written for eager execution on the CPU; under torch.compile and on a GPU the compiler fuses the reference.
+    Under torch.compile and on a GPU the reference is used, which the compiler fuses itself.
     """
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not reference_wanted()
 
@@ -28,7 +29,7 @@ def reference_wanted() -> bool:
 
 
 def triton_wanted() -> bool:
-    """Whether the environment turns on what is written in Triton."""
+    """Whether the environment turns on the Triton kernels."""
     return _wanted() == "triton"
 
 
@@ -40,7 +41,7 @@ def _wanted() -> str:
 
 
 def refuse_double_backward() -> None:
-    """Called by hand-written backward passes, whose own derivative would be silently wrong. Raises RuntimeError."""
+    """Raises RuntimeError if a hand-written backward pass is itself differentiated, which would be silently wrong."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "fused kernels have no second derivative: set WIDTHWISE_KERNELS=reference for create_graph=True"
@@ -48,14 +49,14 @@ def refuse_double_backward() -> None:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The type matrix products of `x` run in: the autocast type where autocast is on, else its own."""
+    """The dtype in which matrix products of `x` run: the autocast dtype if autocast is on, else that of `x`."""
     device = x.device.type
     is_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not on meta
     return torch.get_autocast_dtype(device) if is_autocast else x.dtype
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """For what must run in the type of its tensors; meta tensors know no autocast."""
+    """A context that turns autocast off on the device of `x`, if it has autocast (the meta device has none)."""
     device = x.device.type
     has_autocast = torch.amp.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if has_autocast else nullcontext()

@@ -1,4 +1,4 @@
-"""The type of the matrix products of a forward pass."""
+"""The dtype of the matrix products in a forward pass."""
 
 from typing import Literal
 

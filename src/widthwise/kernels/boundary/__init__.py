@@ -1,4 +1,4 @@
-"""The write of one sublayer and the read of the next as one operation."""
+"""Hyper-connections at the boundary of two sublayers: the write of one and the read of the next in one operation."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, T
     """See `reference.boundary`."""
     if not use_triton(stream):
         return reference.boundary(stream, reading)
-    from widthwise.kernels.boundary import fused  # Triton is not everywhere, and takes its time to import.
+    from widthwise.kernels.boundary import fused  # Triton is optional, and slow to import.
 
     return fused.boundary(stream, reading)
 
@@ -34,10 +34,10 @@ def use_triton(stream: Tensor | PendingWrite) -> bool:
 
 
 def defers_writes(stream: Tensor | PendingWrite) -> bool:
-    """Whether a model leaves each write to the next read: where WIDTHWISE_KERNELS=triton asks for it and Triton runs.
+    """Whether a model defers each write to the next read: if WIDTHWISE_KERNELS=triton asks for it and Triton can run.
 
-    It is not the default, because the kernels have not been timed on a GPU yet. Raises UserError where it is asked for
-    and cannot be.
+    Not the default, because the kernels have not been timed on a GPU yet. Raises UserError if it is asked for and
+    cannot run.
     """
     if not triton_wanted():
         return False

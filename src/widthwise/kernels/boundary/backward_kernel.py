@@ -1,11 +1,13 @@
-"""The backward pass of a boundary in Triton.
+"""The backward pass of a boundary in Triton: the derivative of `reference.boundary`.
 
-It is the derivative of `reference.boundary`. With P = inverse_rms * (h @ projection^T), what goes into the tanh,
-dP = dC * scale * (1 - tanh(P)^2), and the norm of a slot takes inverse_rms^2 / b * sum(dP * P) * h off dh.
+For a slot h of b numbers with coefficients C = static + scale * tanh(P), P = inverse_rms * (h @ projection^T):
 
-A program goes through tokens with a stride and sums the gradients of parameters in registers; what the programs hold at
-the end is summed outside, in an order that does not change. The new state is made again from the old one, which has to
-be read anyway.
+    dP = dC * scale * (1 - tanh(P)^2)
+    dh = inverse_rms * (dP @ projection) - inverse_rms^2 / b * sum(dP * P) * h + shares of the read and of the new state
+
+where the second term is the derivative of the norm. Each program loops over tokens with a stride and sums gradients of
+parameters in registers; the programs' sums are added outside, in a fixed order. The new state is recomputed from the
+old one, which must be read anyway.
 """
 
 # pyright: reportMissingImports=false
@@ -44,9 +46,9 @@ def through_coefficient(
     DIMS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """The three sums, grad_h, grad_scale and rms_pull = sum(dP * P), with the share of column k of the coefficients.
+    """Adds the share of column k of the coefficients to grad_h, grad_scale and rms_pull = sum(dP * P).
 
-    Stores inverse_rms * dP, of which the gradient of the projection is made, in `weighted`.
+    Stores inverse_rms * dP in `weighted`, from which `projection_backward` makes the gradient of the projection.
     """
     row = row_of(projection, k, B, DIMS)[None, :]
     pre_activation = inverse_rms * tl.sum(h * row, axis=1)
@@ -76,7 +78,7 @@ def through_write(
     SLOTS: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    """Stores the gradients of the old state, of the update and of the carry and write coefficients."""
+    """Stores the gradients of the old state, the update, and the carry and write coefficients."""
     K: tl.constexpr = N_READ + N + N_WRITE
     slot, dim = tl.arange(0, SLOTS), tl.arange(0, DIMS)
     for i in range(N):
@@ -125,7 +127,7 @@ def boundary_backward(
     WRITES: tl.constexpr,
     DYNAMIC: tl.constexpr,
 ):
-    """projection: (K, b). Token strides: 0 where coefficients are the same for all tokens."""
+    """projection: (K, b). Token strides: 0 if all tokens share the coefficients."""
     program = tl.program_id(0).to(tl.int64)
     column_number = tl.arange(0, COLUMNS)[None, :]
     grad_static = tl.zeros([SLOTS, COLUMNS], tl.float32)
@@ -197,7 +199,7 @@ def projection_backward(
     COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One program's share of weighted^T state, (K, b), in DIMS columns; rows are the slots of all tokens."""
+    """One program's share of weighted^T @ state (K, b), for DIMS of its columns. Rows: the slots of all tokens."""
     program, n_programs = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     dim = tl.program_id(0) * DIMS + tl.arange(0, DIMS)[None, :]

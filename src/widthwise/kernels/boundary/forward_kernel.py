@@ -1,7 +1,7 @@
-"""The forward pass of a boundary in Triton: one program makes one token, whose whole state it holds in registers.
+"""The forward pass of a boundary in Triton: one program per token, holding the token's whole state in registers.
 
-Rows are slots, padded to the power of two SLOTS, columns the numbers of a slot, padded to DIMS. Everything is fp32. The
-tables of coefficients are gone through column by column, so that none of n x k is ever held.
+Rows are the N slots, padded to the power of two SLOTS; columns the B numbers of a slot, padded to DIMS. All arithmetic
+is fp32. Tables of coefficients are processed column by column, so that no n x k table takes up registers.
 """
 
 # pyright: reportMissingImports=false
@@ -44,7 +44,7 @@ def store_column(table, k, values, N: tl.constexpr, K: tl.constexpr, SLOTS: tl.c
 
 @triton.jit
 def carry_of(table, i, N: tl.constexpr, N_READ: tl.constexpr, K: tl.constexpr, SLOTS: tl.constexpr):
-    """(SLOTS,): what slot i gives to each slot, beyond that it stays where it is."""
+    """(SLOTS,): how much of slot i is added to each slot; slot i itself is carried with 1 plus this."""
     slot = tl.arange(0, SLOTS)
     return tl.load(table + i * K + N_READ + slot, mask=slot < N, other=0)
 
@@ -62,7 +62,7 @@ def written(
     SLOTS: tl.constexpr,
     DIMS: tl.constexpr,
 ):
-    """(SLOTS, DIMS): the state after the write, rounded to its type."""
+    """(SLOTS, DIMS): the state after the write, rounded to its dtype."""
     K: tl.constexpr = N_READ + N + N_WRITE
     h = slots_of(state, N, B, SLOTS, DIMS)
     for i in range(N):
@@ -75,7 +75,7 @@ def written(
 
 @triton.jit
 def inverse_rms_of(h, eps, B: tl.constexpr):
-    """(SLOTS,): of each slot."""
+    """(SLOTS,): 1 / rms of each slot."""
     return tl.rsqrt(tl.sum(h * h, axis=1) / B + eps)
 
 
@@ -134,7 +134,7 @@ def boundary_forward(
     WRITES: tl.constexpr,
     DYNAMIC: tl.constexpr,
 ):
-    """projection: (K, b). token_stride: 0 where `coefficients` are the same for all tokens."""
+    """projection: (K, b). token_stride: 0 if all tokens share `coefficients`."""
     token = tl.program_id(0).to(tl.int64)
     state += token * N * B
     if WRITES:

@@ -1,10 +1,11 @@
 """The boundary as one Triton kernel forward and one backward, plus one that sums the gradient of the projection.
 
-Per boundary a state crosses the memory six times: the old one is read and the new one written; backward, the old one
-and the gradients of both; and the new one again for the gradient of the projection. Kept for the backward pass are the
-states, which the next boundary keeps too, the updates and the coefficients.
+Memory traffic is six states per boundary. Forward: the old state read, the new one written. Backward: the old state and
+the gradient of the new one read, the gradient of the old one written, and the new state read once more for the gradient
+of the projection. Kept for the backward pass: states (which the next boundary keeps too), updates and coefficients.
 
-Gradients of parameters are sums of the programs' partial sums in a fixed order: the same inputs give the same bits.
+Gradients of parameters are the programs' partial sums, added in a fixed order, so that the same inputs give the same
+bits.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from widthwise.kernels.boundary.reference import PendingWrite, Reading
 
 
 def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
-    """See `reference.boundary`. States of fp32 or narrower."""
+    """See `reference.boundary`. States must be fp32 or narrower."""
     static, projection, scale, n_read, eps = reading
     state, update, coefficients, n_read_before, multiplier = (
         stream if isinstance(stream, PendingWrite) else (stream, None, None, 0, 1.0)
@@ -41,7 +42,7 @@ def _table(values: Tensor | None) -> Tensor | None:
 
 
 def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Inputs and output are those of `operators.forward`."""
+    """Saves what the backward pass needs. inputs, output: of `operators.forward`."""
     state, update, coefficients, n_read_before, multiplier, static, projection, scale, n_read, eps = inputs
     new_state, _, new_coefficients = output
     ctx.save_for_backward(state, update, coefficients, static, projection, scale, new_state, new_coefficients)

@@ -1,7 +1,7 @@
-"""Launches the Triton kernels of a boundary, as operators that torch.compile keeps in its graph without a look inside.
+"""Launches the Triton kernels of a boundary, as operators that torch.compile treats as opaque nodes of its graph.
 
-States are (..., n, b), updates (..., n_write * b), tables of coefficients (n, k), or one such for each token, in fp32;
-all are contiguous. What is None has empty outputs.
+States are (..., n, b), updates (..., n_write * b), tables of coefficients (n, k) or (..., n, k), in fp32; all are
+contiguous. Outputs that belong to an input of None are empty tensors, because operators cannot return None.
 """
 
 from typing import Any
@@ -13,12 +13,13 @@ from widthwise.kernels.boundary.backward_kernel import boundary_backward, projec
 from widthwise.kernels.boundary.forward_kernel import boundary_forward
 
 NUMBERS_PER_WARP = 1024
-"""Numbers of the padded state that a warp holds in the forward pass: 32 a thread. Half of it in the backward pass."""
+"""Numbers of the padded state per warp in the forward pass (32 per thread); half of that in the backward pass."""
 PROGRAMS_PER_PROCESSOR = 4
-"""Programs of the backward kernel over tokens, for each multiprocessor."""
+"""Programs of the backward kernel for each multiprocessor of the GPU."""
 N_INTERPRETED_PROGRAMS = 3
+"""The same in all under Triton's interpreter: few, but enough to test partial sums."""
 ROWS, COLUMN_DIMS = 32, 128
-"""Tile of the kernel that sums the gradient of the projection: slots, whichever token's, and numbers of a slot."""
+"""Tile of the kernel for the projection's gradient: slots (of any tokens), and numbers of a slot."""
 
 
 def _padded(size: int) -> int:
@@ -27,7 +28,7 @@ def _padded(size: int) -> int:
 
 
 class _Sizes:
-    """What both kernels are compiled for."""
+    """The sizes for which both kernels are compiled."""
 
     def __init__(self, state: Tensor, update: Tensor | None, static: Tensor, n_read: int, n_read_before: int):
         n_slots, slot_width = state.shape[-2:]
@@ -62,7 +63,7 @@ def _max_programs(x: Tensor) -> int:
 
 
 def _token_stride(coefficients: Tensor | None) -> int:
-    """Between the tables of tokens; 0 for one that all tokens share."""
+    """Distance between the tables of consecutive tokens, in numbers; 0 for a table that all tokens share."""
     if coefficients is None or coefficients.dim() == 2:
         return 0
     return coefficients.shape[-2] * coefficients.shape[-1]
@@ -209,7 +210,7 @@ def _projection_gradient(state: Tensor, weighted: Tensor) -> Tensor:
         ROWS=ROWS,
         DIMS=COLUMN_DIMS,
         COLUMNS=max(16, _padded(n_coefficients)),
-        # tf32 holds all of a bf16 state, and 11 bits of the other factor.
+        # tf32 represents a bf16 state exactly, and the other factor to 11 bits.
         PRECISION="ieee" if state.dtype == torch.float32 else "tf32",
     )
     return partials.sum(dim=0)

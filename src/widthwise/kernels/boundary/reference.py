@@ -1,7 +1,7 @@
 """The boundary between two sublayers in plain torch: the write of one and the read of the next.
 
-Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10). The state that the write makes is rounded to its type, and
-the read sees the rounded one.
+Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10). The written state is rounded to its dtype before it
+is read, as if it had gone through memory.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from widthwise.kernels.hyper_connections.reference import read_slots, write_slot
 
 
 class PendingWrite(NamedTuple):
-    """A write that is not done yet: the arguments of `write_slots`."""
+    """A deferred write: the arguments of `write_slots`. (n slots of b numbers, k = n_read + n + n_write.)"""
 
     state: Tensor
     """(B, T, n, b)"""
     update: Tensor
     """(B, T, n_write * b)"""
     coefficients: Tensor
-    """(B, T, n, k), or the same for all tokens (n, k), fp32; k = n_read + n + n_write"""
+    """(B, T, n, k), or (n, k) if shared by all tokens; fp32."""
     n_read: int
     multiplier: float
 
@@ -28,25 +28,25 @@ class Reading(NamedTuple):
     """What a site reads with: the arguments of `read_slots`."""
 
     static: Tensor
-    """(n, k)"""
+    """(n, k): the coefficients without their token-dependent part."""
     projection: Tensor | None
-    """(b, k)"""
+    """(b, k): slot -> tanh argument; None if all tokens share the coefficients."""
     scale: Tensor | None
-    """(n, k)"""
+    """(n, k): factor of the tanh."""
     n_read: int
     eps: float
 
 
 def written(stream: Tensor | PendingWrite) -> Tensor:
-    """The state, a pending write done."""
+    """The state, after carrying out a pending write."""
     return write_slots(*stream) if isinstance(stream, PendingWrite) else stream
 
 
 def boundary(stream: Tensor | PendingWrite, reading: Reading) -> tuple[Tensor, Tensor, Tensor]:
-    """The state, what a sublayer reads of it, and the coefficients of its own write.
+    """The state, the input of a sublayer, and the coefficients for that sublayer's own write.
 
-    stream: a state (B, T, n, b), or the write that makes it. -> (B, T, n, b); (B, T, n_read * b), both in the state's
-    type; (B, T, n, k), or without a projection (n, k), in fp32 or wider.
+    stream: a state (B, T, n, b), or the pending write that makes it. -> (B, T, n, b) and (B, T, n_read * b), both in
+    the state's dtype; (B, T, n, k), or (n, k) without a projection, in fp32 or wider.
     """
     state = written(stream)
     x, coefficients = read_slots(state, *reading)

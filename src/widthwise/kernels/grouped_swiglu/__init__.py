@@ -1,4 +1,4 @@
-"""The SwiGLU experts of a mixture: each token's weighted sum over the experts chosen for it."""
+"""The routed SwiGLU experts of a mixture: for each token the weighted sum over its chosen experts."""
 
 from torch import Tensor
 

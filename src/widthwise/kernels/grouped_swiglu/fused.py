@@ -1,7 +1,7 @@
-"""Routed SwiGLU experts as grouped matrix products over the tokens sorted by expert, with a hand-written backward pass.
+"""Routed SwiGLU experts as grouped matrix products over tokens sorted by expert, with a hand-written backward pass.
 
-Nothing is read back from the device: the number of tokens of an expert stays where it was counted. For the backward
-pass gate and up of every choice are kept; sorted inputs and the hidden layer are formed again.
+The host never waits for the device: the token counts of the experts stay on it. Kept for the backward pass are gate and
+up of every choice; sorted inputs and hidden activations are recomputed.
 """
 
 from typing import Any
@@ -20,6 +20,7 @@ class _GroupedSwiGLU(torch.autograd.Function):
         ctx: Any, x: Tensor, chosen: Tensor, weights: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor
     ) -> Tensor:
         n_experts, top_k = len(w_gate), chosen.shape[1]
+        # order: the flat (token, choice) at each sorted row; place: its inverse; ends: the last row + 1 of each expert.
         experts, order = chosen.flatten().sort(stable=True)
         ends = torch.searchsorted(experts, torch.arange(n_experts, device=x.device), right=True, out_int32=True)
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
@@ -51,12 +52,12 @@ class _GroupedSwiGLU(torch.autograd.Function):
 
 
 def _sorted(x: Tensor, order: Tensor, top_k: int) -> Tensor:
-    """x: (n_tokens, n) -> (n_tokens * top_k, n): one row for each choice, by expert."""
+    """x: (n_tokens, n) -> (n_tokens * top_k, n): one row for each choice, sorted by expert."""
     return x[order // top_k]
 
 
 def _summed(rows: Tensor, place: Tensor, top_k: int) -> Tensor:
-    """The adjoint of `_sorted`. Reads instead of adding into memory, so that the result is the same in every run."""
+    """The adjoint of `_sorted`. It gathers rather than scatter-adds, so that the result is deterministic."""
     return rows[place].view(len(place) // top_k, top_k, rows.shape[1]).sum(dim=1)
 
 

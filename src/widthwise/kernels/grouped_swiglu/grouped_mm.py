@@ -1,7 +1,7 @@
-"""Matrix products of consecutive groups of rows, one matrix or one result for each group, as one operator.
+"""Matrix products over consecutive groups of rows, as one operator.
 
-`torch.nn.functional.grouped_mm` does the work. As it stands it takes only operands whose strides are multiples of 16
-bytes, has no form in fp64, can be traced in bf16 only and is not seen by torch's FLOP counter.
+A wrapper around `torch.nn.functional.grouped_mm`, which requires strides that are multiples of 16 bytes, has no fp64
+form, can be traced in bf16 only, and is invisible to torch's FLOP counter.
 """
 
 from itertools import pairwise
@@ -16,10 +16,10 @@ ALIGNMENT_BYTES = 16
 
 @torch.library.custom_op("widthwise::grouped_mm", mutates_args=())
 def grouped_mm(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """Group g has the rows from ends[g - 1] to ends[g]; ends: int32 (n_groups,), rising to n_rows.
+    """Group g is rows ends[g - 1] to ends[g] (exclusive). ends: int32 (n_groups,), ascending, the last one n_rows.
 
     a: (n_rows, k), b: (n_groups, k, n) -> (n_rows, n): each row times the matrix of its group.
-    a: (m, n_rows), b: (n_rows, n) -> (n_groups, m, n): one product over the rows of each group, 0 without any.
+    a: (m, n_rows), b: (n_rows, n) -> (n_groups, m, n): one product over the rows of each group, 0 for an empty group.
     """
     if a.dtype == torch.float64:
         return _group_by_group(a, b, ends)
@@ -38,7 +38,7 @@ def _(a_shape: torch.Size, b_shape: torch.Size, *_: object, **__: object) -> int
 
 
 def _aligned(matrices: Tensor) -> Tensor:
-    """The same matrices, copied into wider rows where rows do not start at multiples of 16 bytes; so with columns."""
+    """The same values, with rows (or columns, if those are contiguous) that start at multiples of 16 bytes."""
     if matrices.stride(-1) != 1:
         return _aligned(matrices.mT).mT
     n_columns, unit = matrices.shape[-1], ALIGNMENT_BYTES // matrices.element_size()
@@ -48,7 +48,7 @@ def _aligned(matrices: Tensor) -> Tensor:
 
 
 def _group_by_group(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-    """The same product with a loop over the groups."""
+    """The same products in a loop over the groups."""
     groups = [slice(start, end) for start, end in pairwise([0, *ends.tolist()])]
     if b.dim() == 3:
         return torch.cat([a[rows] @ matrix for rows, matrix in zip(groups, b)])

@@ -1,4 +1,4 @@
-"""Reading from and writing to the slots of an over-width state."""
+"""Hyper-connections: reading and writing the slots of an over-width residual state."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from widthwise.kernels.hyper_connections import fused, reference
 
 
 class Kept(NamedTuple):
-    """What the reference's write needs of its read."""
+    """What the reference write needs from its read."""
 
     state: Tensor
     coefficients: Tensor
@@ -26,11 +26,11 @@ def read_slots(
     eps: float,
     state_every: int = 1,
 ) -> tuple[Tensor, Kept | fused.Kept]:
-    """The input of a sublayer, and what `write_slots` goes on with. See `reference.read_slots`.
+    """The input of a sublayer, and what `write_slots` needs later. See `reference.read_slots`.
 
-    state_every: the hand-written form keeps the state for the backward pass at every so many sites in a row only.
+    state_every: the hand-written form keeps only every state_every-th state for the backward pass.
     """
-    is_recorded = state.requires_grad or static.requires_grad  # else a write finds no read to go back to
+    is_recorded = state.requires_grad or static.requires_grad  # else a write would find no read in the graph
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
         return fused.read_slots(state, static, projection, scale, n_read, eps, state_every)
     x, coefficients = reference.read_slots(state, static, projection, scale, n_read, eps)

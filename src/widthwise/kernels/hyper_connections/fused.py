@@ -1,11 +1,12 @@
-"""Slots read and written with a hand-written backward pass, in products that stay fast when they are small.
+"""Slots read and written with a hand-written backward pass that recomputes most states.
 
-Tables of coefficients are (k, N, n) here, N = B * T: the product that makes them takes a quarter of the time where its
-small side is the rows, and batches of small products do not mind.
+Tables of coefficients are stored as (k, N, n), N = B * T: the product that makes them takes a quarter of the time with
+its small dimension as rows, and the batched small products are indifferent to it.
 
-A site keeps its sublayer's update for the backward pass and, every so many sites, the state. A state that was not kept
-is made again by the write that made it, from the state before and the update: no sublayer runs twice, and the numbers
-are the same to the last bit. So are the coefficients. Source: virtual-width paper, arXiv:2511.11238, section 3.5.
+For the backward pass a site keeps its sublayer's update and, at every state_every-th site, the state. A state that was
+not kept is recomputed by repeating the write that made it, from the previous state and the update. No sublayer runs
+twice, and the result is bitwise the same; so are the recomputed coefficients. Source: virtual-width paper,
+arXiv:2511.11238, section 3.5.
 """
 
 from typing import Any, NamedTuple
@@ -20,8 +21,8 @@ class Kept(NamedTuple):
     """What a write needs from its read."""
 
     state: Tensor
-    """(B, T, n, b), an output of the read. Its gradient carries the gradient of the state that the write made, so that
-    only the read goes back through the carry, in a sum that it computes anyway."""
+    """(B, T, n, b), returned by the read. `_Write.backward` passes the gradient of the written state to it unchanged,
+    and `_Read.backward` applies the carry, in a sum that it computes anyway."""
     carry: Tensor
     """(n, N, n), how much of each old slot a new slot keeps; new slots first."""
     write: Tensor
@@ -31,33 +32,33 @@ class Kept(NamedTuple):
 
 
 class _Coefficients(NamedTuple):
-    """The coefficients of one site. What only their derivative needs is None where all tokens share them."""
+    """The coefficients of one site. All but the table only serve the derivative, and are None if tokens share them."""
 
     table: Tensor
-    """(k, N, n), the k coefficients of each slot."""
+    """(k, N, n): the k coefficients of each slot of each token."""
     tanh: Tensor | None = None
-    """(k, N, n)"""
+    """(k, N, n): tanh(pre_activation)."""
     pre_activation: Tensor | None = None
-    """(k, N, n)"""
+    """(k, N, n): the projected, normalised state."""
     inverse_rms: Tensor | None = None
-    """(N, n)"""
+    """(N, n): 1 / rms of each slot."""
 
 
 class _Site(NamedTuple):
-    """What the backward passes of a read and its write work with."""
+    """State and coefficients of one site, which the backward passes of its read and its write share."""
 
     state: Tensor
     """(N, n, b), fp32 or wider"""
     coefficients: _Coefficients
 
     def parts(self, n_read: int) -> tuple[Tensor, ...]:
-        """Coefficients of read, carry and write."""
+        """The coefficients of read, carry and write, split along k."""
         n_slots = self.state.shape[1]
         return self.coefficients.table.tensor_split((n_read, n_read + n_slots))
 
 
 def _site(state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None, eps: float) -> _Site:
-    """state: (B, T, n, b)"""
+    """Computes the coefficients. state: (B, T, n, b); the other arguments as in `reference.read_slots`."""
     wide = state.flatten(0, -3).to(torch.promote_types(state.dtype, torch.float32)).contiguous()
     n_tokens, n_slots, slot_width = wide.shape
     start = _by_column(static, wide)
@@ -67,7 +68,7 @@ def _site(state: Tensor, static: Tensor, projection: Tensor | None, scale: Tenso
     inverse_rms = norm.square_().div_(slot_width).add_(eps).rsqrt_()
     product = torch.mm(projection.to(wide.dtype).T, wide.view(-1, slot_width).T)
     pre_activation = product.view(len(product), n_tokens, n_slots).mul_(inverse_rms)
-    # 2 sigmoid(2 x) - 1 is tanh(x) in less than half the time, to 1e-7 in fp32: what a coefficient of 1 rounds to.
+    # tanh(x) = 2 sigmoid(2 x) - 1 in less than half the time; exact to 1e-7 in fp32, the rounding of a coefficient of 1
     tanh = torch.mul(pre_activation, 2).sigmoid_().mul_(2).sub_(1)
     table = torch.addcmul(start, _by_column(scale, wide), tanh)
     return _Site(wide, _Coefficients(table, tanh, pre_activation, inverse_rms))
@@ -85,7 +86,7 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
 
 
 def _written(state: Tensor, carry: Tensor, write: Tensor, update: Tensor, multiplier: float) -> Tensor:
-    """state: (N, n, b) -> the same shape."""
+    """state + carry^T state + multiplier * write update. state: (N, n, b) -> the same shape."""
     written = torch.baddbmm(state, carry.transpose(0, 1), state)
     return torch.baddbmm(written, write.permute(1, 2, 0), _blocks(update, state), alpha=multiplier, out=written)
 
@@ -106,6 +107,7 @@ class _Read(torch.autograd.Function):
             site = _site(state, static, projection, scale, eps)
             read, carry, write = site.parts(n_read)
             x = torch.bmm(read.transpose(0, 1), site.state).to(state.dtype)
+        # One state in state_every is saved; the write that made any other one can remake it.
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
         ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
         ctx.producer = producer if ctx.n_since_kept else None
@@ -122,7 +124,7 @@ class _Read(torch.autograd.Function):
         _, static, projection, scale = ctx.saved_tensors
         with without_autocast(grad_x):
             site = _site_of(ctx)
-            ctx.site = None  # this was the last that asked
+            ctx.site = None  # the read runs last in a backward pass, so that the cache can go
             state, (_, tanh, pre_activation, inverse_rms) = site
             slot_width = state.shape[-1]
             blocks = _blocks(grad_x, state)
@@ -176,11 +178,11 @@ class _Write(torch.autograd.Function):
             grad_write = torch.bmm(blocks, wide.transpose(1, 2)).mul_(ctx.multiplier).transpose(0, 1)
             grad_update = torch.bmm((ctx.multiplier * write).transpose(0, 1), wide)
         grad_update = grad_update.view(update.shape).to(update.dtype)
-        return grad, grad_carry, grad_write, None, grad_update, None  # the first goes through the carry in the read
+        return grad, grad_carry, grad_write, None, grad_update, None  # the read applies the carry to `grad`
 
 
 def _site_of(reading: Any) -> _Site:
-    """State and coefficients of a read, computed once in a backward pass."""
+    """State and coefficients of a read, computed once per backward pass and cached on its graph node."""
     if reading.site is None:
         state, static, projection, scale = reading.saved_tensors
         if state is None:
@@ -190,7 +192,7 @@ def _site_of(reading: Any) -> _Site:
 
 
 def _made_again(writing: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """The state that a write left."""
+    """Recomputes the state that a write left. writing: its node in autograd's graph."""
     site = _site_of(writing.reading)
     _, carry, write = site.parts(writing.reading.n_read)
     (update,) = writing.saved_tensors
@@ -206,7 +208,7 @@ def read_slots(
     eps: float,
     state_every: int,
 ) -> tuple[Tensor, Kept]:
-    """See `reference.read_slots`. state_every: of so many sites in a row, one keeps its state."""
+    """See `reference.read_slots`. state_every: one in this many consecutive sites keeps its state."""
     x, state, carry, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
     return x, Kept(state, carry, write, x.grad_fn)
 

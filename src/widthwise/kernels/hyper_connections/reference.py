@@ -1,9 +1,9 @@
 """Generalized hyper-connections in plain torch. Source: virtual-width paper, arXiv:2511.11238, Eq. (6)-(10), Alg. 1-3.
 
-The state of a token is n slots of b numbers. A sublayer reads n_read mixtures of the slots and writes n_write blocks;
-what it does not replace is carried, mixed too. The weights of all three mixtures are the columns of one table of
-n rows, [read | carry | write], whose carry part is held as its deviation from the identity: a carry of 1 + 2^-8 would
-round to 1 in bf16.
+The state of a token is n slots of b numbers. A sublayer reads n_read mixtures of the slots and writes n_write blocks
+back; the slots themselves are carried over and mixed as well. The weights of all three mixtures are the columns of one
+table of n rows, [read | carry | write]. Its carry part is stored as the deviation from the identity, because in bf16 a
+carry of 1 + 2^-8 would round to 1.
 """
 
 import torch
@@ -15,13 +15,13 @@ from widthwise.kernels.dispatch import without_autocast
 def read_slots(
     state: Tensor, static: Tensor, projection: Tensor | None, scale: Tensor | None, n_read: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The input of a sublayer, and the coefficients with which `write_slots` goes on.
+    """The input of a sublayer, and the coefficients that `write_slots` needs.
 
-    state: (B, T, n, b); static: (n, k), k = n_read + n + n_write; projection: (b, k), the gain of the norm folded in;
-    scale: (n, k); both None where the coefficients are the same for all tokens. -> (B, T, n_read * b) in the state's
-    type, and (B, T, n, k), or `static` itself, in fp32 or wider.
+    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised by itself.
 
-    coefficients = scale * tanh(state / rms(state) @ projection) + static, each slot normalised alone.
+    state: (B, T, n, b); static: (n, k), k = n_read + n + n_write; projection: (b, k), with the norm's gain folded in;
+    scale: (n, k); both None if all tokens share the coefficients. -> (B, T, n_read * b) in the state's dtype, and
+    (B, T, n, k), or `static` itself, in fp32 or wider.
     """
     with without_autocast(state):
         wide = state.to(torch.promote_types(state.dtype, torch.float32))
@@ -35,7 +35,7 @@ def read_slots(
 
 
 def write_slots(state: Tensor, update: Tensor, coefficients: Tensor, n_read: int, multiplier: float) -> Tensor:
-    """The state after a sublayer: state + carry^T state + multiplier * write update, in the state's type.
+    """The state after a sublayer: state + carry^T state + multiplier * write update, in the state's dtype.
 
     state: (B, T, n, b); update: (B, T, n_write * b); coefficients: from `read_slots`.
     """

@@ -1,4 +1,4 @@
-"""Head and cross-entropy without ever holding all logits."""
+"""Head and cross-entropy, without holding all logits at once."""
 
 from torch import Tensor
 

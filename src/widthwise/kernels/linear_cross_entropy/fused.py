@@ -1,6 +1,6 @@
-"""Head and cross-entropy chunk by chunk over the positions; gradients are formed in the forward pass, no logits kept.
+"""Head and cross-entropy in chunks of positions. Gradients are computed in the forward pass, so no logits are kept.
 
-Worth it on every device: at a vocabulary of 100,263 the logits of one sequence of 4,096 tokens are 1.6 GB in fp32.
+This pays on every device: with a vocabulary of 100,263, the logits of 4,096 tokens are 1.6 GB in fp32.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from torch.nn.functional import linear, log_softmax
 from widthwise.kernels.dispatch import refuse_double_backward
 
 LOGITS_PER_CHUNK = {"cpu": 2**21, "cuda": 2**28}
-"""Logits held at a time: few enough to stay near a CPU, enough for full matrix products on a GPU."""
+"""Logits held at a time, by device: few enough for the CPU's caches, enough for efficient matrix products on a GPU."""
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -41,6 +41,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss[rows] = -chosen[:, 0]
             log_normaliser[rows] = (logits.gather(1, target) - chosen)[:, 0]
             if grad_hidden is not None and grad_weight is not None:
+                # d loss / d logits = softmax - onehot; the z-loss adds 2 z log_normaliser softmax.
                 grad = log_probs.exp_()
                 if z_coefficient:
                     grad.mul_(1 + 2 * z_coefficient * log_normaliser[rows, None])

@@ -11,8 +11,8 @@ def linear_cross_entropy(
     """Cross-entropy of softmax(multiplier * hidden weight^T) against targets, in nats, in fp32 or wider.
 
     hidden: (..., d_model), weight: (vocab_size, d_model), targets: integers (...).
-    Returns the objective, mean(loss + z_coefficient * log_normaliser^2), and without gradient the loss and the
-    log-normaliser of every position, two tensors (...). Source of the second term: PaLM, arXiv:2204.02311.
+    Returns the scalar objective mean(loss + z_coefficient * log_normaliser^2) and, detached, the loss and the
+    log-normaliser of every position, both (...). Source of the z-loss: PaLM, arXiv:2204.02311.
     """
     logits = linear(hidden, weight.to(hidden.dtype)).flatten(0, -2)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) * multiplier

@@ -1,4 +1,4 @@
-"""RMSNorm whose backward pass works from its output."""
+"""RMSNorm whose backward pass needs only its output, which the next matrix product keeps anyway."""
 
 from torch import Tensor
 

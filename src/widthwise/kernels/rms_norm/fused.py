@@ -1,4 +1,7 @@
-"""RMSNorm whose hand-written backward pass keeps the output, as the next matrix product does anyway."""
+"""RMSNorm with a hand-written backward pass that keeps the output instead of the input.
+
+The next matrix product keeps that tensor anyway, so the norm costs no memory of its own.
+"""
 
 from typing import Any
 
@@ -8,14 +11,14 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, refuse_double_backward
 
 SMALLEST_GAIN = 1e-3
-"""Below it the normalised input cannot be recovered from the output, and is kept instead."""
+"""If any |gain| is smaller, output / gain is too inexact, and the normalised input is kept instead."""
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # In one pass, and in fp32 under autocast too, which would run a dot product in bf16.
+        # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
         normalised = wide * inverse_rms
@@ -30,6 +33,7 @@ class _RMSNorm(torch.autograd.Function):
         refuse_double_backward()
         output, normalised, inverse_rms, gain = ctx.saved_tensors
         wide = inverse_rms.dtype
+        # With y = gain * x / r, r = rms: dx = (grad * gain - (x / r) * sum(grad * y) / norm_dim) / r.
         grad, output = grad.to(wide), output.to(wide)
         product = grad * output
         projection = product.sum(dim=-1, keepdim=True).mul_(inverse_rms).div_(ctx.norm_dim)

@@ -9,10 +9,10 @@ from widthwise.kernels.dispatch import compute_dtype
 def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int, stat_width: int | None = None) -> Tensor:
     """gain * x / sqrt(sum(x^2) / norm_dim + eps) over the last axis, computed in fp32 or wider.
 
-    stat_width: coordinates whose squares are summed, the first ones; None: all.
+    stat_width: how many leading coordinates enter the sum of squares; None: all.
 
-    x: (..., n), gain: (n,), or (groups, n) where x is (..., groups, n) -> the shape of x, in the autocast type where
-    autocast is on, else x's.
+    x: (..., n), gain: (n,), or (groups, n) for x (..., groups, n) -> the shape of x, in the autocast dtype if autocast
+    is on, else in the dtype of x.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     inverse_rms = torch.rsqrt(wide[..., :stat_width].square().sum(dim=-1, keepdim=True) / norm_dim + eps)

@@ -1,4 +1,4 @@
-"""Which units a token uses, and how tokens of similar width are gathered into rectangles that are computed whole."""
+"""Which units each token uses, and how tokens of similar width are grouped into dense rectangles."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 UNIT_TILE = 64
-"""Edges are multiples of it, which matrix products like."""
+"""Bucket edges are multiples of this, because matrix products run best at such sizes."""
 N_BUCKETS = 8
-"""Widths that tokens are rounded up to. Four round up more and, from 128 tokens on, were never faster."""
+"""Number of widths to which tokens are rounded up. Four waste more units and, from 128 tokens on, were never faster."""
 
 
 def whole_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
@@ -33,37 +33,37 @@ def bucket_edges(d_ff: int) -> list[int]:
 
 
 def bucketed_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
-    """Units computed for a token: the smallest edge that is at least what it reaches, 0 if that is 0.
+    """Units computed for a token: its reached units rounded up to a bucket edge (0 stays 0).
 
-    Arguments as in `reached_units` -> integers (...). Times 4 d_model + 2 d_out, their sum over the tokens is the FLOPs
-    of the forward pass in stripes, but for the few rows that `plan_stripes` adds.
+    Arguments as in `reached_units` -> integers (...). The sum over tokens times 4 d_model + 2 d_out is the FLOPs of the
+    forward pass in stripes, except for the few rows that `plan_stripes` adds by rounding.
     """
     ends = torch.tensor([0, *bucket_edges(d_ff)], device=width.device)
     return ends[torch.searchsorted(ends, reached_units(width, margin, d_ff))]
 
 
 def units_for_all(width: Tensor, margin: float, d_ff: int) -> int:
-    """Units that some token needs, rounded up to a multiple of `UNIT_TILE` unless that is beyond d_ff."""
+    """Units that the widest token needs, rounded up to a multiple of `UNIT_TILE`, at most d_ff."""
     n_units = max(reached_units(width, margin, d_ff).tolist(), default=0)
     return min(d_ff, -(-n_units // UNIT_TILE) * UNIT_TILE)
 
 
 class Stripe(NamedTuple):
-    """A rectangle of the matrix tokens x units, tokens sorted from wide to narrow."""
+    """A rectangle of the tokens x units matrix, with tokens sorted from wide to narrow."""
 
     units: slice
     n_rows: int
-    """Tokens computed; the mask of all others is 0 here."""
+    """The first n_rows tokens are computed; the mask of all later ones is 0 here."""
     n_whole: int
-    """Tokens whose mask is 1 on all these units. The mask is applied to later tokens only,"""
+    """The first n_whole tokens have mask 1 on the whole stripe, so that the mask is applied to later ones only,"""
     masked_from: int
-    """and from this unit of the stripe on only."""
+    """and only from this unit of the stripe on: before it the mask is 1 for all computed tokens."""
 
 
 def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list[Stripe]:
-    """The fewest stripes, bounded by bucket edges, in which every token is computed up to its edge.
+    """The fewest stripes that compute every token up to its bucket edge; buckets in which no token ends are merged.
 
-    width: (N,) with N > 0, descending. `n_rows` is rounded up to a multiple of `row_tile`, or to N.
+    width: (N,) with N > 0, descending. `n_rows` is rounded up to a multiple of `row_tile`, at most N.
     """
     whole, reach = whole_units(width, margin, d_ff), reached_units(width, margin, d_ff)
     edges = bucket_edges(d_ff)
@@ -72,10 +72,10 @@ def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list
     n_rows = (-(-n_rows // row_tile) * row_tile).clamp(max=len(width))
     n_whole = (whole[:, None] >= stops).sum(dim=0)
     least_whole = whole[(n_rows - 1).clamp(min=0)]
-    counts = torch.stack([n_rows, n_whole, least_whole], dim=1).tolist()  # the one time that a device is waited for
+    counts = torch.stack([n_rows, n_whole, least_whole], dim=1).tolist()  # the only synchronisation with a device
     stripes, start = [], 0
     for (stop, (rows, whole_rows, least)), (_, (next_rows, *_)) in pairwise([*zip(edges, counts), (d_ff, [0])]):
-        if rows > next_rows:  # else no token ends here, and the next stripe begins where this one does
+        if rows > next_rows:  # else no token ends at this edge: extend the stripe to the next
             stripes.append(Stripe(slice(start, stop), rows, whole_rows, max(0, least - start)))
             start = stop
     return stripes

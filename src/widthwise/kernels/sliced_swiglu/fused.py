@@ -1,8 +1,9 @@
-"""A gated feed-forward that computes, stripe of units by stripe of units, only the tokens that reach into the stripe.
+"""A SwiGLU computed in stripes of units, each only for the tokens that reach into it.
 
-Sorted from wide to narrow these are the first rows of x: a view. Each stripe is a small feed-forward whose output is
-added to its rows. Columns of w_down are read in place: measured, that costs a matrix product nothing. Whole prefixes of
-units for one bucket of tokens after the other read the weights more often: as fast with 4096 tokens, slower with fewer.
+With tokens sorted from wide to narrow these are the first rows of x, so a view. Each stripe is a small feed-forward
+whose output is added to its rows. Columns of w_down are used in place, which measurably costs a matrix product nothing.
+The alternative, one bucket of tokens at a time with its whole prefix of units, reads the weights more often: equally
+fast with 4096 tokens, slower with fewer.
 """
 
 from typing import Any
@@ -16,19 +17,19 @@ from widthwise.kernels.sliced_swiglu.buckets import Stripe, plan_stripes
 from widthwise.kernels.sliced_swiglu.reference import Mask, unit_centres
 
 ROW_TILE = {torch.bfloat16: 64}
-"""The CPU prepares a bf16 product anew for each new shape, which took a fifth of the time where row counts were never
-rounded; fp32 products take any shape."""
+"""Multiple to which the rows of a stripe are rounded up. A bf16 product on the CPU needs preparation for every new
+shape, which took a fifth of the time with unrounded row counts; an fp32 product does not."""
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a b without a product of its own, which saves up to 5% of the time."""
-    torch.addmm(total, a, b, out=total)  # addmm_ would be the same, but torch's FLOP counter does not know it
+    """total += a b without a temporary for the product, which saves up to 5% of the time."""
+    torch.addmm(total, a, b, out=total)  # not addmm_, which torch's FLOP counter does not count
 
 
 class _SlicedSwiGLU(torch.autograd.Function):
-    """Keeps the sorted rows, and gate and up of the stripes; their product is recomputed.
+    """Keeps the sorted rows and each stripe's gate and up for the backward pass; hidden activations are recomputed.
 
-    Autograd through slices takes 5% longer with 4096 tokens, 40% longer with 256, and keeps the products.
+    Autograd through slices would keep those too, and takes 5% longer with 4096 tokens and 40% longer with 256.
     """
 
     @staticmethod

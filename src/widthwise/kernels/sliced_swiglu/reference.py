@@ -1,4 +1,4 @@
-"""A gated feed-forward of which every token uses the first few units, in plain torch: all units, then a mask."""
+"""A SwiGLU in which each token uses only its first few hidden units, in plain torch: all units times a mask."""
 
 from collections.abc import Callable
 
@@ -21,11 +21,11 @@ def sliced_swiglu(
     """w_down (silu(w_gate x) * (w_up x) * mask(width, c)), where unit i has its centre at c_i = i + 1/2.
 
     x: (N, d_model), w_gate and w_up: (d_ff, d_model), w_down: (d_out, d_ff), width: (N,), in units, fp32 or wider
-    -> (N, d_out), in the autocast type where autocast is on, else x's.
+    -> (N, d_out), in the autocast dtype if autocast is on, else that of x.
 
-    `margin` >= 0, in units, says what may be skipped: where c_i < width - margin the mask is 1, where c_i > width +
-    margin it is 0, and in neither place has it a derivative. A hard mask has margin 0, a linear ramp over T units
-    T / 2, a sigmoid infinity. This form, which skips nothing, has no use for it.
+    `margin` >= 0, in units, says what may be skipped: the mask is exactly 1 where c_i < width - margin and exactly 0
+    where c_i > width + margin, with no derivative in either range. It is 0 for a hard mask, T / 2 for a linear ramp
+    over T units, infinite for a sigmoid. This form skips nothing and ignores it.
     """
     hidden = silu(linear(x, w_gate)) * linear(x, w_up)
     values = mask(width[:, None], unit_centres(0, len(w_gate), width))

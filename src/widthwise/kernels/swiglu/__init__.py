@@ -1,4 +1,4 @@
-"""silu(gate) * up, keeping only gate and up for the backward pass."""
+"""silu(gate) * up, with only gate and up kept for the backward pass."""
 
 from torch import Tensor
 
