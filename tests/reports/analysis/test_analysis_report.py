@@ -155,7 +155,7 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
 def test_widths_of_tokens_have_their_section(tmp_path: Path) -> None:
     dynamic = {**model("dynamic", [64] * 4, 0.5), "token_widths": token_widths(4)}
     page = page_of(write_analysis(tmp_path, model("uniform", [64] * 4, 0.5), dynamic))
-    assert 'href="#token-widths"' in page
+    assert 'href="#dynamic-width"' in page
     assert len(captions(page)) == FIGURES_OF_ALL_LAYERS + 4 + 1
     assert 'id="virtual-width"' not in page
 

@@ -16,7 +16,7 @@ def give_widths(run: Path, widths: dict) -> None:
 
 
 def section(page: Path) -> str:
-    found = re.search(r'<section id="token-widths".*?</section>', page.read_text(), re.DOTALL)
+    found = re.search(r'<section id="dynamic-width".*?</section>', page.read_text(), re.DOTALL)
     assert found
     return found[0]
 
@@ -50,7 +50,7 @@ def test_a_comparison_shows_only_the_variants_that_have_widths(tmp_path: Path) -
 
 def test_without_dynamic_layers_there_is_no_section(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "static", 1, [64], 0.0)
-    assert "token-widths" not in write_run_report(tmp_path / "r").read_text()
+    assert "dynamic-width" not in write_run_report(tmp_path / "r").read_text()
 
 
 def test_broken_widths_are_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from widthwise.reports.analysis.tables import layer_table, summary_table
 from widthwise.reports.page.formats import clean, fixed, si
 from widthwise.reports.page.html import legend, render, sequence
 from widthwise.reports.page.svg import styles
-from widthwise.reports.run.dynamic_width import token_width_section
+from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 
@@ -43,7 +43,7 @@ def _page(analysis: Analysis) -> str:
         stream=figures.stream_figures(analysis, chosen),
         lens=figures.lens_figures(analysis, chosen),
         sinks=figures.sink_figures(analysis, chosen),
-        token_widths=token_width_section(by_name, chosen),
+        dynamic_width=dynamic_width_section(by_name, chosen),
         virtual_width=virtual_width_section(by_name, chosen),
         layer_tables=[layer_table(model, analysis.utilisation_threshold) for model in models],
         models=[(clean(model.name), _described(model)) for model in models],

@@ -15,7 +15,7 @@ from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_ov
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
-from widthwise.reports.run.dynamic_width import token_width_section
+from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.virtual_width import virtual_width_section
@@ -55,7 +55,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
         notes=main_table.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
-        token_widths=token_width_section(results, chosen),
+        dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
         curves=panels(_curves(comparison, runs, chosen)),
         curve_table=tables.curve_table("Held-out loss by step, mean over seeds", _mean_curves(runs)),

@@ -18,8 +18,8 @@ from widthwise.reports.page.tables import Table
 
 
 @dataclass(frozen=True)
-class TokenWidthSection:
-    """What the page shows of the models that have dynamic-width layers."""
+class DynamicWidthSection:
+    """The part of a page on models that have dynamic-width layers."""
 
     figures: list[Panel]
     summary: Table
@@ -27,16 +27,16 @@ class TokenWidthSection:
     token_tables: list[Table]
 
 
-def token_width_section(
+def dynamic_width_section(
     models: Mapping[str, RunResult | AnalysedModel], styles: Mapping[str, Style]
-) -> TokenWidthSection | None:
-    """None where no model has dynamic-width layers."""
+) -> DynamicWidthSection | None:
+    """Figures and tables for the models that have dynamic-width layers; None if there is none."""
     found = {name: model.token_widths for name, model in models.items() if model.token_widths}
     if not found:
         return None
-    return TokenWidthSection(
+    return DynamicWidthSection(
         [
-            Panel(name, _histograms(f"token-widths-{i}", name, widths, styles[name]))
+            Panel(name, _histograms(f"dynamic-width-{i}", name, widths, styles[name]))
             for i, (name, widths) in enumerate(found.items())
         ],
         _summary(found),
@@ -88,7 +88,7 @@ def _summary(found: Mapping[str, TokenWidths]) -> Table:
         ),
         ["held-out tokens looked at", *(si(w.n_tokens) for w in found.values())],
     ]
-    return Table("Width of every token", ["Quantity", *map(clean, found)], rows)
+    return Table("Dynamic width", ["Quantity", *map(clean, found)], rows)
 
 
 def _flops(widths: TokenWidths, kind: str) -> str:
@@ -117,7 +117,7 @@ def _layer_table(name: str, widths: TokenWidths) -> Table:
         ]
         for layer in widths.layers
     ]
-    caption = f"Token widths of {clean(name)} by layer; with: Spearman correlation with a property of the token"
+    caption = f"Dynamic width of {clean(name)} by layer; with: Spearman correlation with a property of the token"
     return Table(caption, header, rows)
 
 
@@ -130,7 +130,7 @@ def _correlation(layer: LayerWidths, key: str) -> str:
 
 
 def _token_tables(found: Mapping[str, TokenWidths]) -> list[Table]:
-    """Losses at forced widths, and who gets how much; one column per model."""
+    """Losses at forced widths, and mean widths by kind of token; one column per model."""
     forced = {
         name: {f"{fixed(each.fraction, 3)} of d_ff": each.loss for each in widths.forced}
         for name, widths in found.items()
@@ -147,7 +147,7 @@ def _token_tables(found: Mapping[str, TokenWidths]) -> list[Table]:
 
 
 def _side_by_side(caption: str, row_title: str, columns: Mapping[str, Mapping[str, float | None]]) -> list[Table]:
-    """One table, or none where there is nothing in it."""
+    """One table, or none if it would be empty."""
     names = dict.fromkeys(name for column in columns.values() for name in column)
     rows = [[name, *(fixed(column.get(name), 4) for column in columns.values())] for name in names]
     return [Table(caption, [row_title, *map(clean, columns)], rows)] if rows else []

@@ -13,7 +13,7 @@ from widthwise.reports.page.curves import by_step, further_heads
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.page.svg import Style, styles
-from widthwise.reports.run.dynamic_width import token_width_section
+from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.virtual_width import virtual_width_section
@@ -63,7 +63,7 @@ def _page(runs: Sequence[Run]) -> str:
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
         legend=legend(chosen),
-        token_widths=token_width_section(results, chosen),
+        dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
         growth=growth_section({name: [run] for name, run in named.items()}, chosen),
         widths=panels(plots.width_figures(costs, chosen)) if costs else [],
