@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.estimate import Estimate, mean, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, ratio
 
 
 def test_a_mean_has_the_standard_error_of_scipy() -> None:
@@ -38,9 +38,9 @@ def test_a_ratio_over_unequal_blocks_has_the_error_that_a_bootstrap_finds() -> N
 def test_an_exponential_has_the_slope_times_the_error() -> None:
     step = 1e-6
     slope = (math.exp(2 + step) - math.exp(2 - step)) / (2 * step)
-    found = Estimate(2.0, 0.1).exponential()
+    found = SampleEstimate(2.0, 0.1).exponential()
     assert found == pytest.approx((math.exp(2), 0.1 * slope))
-    assert Estimate(1000.0, 1.0).exponential().value == math.inf
+    assert SampleEstimate(1000.0, 1.0).exponential().value == math.inf
 
 
 def test_few_blocks_have_no_error_and_none_no_ratio() -> None:

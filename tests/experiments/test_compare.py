@@ -13,7 +13,7 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments import compare
 from widthwise.experiments.compare import run_plan
-from widthwise.experiments.plan import Plan, read_plan
+from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.run_dir import RunDir
 from widthwise.training.stopping import Interrupted
 
@@ -37,7 +37,7 @@ RECIPE = {
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path, dict]:
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonPlan, Path, dict]:
     folder = tmp_path_factory.mktemp("comparison")
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     plan = read_plan([folder / "recipe.yaml"])

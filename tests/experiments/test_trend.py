@@ -12,7 +12,7 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import summarise
-from widthwise.experiments.plan import Plan, read_plan
+from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.experiments.statistics import Estimate, paired_difference
 from widthwise.experiments.trend import check_values, fit_trend
 from widthwise.model.config import cost_summary
@@ -186,7 +186,7 @@ RECIPE = {
 }
 
 
-def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> Plan:
+def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> ComparisonPlan:
     path = tmp_path / "widths.yaml"
     path.write_text(yaml.safe_dump({**RECIPE, "compare": {**RECIPE["compare"], "trend": trend}}, sort_keys=False))
     return read_plan([path], **arguments)

@@ -9,7 +9,7 @@ from widthwise.cli.terminal import progress_console, say, say_json, table_consol
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:
-    from widthwise.experiments.plan import Plan
+    from widthwise.experiments.plan import ComparisonPlan
 
 
 def compare(
@@ -43,7 +43,7 @@ def compare(
     run_and_report(plan, out or Path("runs") / plan.title, as_json)
 
 
-def run_and_report(plan: "Plan", folder: Path, as_json: bool) -> None:
+def run_and_report(plan: "ComparisonPlan", folder: Path, as_json: bool) -> None:
     """Trains the runs of the plan, shows their progress, and prints the result."""
     from widthwise.cli.progress import shown_progress
     from widthwise.experiments.compare import run_plan

@@ -9,7 +9,7 @@ FEWEST_BLOCKS = 10
 """Fewer blocks of text than this say too little about their spread for a standard error."""
 
 
-class Estimate(NamedTuple):
+class SampleEstimate(NamedTuple):
     """A number and its standard error, which is nan for fewer than two items or FEWEST_BLOCKS blocks."""
 
     value: float
@@ -19,23 +19,23 @@ class Estimate(NamedTuple):
         """The numbers for JSON, with null for what is not finite."""
         return {name: number if math.isfinite(number) else None for name, number in self._asdict().items()}
 
-    def scaled(self, factor: float) -> "Estimate":
-        return Estimate(self.value * factor, self.stderr * abs(factor))
+    def scaled(self, factor: float) -> "SampleEstimate":
+        return SampleEstimate(self.value * factor, self.stderr * abs(factor))
 
-    def exponential(self) -> "Estimate":
+    def exponential(self) -> "SampleEstimate":
         """The perplexity of a mean loss in nats, its error by the delta method; inf beyond the range of floats."""
         value = math.exp(self.value) if self.value < 700 else math.inf
-        return Estimate(value, value * self.stderr)
+        return SampleEstimate(value, value * self.stderr)
 
 
-def mean(values: np.ndarray) -> Estimate:
+def mean(values: np.ndarray) -> SampleEstimate:
     """values: (n,), independent of each other."""
     values = np.asarray(values, dtype=np.float64)
     spread = values.std(ddof=1) if len(values) > 1 else math.nan
-    return Estimate(float(values.mean()), float(spread / math.sqrt(len(values))))
+    return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))))
 
 
-def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
+def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     """sum(numerators) / sum(denominators) over independent blocks, both (n,).
 
     The standard error is that of the linearised ratio (Cochran 1977, Sampling Techniques, chapter 6); for blocks of
@@ -44,8 +44,8 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Estimate:
     numerators, denominators = (np.asarray(part, dtype=np.float64) for part in (numerators, denominators))
     n, total = len(numerators), denominators.sum()
     if total == 0:
-        return Estimate(math.nan, math.nan)
+        return SampleEstimate(math.nan, math.nan)
     value = numerators.sum() / total
     residuals = numerators - value * denominators
     scale = math.sqrt(n / (n - 1)) if n >= FEWEST_BLOCKS else math.nan
-    return Estimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total))
+    return SampleEstimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total))

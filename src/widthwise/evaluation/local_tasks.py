@@ -26,7 +26,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, parse, read_text
-from widthwise.evaluation.estimate import Estimate, mean
+from widthwise.evaluation.estimate import SampleEstimate, mean
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
 from widthwise.files import parse_json
 
@@ -55,7 +55,7 @@ class Item(Config):
         """What the model got right. found: one a pair."""
 
     @classmethod
-    def metrics(cls, means: dict[str, Estimate]) -> dict[str, Estimate]:
+    def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
         """What is reported of the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
@@ -159,7 +159,7 @@ class Cloze(Item):
         return {"acc": float(found[0].is_greedy), **self.answer_scores(found[0].log_likelihood)}
 
     @classmethod
-    def metrics(cls, means: dict[str, Estimate]) -> dict[str, Estimate]:
+    def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
         """Adds the perplexity of the whole answer, as LAMBADA reports it."""
         return {**super().metrics(means), "perplexity": means["nats"].exponential()}
 
@@ -191,7 +191,7 @@ class TaskScores:
     n_cut: int
     """Contexts that were too long for the model and lost their beginning."""
 
-    def metrics(self) -> dict[str, Estimate]:
+    def metrics(self) -> dict[str, SampleEstimate]:
         """An item is an observation."""
         return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.evaluation.estimate import Estimate, mean, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, ratio
 
 LENGTHS = {
     "nats_per_token": ("n_tokens", 1.0),
@@ -18,7 +18,7 @@ LENGTHS = {
 """Differences of a text: what they are per, and in what."""
 
 
-def text_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, Estimate] | None:
+def text_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, SampleEstimate] | None:
     """other - baseline, both records of `TextScores`; None where they are of different texts.
 
     Per token only where both have the same tokens in every block.
@@ -36,7 +36,7 @@ def text_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[st
     }
 
 
-def task_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, Estimate] | None:
+def task_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, SampleEstimate] | None:
     """other - baseline, both records of `TaskScores`; None where they are of different questions."""
     if baseline["fingerprint"] != other["fingerprint"]:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.estimate import Estimate, ratio
+from widthwise.evaluation.estimate import SampleEstimate, ratio
 from widthwise.evaluation.scorer import Scorer
 
 BLOCK_BYTES = 4096
@@ -38,7 +38,7 @@ class TextScores:
     fingerprint: str
     """sha256 (hex) of the text: blocks of equal texts are the same blocks."""
 
-    def metrics(self) -> dict[str, Estimate]:
+    def metrics(self) -> dict[str, SampleEstimate]:
         """By name; a block is an observation."""
         by_token, by_byte = ratio(self.nats, self.n_tokens), ratio(self.nats, self.n_bytes)
         return {

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from widthwise.experiments.plan import Plan
+from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.runs import CONFIDENCE, Results, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
 from widthwise.experiments.trend import fit_trend
@@ -19,7 +19,7 @@ from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
 
 
-def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None = None) -> Comparison:
+def run_plan(plan: ComparisonPlan, folder: Path, command: str, observer: Observer | None = None) -> Comparison:
     """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
     Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
@@ -38,7 +38,9 @@ def run_plan(plan: Plan, folder: Path, command: str, observer: Observer | None =
     return comparison
 
 
-def summarise(plan: Plan, results: Mapping[str, Results], environment: dict[str, Any], command: str) -> Comparison:
+def summarise(
+    plan: ComparisonPlan, results: Mapping[str, Results], environment: dict[str, Any], command: str
+) -> Comparison:
     """The comparison as a record. results: variant -> one result per seed, in the order of plan.seeds."""
     baseline = results[plan.baseline]
     variants = [variant_of(name, plan.seeds, results[name], baseline) for name in plan.recipes]
@@ -62,7 +64,7 @@ def summarise(plan: Plan, results: Mapping[str, Results], environment: dict[str,
     )
 
 
-def _trend(plan: Plan, results: Mapping[str, Results]) -> Trend | None:
+def _trend(plan: ComparisonPlan, results: Mapping[str, Results]) -> Trend | None:
     if plan.trend is None:
         return None
     values = plan.trend_values()

@@ -41,7 +41,7 @@ class CompareConfig(Config):
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """A comparison before it is run. The first recipe is the baseline; seeds are set run by run."""
 
     title: str
@@ -89,13 +89,13 @@ def _range(values: Sequence[int]) -> str:
 
 def read_plan(
     paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None
-) -> Plan:
+) -> ComparisonPlan:
     """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
     config, recipes = _variants(paths[0], overrides) if len(paths) == 1 else _recipes(paths, overrides)
     if seeds or match:
         changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
         config = parse(CompareConfig, to_data(config) | changes, "compare")
-    plan = Plan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match, config.trend)
+    plan = ComparisonPlan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match, config.trend)
     check_fair(plan)
     return plan
 
@@ -120,7 +120,7 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
     return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
 
 
-def check_fair(plan: Plan) -> None:
+def check_fair(plan: ComparisonPlan) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():

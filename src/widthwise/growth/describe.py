@@ -104,7 +104,7 @@ def _attention(old: AttentionConfig, new: AttentionConfig) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptConstant:
     """A constant of a grown model that differs from what its recipe says."""
 
     where: str
@@ -137,32 +137,32 @@ class Kept:
 BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
 
 
-def kept_constants(plan: Plan, wanted: ModelConfig) -> list[Kept]:
+def kept_constants(plan: Plan, wanted: ModelConfig) -> list[KeptConstant]:
     """Everything in which the grown config differs from the requested one, which is constants only, never sizes."""
     old, new, asked = (to_data(model) for model in (plan.old, plan.new, wanted))
     by_layer = [data.pop("layers") for data in (old, new, asked)]
-    layers: dict[tuple[str, str], tuple[Kept, list[int]]] = {}
+    layers: dict[tuple[str, str], tuple[KeptConstant, list[int]]] = {}
     for j, source in enumerate(plan.correspondence.layers):
         before = None if source is None else by_layer[0][source]
         for found in _differences(before, by_layer[1][j], by_layer[2][j]):
             key = found.path, repr((found.value, found.is_kept, found.wanted))
             layers.setdefault(key, (found, []))[1].append(j)
-    of_layers = [Kept(_named(members), *_content(found)) for found, members in layers.values()]
+    of_layers = [KeptConstant(_named(members), *_content(found)) for found, members in layers.values()]
     return [*of_layers, *_differences(old, new, asked)]
 
 
-def _content(constant: Kept) -> tuple[str, Any, bool, Any]:
+def _content(constant: KeptConstant) -> tuple[str, Any, bool, Any]:
     return constant.path, constant.value, constant.is_kept, constant.wanted
 
 
-def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[Kept]:
+def _differences(old: Any, new: Any, wanted: Any, path: str = "") -> Iterator[KeptConstant]:
     """The leaves that differ. old: the old model's value at the same path, None if it has none."""
     if isinstance(new, dict) and isinstance(wanted, dict) and new.keys() == wanted.keys():
         for key in new:
             before = old.get(key) if isinstance(old, dict) else None
             yield from _differences(before, new[key], wanted[key], f"{path}.{key}" if path else key)
     elif new != wanted:
-        yield Kept("", path, new, old == new, wanted)
+        yield KeptConstant("", path, new, old == new, wanted)
 
 
 def _shown(value: Any) -> str:

@@ -43,7 +43,7 @@ class Unscaled(Scaling):
         return None if found is None else (found, cls())
 
 
-class Linear(Scaling):
+class LinearScaling(Scaling):
     """All divided by one factor. Source: Chen et al. 2023, arXiv:2306.15595."""
 
     rope_type: Literal["linear"] = "linear"
@@ -132,10 +132,10 @@ class LongRope(Scaling):
         )
 
 
-SCALINGS = (Unscaled, Linear, Llama3, LongRope)
+SCALINGS = (Unscaled, LinearScaling, Llama3, LongRope)
 """In the order in which they are tried: the last one always fits."""
 
-AnyScaling = Annotated[Unscaled | Linear | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
+AnyScaling = Annotated[Unscaled | LinearScaling | Llama3 | LongRope, pydantic.Field(discriminator="rope_type")]
 
 
 DEFAULT_BASE = 10000.0

@@ -10,7 +10,7 @@ from torch import Tensor
 from widthwise.config_io import UserError, checked_copy
 from widthwise.files import check_free
 from widthwise.growth.certify.certificate import certify, model_size
-from widthwise.growth.describe import Kept, expansions
+from widthwise.growth.describe import KeptConstant, expansions
 from widthwise.growth.optimizer_state import Reset, grown_factors, grown_state
 from widthwise.growth.plan.fresh import Fresh
 from widthwise.growth.plan.model_plan import Plan
@@ -36,7 +36,7 @@ class Intention:
     reset: Reset = "none"
     seed: int = 0
     fresh: Fresh | None = None
-    constants: tuple[Kept, ...] = ()
+    constants: tuple[KeptConstant, ...] = ()
     """Kept constants, in which the new model differs from what its recipe says."""
     changes: tuple[str, ...] = ()
     """What changes in constants, one line each."""

@@ -37,7 +37,7 @@ MANIFEST = "manifest.json"
 FILES = (MODEL, OPTIMIZER, RNG, STATE)
 
 
-class Manifest(Config):
+class CheckpointManifest(Config):
     """The content of manifest.json."""
 
     format_version: int
@@ -89,8 +89,8 @@ def latest_valid(folder: Path) -> tuple[Path | None, list[Damage]]:
     return None, damages
 
 
-def _manifest(path: Path) -> Manifest:
-    return parse(Manifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
+def _manifest(path: Path) -> CheckpointManifest:
+    return parse(CheckpointManifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
 
 
 def find_damage(path: Path) -> str | None:
@@ -136,7 +136,7 @@ def save(
         _save_tensors(_optimizer_tensors(model, optimizer), partial / OPTIMIZER)
         _save_tensors(_rng_states(), partial / RNG)
         _save_json(state, partial / STATE)
-        manifest = Manifest(
+        manifest = CheckpointManifest(
             format_version=FORMAT_VERSION,
             step=step,
             files={name: FileRecord.of(partial / name) for name in FILES},

@@ -122,7 +122,7 @@ def _where(group: str) -> str:
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One recipe of a sweep; seeds are set run by run."""
 
     name: str
@@ -141,23 +141,23 @@ class SweepPlan:
     """The recipe without its sweep section."""
 
     @cached_property
-    def baseline(self) -> Point | None:
+    def baseline(self) -> SweepPoint | None:
         """The point that others are compared with. Raises UserError if it cannot be trained."""
         if self.config.baseline is None:
             return None
         name = self.config.baseline_name
         recipe = parse(Recipe, merge(self.data, self.config.baseline), f"{self.title}: sweep.baseline")
         check_trainable(recipe, name)
-        return Point(name, NO_GROUP, {}, recipe)
+        return SweepPoint(name, NO_GROUP, {}, recipe)
 
     @cached_property
-    def grid(self) -> dict[str, Point]:
+    def grid(self) -> dict[str, SweepPoint]:
         """Name -> point, the baseline first; for a search only the baseline. Raises UserError for the first impossible
         point, or if two have the same name."""
         points = [] if self.baseline is None else [self.baseline]
         if self.config.search is None:
             points += [self.point(group, values) for group, values in self._combinations()]
-        found: dict[str, Point] = {}
+        found: dict[str, SweepPoint] = {}
         for point in points:
             if point.name in found:
                 raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
@@ -169,7 +169,7 @@ class SweepPlan:
             for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
                 yield group, dict(zip(axes, values))
 
-    def point(self, group: str, values: dict[str, Any]) -> Point:
+    def point(self, group: str, values: dict[str, Any]) -> SweepPoint:
         """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name = point_name(group, values)
         recipe = self._recipe(name, group, values)
@@ -179,7 +179,7 @@ class SweepPlan:
             check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
             check_same_windows(name, recipe, *self.reference)
-        return Point(name, group, values, recipe)
+        return SweepPoint(name, group, values, recipe)
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
         change = self.config.groups[group].change if group else {}

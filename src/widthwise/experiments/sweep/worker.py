@@ -10,7 +10,7 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.experiments.runs import run_path, seeded
-from widthwise.experiments.sweep.plan import Point, SweepPlan, point_name
+from widthwise.experiments.sweep.plan import SweepPlan, SweepPoint, point_name
 from widthwise.experiments.sweep.queue import Claim, ClaimLost, Queue
 from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
 from widthwise.experiments.sweep.summary import Findings
@@ -137,7 +137,7 @@ class _Worker:
         else:
             claim.finish(loss)
 
-    def _point(self, claim: Claim) -> Point:
+    def _point(self, claim: Claim) -> SweepPoint:
         """The claimed point. Raises UserError if a sampler chose an impossible one."""
         point = self._plan.grid.get(claim.key)
         if point is not None:
@@ -152,14 +152,14 @@ class _Worker:
         self._observer.message(f"failed: {reason}")
         claim.fail(reason, is_mistake)
 
-    def _mean_loss(self, claim: Claim, point: Point) -> float:
+    def _mean_loss(self, claim: Claim, point: SweepPoint) -> float:
         losses: list[float] = []
         for seed in self._plan.config.seeds:
             losses.append(finite(self._run(point, seed).val_loss))
             claim.report(len(losses), sum(losses) / len(losses))
         return sum(losses) / len(losses)
 
-    def _run(self, point: Point, seed: int) -> RunResult:
+    def _run(self, point: SweepPoint, seed: int) -> RunResult:
         """The result of one run. Waits while another process works on it: a worker wrongly taken for dead, or one with
         an equal point of a search."""
         path, is_said = self._folder / run_path(point.name, seed), False

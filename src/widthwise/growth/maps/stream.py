@@ -156,7 +156,7 @@ class SlotMap(StreamMap):
         return before
 
 
-Kept = list[tuple[LayerConfig, LayerConfig]]
+KeptLayers = list[tuple[LayerConfig, LayerConfig]]
 """The kept layers, (before, after)."""
 
 
@@ -174,7 +174,7 @@ def stream_map(old: ModelConfig, new: ModelConfig, layers: Iterable[tuple[int, i
     return stream
 
 
-def _widths(kept: Kept) -> set[tuple[int, int]]:
+def _widths(kept: KeptLayers) -> set[tuple[int, int]]:
     names = ("d_model", "d_in", "d_out")
     return {(getattr(before, name), getattr(after, name)) for before, after in kept for name in names}
 
@@ -191,7 +191,7 @@ def _norms(model: ModelConfig) -> list[NormConfig]:
     return [model.final_norm, *further, *(norm for layer in layers for norm in (layer.attention_norm, layer.ffn_norm))]
 
 
-def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: Kept) -> SlotMap:
+def _slot_map(old: ModelConfig, new: ModelConfig, slots: SlotLayout, kept: KeptLayers) -> SlotMap:
     before = old.residual.layout if isinstance(old.residual.layout, SlotLayout) else None
     slot_width = slots.slot_width if before is None else before.slot_width
     n_slots = slots.n_owned_slots if before is None else before.n_slots

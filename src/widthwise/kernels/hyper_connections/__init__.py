@@ -9,7 +9,7 @@ from widthwise.kernels.dispatch import use_fused
 from widthwise.kernels.hyper_connections import fused, reference
 
 
-class Kept(NamedTuple):
+class ReferenceRead(NamedTuple):
     """What the reference write needs from its read."""
 
     state: Tensor
@@ -25,7 +25,7 @@ def read_slots(
     n_read: int,
     eps: float,
     state_every: int = 1,
-) -> tuple[Tensor, Kept | fused.Kept]:
+) -> tuple[Tensor, ReferenceRead | fused.FusedRead]:
     """The input of a sublayer, and what `write_slots` needs later. See `reference.read_slots`.
 
     state_every: the hand-written form keeps only every state_every-th state for the backward pass.
@@ -34,11 +34,11 @@ def read_slots(
     if use_fused(state) and (is_recorded or not torch.is_grad_enabled()):
         return fused.read_slots(state, static, projection, scale, n_read, eps, state_every)
     x, coefficients = reference.read_slots(state, static, projection, scale, n_read, eps)
-    return x, Kept(state, coefficients, n_read)
+    return x, ReferenceRead(state, coefficients, n_read)
 
 
-def write_slots(kept: Kept | fused.Kept, update: Tensor, multiplier: float) -> Tensor:
+def write_slots(kept: ReferenceRead | fused.FusedRead, update: Tensor, multiplier: float) -> Tensor:
     """The state after a sublayer. See `reference.write_slots`."""
-    if isinstance(kept, fused.Kept):
+    if isinstance(kept, fused.FusedRead):
         return fused.write_slots(kept, update, multiplier)
     return reference.write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)

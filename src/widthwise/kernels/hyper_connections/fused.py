@@ -17,7 +17,7 @@ from torch import Tensor
 from widthwise.kernels.dispatch import refuse_double_backward, without_autocast
 
 
-class Kept(NamedTuple):
+class FusedRead(NamedTuple):
     """What a write needs from its read."""
 
     state: Tensor
@@ -207,12 +207,12 @@ def read_slots(
     n_read: int,
     eps: float,
     state_every: int,
-) -> tuple[Tensor, Kept]:
+) -> tuple[Tensor, FusedRead]:
     """See `reference.read_slots`. state_every: one in this many consecutive sites keeps its state."""
     x, state, carry, write = _Read.apply(state, static, projection, scale, n_read, eps, state_every)
-    return x, Kept(state, carry, write, x.grad_fn)
+    return x, FusedRead(state, carry, write, x.grad_fn)
 
 
-def write_slots(kept: Kept, update: Tensor, multiplier: float) -> Tensor:
+def write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
     """See `reference.write_slots`."""
     return _Write.apply(*kept, update, multiplier)

@@ -47,7 +47,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class Scale:
+class AxisScale:
     """Where values of one key stand on an axis: numbers at their place, everything else in the given order."""
 
     def __init__(self, axis: list[Any] | SearchedRange):
@@ -80,11 +80,11 @@ class Scale:
             axes.xaxis.set_minor_locator(NullLocator())
 
 
-def scale_of(sweep: Sweep, key: str, groups: Sequence[str]) -> Scale:
+def scale_of(sweep: Sweep, key: str, groups: Sequence[str]) -> AxisScale:
     """One for all groups that vary the key."""
     axes = [sweep.axes[group][key] for group in groups]
     if isinstance(axes[0], SearchedRange):
-        return Scale(axes[0])
+        return AxisScale(axes[0])
     every = [value for axis in axes if isinstance(axis, list) for value in axis]
     distinct = [value for i, value in enumerate(every) if value not in every[:i]]
-    return Scale(sorted(distinct) if all(map(_is_number, distinct)) else distinct)
+    return AxisScale(sorted(distinct) if all(map(_is_number, distinct)) else distinct)
