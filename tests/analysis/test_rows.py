@@ -2,22 +2,39 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from widthwise.analysis.rows import COLUMNS, check_parquet, rows, write_parquet
 from widthwise.config_io import UserError
+from widthwise.records.analysis import Analysis
 
 UNITS = {"layer": 2, "block": 1, "d_ff": 3, "density": [0.5, 0.25], "utilisation": [0.1, 0.2, 0.3]}
 MODEL = {
     "name": "m",
+    "source": "runs/m",
+    "kind": "run",
+    "step": 3,
+    "d_model": 4,
+    "widths": [4, 4],
+    "n_tokens": 8,
     "activations": [{**UNITS, "dead_share": 0.0, "participation": None, "participation_share": None}],
     "stream": [{"depth": 0, "width": 4, "rank": 4, "entropy": 0.75, "participation": 2.5}],
     "logit_lens": [{"depth": 2, "target_log_prob": -1.5, "entropy": 1.25, "kl_to_next": None}],
     "sinks": [{"layer": 1, "first_token_share": 0.5, "heads": [0.25, 0.75], "norm_ratio": 9.0}],
 }
-ANALYSIS: dict[str, Any] = {"models": [MODEL, {**MODEL, "name": "n", "sinks": []}]}
+ANALYSIS = Analysis.model_validate(
+    {
+        "title": "t",
+        "command": "widthwise analyze runs/m runs/n",
+        "created": "2026-11-22T00:00:00+00:00",
+        "sentence": "",
+        "text": {"source": "text.txt", "seq_len": 4, "n_tokens": 8},
+        "thresholds": [0.1, 1.0],
+        "utilisation_threshold": 0.1,
+        "models": [MODEL, {**MODEL, "name": "n", "sinks": []}],
+    }
+)
 
 
 def test_every_number_is_a_row() -> None:

@@ -5,22 +5,32 @@ from typing import Any
 import pytest
 
 from widthwise.analysis.sentence import RESERVATION, sentence
+from widthwise.records.analysis import AnalysedModel
 
 
-def model(name: str, values: list[float | None], valley: dict[str, Any] | None = None, **units: Any) -> dict[str, Any]:
+def model(name: str, values: list[float | None], valley: dict[str, Any] | None = None, **units: Any) -> AnalysedModel:
     """values: entropies of all depths. Every layer has a block of 10 units, 4 effective, and one of 30, 2 effective."""
     blocks = [
-        {"d_ff": 10, "participation": 4.0, "utilisation": [0.5] * 10},
-        {"d_ff": 30, "participation": 2.0, "utilisation": [0.1] * 30},
+        {"block": 1, "d_ff": 10, "participation": 4.0, "utilisation": [0.5] * 10},
+        {"block": 2, "d_ff": 30, "participation": 2.0, "utilisation": [0.1] * 30},
     ]
+    unused = {"density": [], "dead_share": None, "participation_share": None}
     layers = range(1, len(values))
-    return {
+    data = {
         "name": name,
+        "source": name,
+        "kind": "run",
+        "step": None,
+        "d_model": 8,
         "widths": [8] * len(layers),
-        "stream": [{"depth": depth, "entropy": value} for depth, value in enumerate(values)],
-        "activations": [{"layer": layer, **block, **units} for layer in layers for block in blocks],
+        "n_tokens": 5,
+        "stream": [{"depth": i, "width": 8, "rank": 5, "entropy": value} for i, value in enumerate(values)],
+        "activations": [{"layer": layer, **unused, **block, **units} for layer in layers for block in blocks],
+        "logit_lens": [],
+        "sinks": [],
         "valley": valley,
     }
+    return AnalysedModel.model_validate(data)
 
 
 def test_blocks_of_a_layer_count_together_and_outer_layers_not() -> None:

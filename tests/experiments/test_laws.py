@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.optimize import least_squares
 
 from widthwise.experiments.scaling.laws import LAWS, IrreduciblePowerLaw, Law, leave_one_out_errors
-from widthwise.experiments.trend import fit_log_linear
+from widthwise.experiments.trend import fit_trend
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([0.3, 1.1, 4.5, 17.0, 90.0])
@@ -56,7 +56,9 @@ def test_lines_are_those_of_scipy(seed: int) -> None:
 
 def test_the_log_linear_law_is_that_of_a_trend() -> None:
     y = noisy(LOG_LINEAR, 3)
-    trend = fit_log_linear(X.tolist(), y.reshape(-1, 1, 1))
+    names = [f"variant {i}" for i in range(len(X))]
+    losses = dict(zip(names, y.reshape(-1, 1, 1)))
+    trend = fit_trend("d_model", dict(zip(names, X.tolist())), losses, confidence=0.95)
     assert LOG_LINEAR.fit(X, y) == pytest.approx([trend.slope.mean, trend.intercept.mean])
 
 

@@ -21,7 +21,8 @@ from widthwise.run_dir import RunDir
 SCRIPT = Path(__file__).with_name("sweep_workers.py")
 SOURCE = Path(__file__).parents[2] / "src"
 POINTS = ["baseline", "0.002", "0.03"]
-TIME_KEYS = {"created", "command", "environment", "study", "tokens_per_second", "shares_machine"}
+TIME_KEYS = {"created", "command", "environment", "study", "shares_machine"}
+TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The sweep of one worker that nobody disturbed."""
-    return run_sweep(read_sweep(recipe), tmp_path_factory.mktemp("alone"), "widthwise sweep")
+    return json.loads(run_sweep(read_sweep(recipe), tmp_path_factory.mktemp("alone"), "widthwise sweep").to_json())
 
 
 def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
