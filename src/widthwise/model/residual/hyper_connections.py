@@ -1,9 +1,9 @@
-"""Generalized hyper-connections: the stream is n slots, of which sublayers read and write learned mixtures.
+"""Generalized hyper-connections: the stream is n slots, and sublayers read and write learned mixtures of them.
 
-Source: virtual-width paper, arXiv:2511.11238, section 3, whose contradictions docs/virtual_width_paper.md resolves.
-A slot is `slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of
-different widths share one stream: with coefficients frozen where they start it is the plain residual with carry.
-m = 1 are Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m are Frac-Connections (Zhu et al. 2025,
+Source: virtual-width paper, arXiv:2511.11238, section 3; docs/virtual_width_paper.md resolves its contradictions. A
+slot is `slot_width` numbers. A layer of width d reads and writes m = d / slot_width blocks, so that layers of different
+widths share one stream; with coefficients frozen at their initial values this is the plain residual with carry. m = 1
+gives Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m Frac-Connections (Zhu et al. 2025,
 arXiv:2503.14125).
 """
 
@@ -37,35 +37,35 @@ from widthwise.sizes import NSlots, Width
 
 
 class HyperConnectionOptions(Config):
-    """What a recipe and a resolved model say alike."""
+    """Options that recipe and resolved model share."""
 
     kind: Literal["hyper_connections"] = "hyper_connections"
     dynamic: bool = True
-    """Whether each token's coefficients follow its state, or are learned once for all tokens."""
+    """Whether coefficients depend on each token's state, or are learned once for all tokens."""
     write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
-    """Slots that a sublayer's blocks reach before training: all, block after block (`cyclic`, the paper's Eq. 11), the
-    first ones (`slice`), or its own and those that no layer owns (`tail_cyclic`, which is `cyclic` where all widths are
-    equal; where they are not, `cyclic` is refused: blocks would land where wider layers read others)."""
+    """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all, blocks in turn.
+    `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
+    equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
     embedding: Literal["direct", "expand", "slot", "pad"] = "direct"
-    """How a token fills the slots: a table as wide as the stream, a matrix behind a table of d_model, mixtures of the
-    blocks of such a row, or such a row and zeros."""
+    """How a token fills the slots. `direct`: an embedding table as wide as the stream. The others start from a table of
+    width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros."""
     reduce: Literal["full", "slot"] = "full"
-    """How the head's d_model coordinates come from the slots: by a matrix (Eq. 4), or as mixtures of slots (Alg. 1)."""
+    """How slots become the head's d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1)."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
     eps: pydantic.PositiveFloat = 1e-6
-    """Of the norm behind which dynamic coefficients look at a slot."""
+    """eps of the norm of a slot from which dynamic coefficients are computed."""
     state_every: pydantic.PositiveInt = 2
-    """The state is kept for the backward pass at every so many sites only; in between it is made again from the one
-    before and the update, which runs no sublayer twice and gives the same numbers. 1: faster by a percent or two; the
-    root of twice the number of layers: least memory at the peak. Eager on the CPU only: elsewhere all are kept."""
+    """One site in this many keeps its state for backward. The others are recomputed from the previous state and
+    the update, which runs no sublayer twice and is bitwise the same. 1 is faster by a percent or two; the root of twice
+    the number of layers has the lowest peak memory. Only in eager mode on the CPU; elsewhere all are kept."""
 
 
 GroupNormKind = Literal["rms", "layer"]
 
 
 def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynamic: bool, state_every: int = 1) -> Cost:
-    """Of one site; n_read and n_write need not be whole. The norm of the slots is not counted, as no norm is.
+    """Cost of one site; n_read and n_write need not be whole. FLOPs of the slot norm are not counted, as for any norm.
 
     Kept for the backward pass: the update and, on average, one state in state_every.
     """
@@ -88,10 +88,10 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     slot_width: Width
     n_slots: NSlots
     n_owned_slots: NSlots
-    """Slots that the widest layer reads and writes; those beyond belong to no layer."""
+    """Slots that the widest layer reads and writes; no layer owns the ones after them."""
     slot_norm_dim: pydantic.PositiveInt | None = None
-    """Divisor of the sum of squares of a slot in the norm behind which dynamic coefficients look at it; what they see
-    is divided by its root too. null: slot_width. A grown model keeps what it divided by before."""
+    """Divisor of a slot's sum of squares in the norm for dynamic coefficients, whose output is divided by its root once
+    more. null: slot_width. A grown model keeps its old divisor."""
     group_norm: GroupNormKind | None
     """Norm over every d_model coordinates of the stream before it is reduced."""
     group_norm_dim: pydantic.PositiveInt | None = None
@@ -170,7 +170,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return SlotLayout(self.slot_width, self.n_slots, self.n_owned_slots, has_means=self.group_norm == "layer")
 
     def with_constants_of(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> "HyperConnectionsConfig":
-        """A plain residual becomes slots whose coefficients start where it is what it was."""
+        """A plain residual becomes slots whose initial coefficients compute the same."""
         if not isinstance(old, HyperConnectionsConfig):
             self._check_was_prefix(old, d_model, widths)
             # A norm of groups in front of the last norm would change the function by the eps of both.
@@ -188,7 +188,7 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.model_copy(update=constants)
 
     def _check_was_prefix(self, old: ResidualConfig, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError where a stream is not that of its slots."""
+        """Raises ValueError if the old stream is not what slots with initial coefficients would hold."""
         layout, widest = old.layout, max(d_model, *widths)
         if not (isinstance(layout, PrefixLayout) and old.is_sum):
             raise ValueError(f"kind: got {self.kind} where it was {old.kind}; only a plain residual can become slots")
@@ -222,20 +222,20 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
 
 
 class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
-    """(m, n) of the paper: d_model is cut into m = n_fractions blocks, the stream has n = n_slots of them.
+    """The paper's (m, n): d_model is cut into m = n_fractions blocks, and the stream has n = n_slots such slots.
 
     The virtual width is n / m times d_model.
     """
 
     n_fractions: NSlots | None = None
-    """Blocks of d_model. 1, the default, makes Hyper-Connections."""
+    """Blocks of d_model. 1, the default, gives Hyper-Connections."""
     slot_width: Width | None = None
-    """In place of n_fractions: numbers in a block."""
+    """Numbers in a block, instead of n_fractions."""
     n_slots: NSlots | None = None
-    """Slots of the stream. null: as many as the widest layer has blocks, which makes Frac-Connections."""
+    """Slots of the stream. null: as many as the widest layer has blocks, which gives Frac-Connections."""
     group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
-    """Norm over every d_model coordinates of the stream before it is reduced; `layer` is the paper's statistic, `rms`
-    leaves the function of the model as it is without. auto: rms where such groups tile a stream wider than d_model."""
+    """Norm over every d_model coordinates of the stream before the reduction. `layer` is the paper's statistic; `rms`
+    leaves the model's initial function as without it. auto: rms if such groups tile a stream wider than d_model."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HyperConnectionsTemplate":
@@ -248,7 +248,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         return self.slot_width or self.n_fractions or 1
 
     def quantum(self, d_model: int) -> int:
-        """The slot width."""
+        """The slot width. Raises ValueError if it does not divide d_model."""
         if self.slot_width is not None:
             _n_blocks(d_model, self.slot_width)
             return self.slot_width
@@ -300,21 +300,24 @@ def _n_blocks(width: int, slot_width: int) -> int:
 
 
 class Unwritten(NamedTuple):
-    """What a write that is left to the next read needs."""
+    """What a deferred write needs from its read; see `kernels.boundary`."""
 
     state: Tensor
     coefficients: Tensor
 
 
 class SlotNorm(RMSNorm):
-    """The norm behind which dynamic coefficients look at a slot, divided by the root of norm_dim once more."""
+    """The norm of a slot for dynamic coefficients, whose output is divided by the root of norm_dim once more.
+
+    That factor cancels a change of divisor, so that `bake` leaves the gain alone.
+    """
 
     def gain_factor(self, other: Norm) -> float:
         return 1.0
 
 
 class HyperConnection(Site):
-    """One sublayer's mixtures. The stream is a tensor (B, T, n_slots, slot_width), or the write that will make it."""
+    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width) or the pending write that makes it."""
 
     def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
         super().__init__()
@@ -333,8 +336,8 @@ class HyperConnection(Site):
         table, static = tuple(self.table.values()), self.static()
         if not self.config.dynamic:
             return Reading(static.view(table), None, None, self.n_read, self.config.eps)
-        # The gain and 1 / sqrt(norm_dim) join the matrix, so that the normalised state is never formed. The kernels
-        # divide by the slot width b, not by norm_dim = n, with an eps that makes up for it:
+        # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
+        # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
         slot_width = self.config.slot_width
         projection = (self.norm.weight / math.sqrt(slot_width))[:, None] * self.dynamic.weight.T
@@ -342,8 +345,9 @@ class HyperConnection(Site):
         return Reading(static.view(table), projection, self.scale().view(table), self.n_read, eps)
 
     def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
-        """What a token's slots are mixed with, (B, T, n_slots, n_coefficients), or without the first two axes where it
-        is the same for all tokens; in fp32 or wider. See `kernels.hyper_connections.reference`.
+        """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.
+
+        In fp32 or wider. See `kernels.hyper_connections.reference`.
         """
         return reference.read_slots(written(stream), *self._reading())[1]
 

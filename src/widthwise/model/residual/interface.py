@@ -1,4 +1,4 @@
-"""What every residual variant is: a config with costs, a module for each sublayer's site, modules for the two ends."""
+"""The interface of a residual variant: a config with costs, a module for each sublayer, modules for entry and exit."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -14,27 +14,27 @@ from widthwise.model.kinds import Component
 from widthwise.model.norm import NormConfig
 
 Stream = Any
-"""What flows from layer to layer. Only the variant that made it looks inside."""
+"""What flows from layer to layer. Only the variant that made it knows its type."""
 
 
 @dataclass(frozen=True)
 class PrefixLayout:
-    """Every layer owns a prefix of one vector, as wide as it is."""
+    """Every layer owns a prefix of one vector, as wide as the layer."""
 
     resize: str = "carry"
-    """What a layer wider than its predecessor finds in its new coordinates; with `carry` what was last written."""
+    """What a layer wider than its predecessor finds in the extra coordinates; with `carry`, what was last written."""
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Every layer owns the first of n_slots equal slots, as many as fill its width."""
+    """Every layer owns the first slots of n_slots equal ones, as many as fill its width."""
 
     slot_width: int
     n_slots: int
     n_owned_slots: int
-    """Those that the widest layer owns."""
+    """Slots that the widest layer owns."""
     has_means: bool = False
-    """Whether a mean over coordinates of several slots is taken, which wider slots would change."""
+    """Whether a mean is taken over coordinates of several slots; wider slots would change it."""
 
 
 class Site(nn.Module, ABC):
@@ -42,7 +42,7 @@ class Site(nn.Module, ABC):
 
     @abstractmethod
     def read(self, stream: Stream) -> tuple[Tensor, Any]:
-        """The sublayer's input (B, T, d_read), and what `write` needs later."""
+        """The sublayer's input (B, T, d_read), and what `write` needs as `kept`."""
 
     @abstractmethod
     def write(self, kept: Any, update: Tensor) -> Stream:
@@ -50,21 +50,20 @@ class Site(nn.Module, ABC):
 
 
 class Exit(nn.Module, ABC):
-    """The end of the stream."""
+    """From the stream after the last layer to the input of the head."""
 
     def share_reduction(self, other: Any) -> None:
-        """Takes over the matrix of another exit of the same variant, where it has one."""
+        """Uses the reduction matrix of another exit of the same variant, if the variant has one."""
 
     @abstractmethod
     def forward(self, stream: Stream) -> Tensor:
-        """The stream after the last layer -> what the head multiplies, normalised, (B, T, d_model)."""
+        """The stream after the last layer -> the normalised input of the head, (B, T, d_model)."""
 
 
 class ResidualConfig(Config, ABC):
-    """One residual for all layers, with every size written out. d_model: width of embedding and head.
+    """The residual of a resolved model, with every size written out. d_model: width of embedding and head.
 
-    What growth needs to know of it stands at the end. Unless a class sets `kept` and `layout`, growth and padding
-    refuse it.
+    The last methods are for growth. Unless a class sets `kept` and `layout`, growth and padding refuse it.
     """
 
     if TYPE_CHECKING:
@@ -72,26 +71,26 @@ class ResidualConfig(Config, ABC):
         multiplier: float
 
     kept: ClassVar[tuple[str, ...] | None] = None
-    """Fields that growth leaves as they are, because another value would be another function; `multiplier` is kept in
-    any case. None: growth does not know this residual."""
+    """Fields that growth must not change, because that would change the function; `multiplier` is kept in any case.
+    None: growth does not know this residual."""
     is_sum: ClassVar[bool] = False
-    """Whether the stream is the sum of the embedding and of what sublayers write, so that a factor of them all is a
-    factor of the stream."""
+    """Whether the stream is the sum of the embedding and all updates, so that a factor of all of them is one of the
+    stream."""
 
     final_norm_spans_layer: ClassVar[bool] = False
-    """Whether the last norm may cover what the last layer owns; where not, it covers the head's d_model."""
+    """Whether the last norm may cover what the last layer owns; if not, it covers the head's d_model coordinates."""
 
     @abstractmethod
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        """Raises ValueError where layers of these widths cannot use it."""
+        """Raises ValueError if layers of these widths cannot use this residual."""
 
     @abstractmethod
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
-        """Of one site; the arguments are those of `build`."""
+        """Cost of one site; arguments as in `build`."""
 
     @abstractmethod
     def build(self, d_before: int, d_read: int, d_write: int) -> Site:
-        """A site where the stream arrives d_before wide, the sublayer reads d_read coordinates and writes d_write."""
+        """A site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes d_write."""
 
     @abstractmethod
     def embedding_width(self, d_model: int) -> int:
@@ -99,7 +98,7 @@ class ResidualConfig(Config, ABC):
 
     @abstractmethod
     def entry_cost(self, d_model: int) -> Cost:
-        """From a row of the table to the stream."""
+        """Cost of making the stream from a row of the embedding table."""
 
     @abstractmethod
     def build_entry(self, d_model: int) -> nn.Module:
@@ -107,19 +106,19 @@ class ResidualConfig(Config, ABC):
 
     @abstractmethod
     def exit_cost(self, d_model: int) -> Cost:
-        """Of the exit without its last norm."""
+        """Cost of the exit without its last norm."""
 
     def reduction_params(self, d_model: int) -> int:
-        """Parameters of the exit that further heads can share, those of its matrix."""
+        """Parameters of the exit that MTP heads can share: those of its matrix."""
         return 0
 
     @abstractmethod
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> Exit:
-        """norm: the last norm before the head, which covers `width` coordinates."""
+        """The exit. norm: the last norm before the head, which covers `width` coordinates."""
 
     @abstractmethod
     def slot_shape(self, d_model: int) -> tuple[int, int]:
-        """(n_slots, slot_width): the equal parts of the stream for who works on it whole, as further heads do."""
+        """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
 
     @abstractmethod
     def to_slots(self, stream: Stream, d_model: int) -> Tensor:
@@ -131,15 +130,14 @@ class ResidualConfig(Config, ABC):
 
     @property
     def layout(self) -> PrefixLayout | SlotLayout | None:
-        """How layers share the stream, from which follows how it grows. None: growth does not know."""
+        """How layers share the stream, which decides how it can grow. None: growth does not know."""
         return None
 
     def with_constants_of(self, old: "ResidualConfig", d_model: int, widths: Sequence[int]) -> "ResidualConfig":
-        """This config with the constants of `old`, from which a model grows.
+        """This config with the constants of `old`, the residual of the model that grows.
 
-        A conversion from another kind begins here: a class that can become one overrides this. d_model, widths: of the
-        model before, of its head and of its layers. Raises ValueError `field: ...` where `old` cannot become this
-        without changing the function.
+        A class that other kinds can be converted to overrides this. d_model, widths: of the old model's head and
+        layers. Raises ValueError `field: ...` if `old` cannot become this without changing the function.
         """
         if type(old) is not type(self):
             raise ValueError(f"kind: got {self.kind} where it was {old.kind}; growth takes nothing away")
@@ -147,20 +145,20 @@ class ResidualConfig(Config, ABC):
         return self
 
     def growth_in_words(self, old: "ResidualConfig") -> Iterator[str]:
-        """A line for each expansion that makes this of `old`."""
+        """One line for each expansion that leads from `old` to this."""
         yield from ()
 
     def has_usual_divisors(self, d_model: int) -> bool:
-        """Whether its norms divide by what they would in a model that never grew."""
+        """Whether its norms have the divisors of a model that never grew."""
         return True
 
     def baked(self) -> "ResidualConfig":
-        """With the divisors of a model that never grew, and other constants that make up for them."""
+        """The config with the divisors of a model that never grew, and other constants adjusted to compensate."""
         return self
 
 
 class ResidualTemplate(Config, ABC):
-    """What a recipe says about the residual, whatever the widths."""
+    """What a recipe says about the residual, independent of widths."""
 
     if TYPE_CHECKING:
         multiplier: float
@@ -171,35 +169,35 @@ class ResidualTemplate(Config, ABC):
         return 1
 
     def quantum(self, d_model: int) -> int:
-        """Every width must be a multiple of this. Raises ValueError where d_model is none."""
+        """Every width must be a multiple of this. Raises ValueError if d_model is not."""
         return 1
 
     def check_solvable(self) -> None:
-        """Raises ValueError where the cost of a layer depends on other layers, so that widths cannot be solved."""
+        """Raises ValueError if the cost of a layer depends on other layers, so that widths cannot be solved for."""
 
     def check_searchable(self) -> None:
-        """Raises ValueError where costs are no polynomials of d_model, as a search for shapes needs them."""
+        """Raises ValueError if costs are not polynomials in d_model, which a search for shapes requires."""
 
     @abstractmethod
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
-        """Of one site before rounding, at any real widths; numpy arrays of widths too. What depends on the layer
-        before is left out.
+        """Cost of one site at real widths (before rounding), or numpy arrays of them, without what depends on the layer
+        before.
         """
 
     @abstractmethod
     def at_widths(self, d_model: int, widths: Sequence[int]) -> ResidualConfig:
-        """The residual of a model whose layers have these widths. Raises ValueError where there is none."""
+        """The residual of a model whose layers have these widths. Raises ValueError if there is none."""
 
 
 RESIDUALS = Component(ResidualConfig, ResidualTemplate)
-"""Those of this folder, and those that plugins register."""
+"""The registered residuals: those of this package and of plugins."""
 
 
 def register_residual(config: type[ResidualConfig], template: type[ResidualTemplate]) -> None:
-    """Makes a residual known by its `kind`: recipes may say it, and runs with it can be read.
+    """Registers a residual under its `kind`, so that recipes can use it and runs with it can be read.
 
-    config: with every size written out; template: what a recipe says, which may be the same class. Raises UserError
-    where they are not of one kind, where another residual has that kind, and where there is no `multiplier`.
+    config: with every size written out; template: what a recipe says, which may be the same class. Raises UserError if
+    their kinds differ, another residual has that kind, or a class lacks `multiplier`.
     """
     for each in (config, template):
         if "multiplier" not in each.model_fields:

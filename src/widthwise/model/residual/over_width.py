@@ -1,8 +1,8 @@
-"""The two ends of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
+"""Entry and exit of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
 
-Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training the first d_model coordinates
-of the stream are the embedding of a model without virtual width, and the only ones that the head sees, so that the
-whole model is that model.
+Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
+the stream are the embedding of a model without virtual width and the only ones that the head sees, so that the whole
+model starts equal to that model.
 """
 
 import math
@@ -19,7 +19,7 @@ from widthwise.model.residual.interface import Exit
 
 
 class DirectEntry(nn.Module):
-    """The table is as wide as the stream."""
+    """The embedding table is as wide as the stream."""
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__()
@@ -31,7 +31,7 @@ class DirectEntry(nn.Module):
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """Beside the table's."""
+        """The cost on top of the embedding table."""
         return Cost()
 
     def forward(self, embedding: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class DirectEntry(nn.Module):
 
 
 class PadEntry(DirectEntry):
-    """Slots behind d_model start at 0, as the plain residual's coordinates do."""
+    """Slots after the first d_model coordinates start at 0, as such coordinates of the plain residual do."""
 
     @staticmethod
     def embedding_width(d_model: int, n_slots: int, slot_width: int) -> int:
@@ -52,7 +52,7 @@ class PadEntry(DirectEntry):
 
 
 class ExpandEntry(PadEntry):
-    """One matrix makes the stream of a token's d_model numbers. Eq. (3)."""
+    """A matrix maps a token's d_model embedding to the whole stream. Eq. (3)."""
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__(d_model, n_slots, slot_width)
@@ -67,9 +67,10 @@ class ExpandEntry(PadEntry):
 
 
 class SlotEntry(PadEntry):
-    """Every slot is a mixture of the blocks of a token's d_model numbers.
+    """Every slot is a learned mixture of the blocks of a token's d_model embedding.
 
-    Before training the first slots are the blocks, the others are drawn: equal slots would stay equal.
+    Before training the first slots are the blocks themselves. The others are random mixtures, because equal slots would
+    stay equal.
     """
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
@@ -93,7 +94,7 @@ ENTRIES: dict[str, type[DirectEntry]] = {
 
 
 class FullReduction(nn.Module):
-    """One matrix makes d_model coordinates of all slots. Eq. (4)."""
+    """A matrix maps all slots to d_model coordinates. Eq. (4)."""
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__()
@@ -101,7 +102,7 @@ class FullReduction(nn.Module):
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """With what it keeps of its input."""
+        """Includes the input that it keeps for the backward pass."""
         return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
 
     def forward(self, slots: Tensor) -> Tensor:
@@ -110,7 +111,7 @@ class FullReduction(nn.Module):
 
 
 class SlotReduction(nn.Module):
-    """The d_model / slot_width blocks of the head's coordinates are mixtures of slots. Alg. 1, `R`."""
+    """Each of the d_model / slot_width blocks of the head's input is a mixture of slots. Alg. 1, `R`."""
 
     def __init__(self, d_model: int, n_slots: int, slot_width: int):
         super().__init__()
@@ -118,11 +119,11 @@ class SlotReduction(nn.Module):
 
     @staticmethod
     def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """As in `FullReduction`."""
+        """Includes the input that it keeps for the backward pass."""
         return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
 
     def forward(self, slots: Tensor) -> Tensor:
-        """As in `FullReduction`."""
+        """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
         return _mix(self.w_reduce.weight, slots.to(compute_dtype(slots))).flatten(-2)
 
 
@@ -130,11 +131,11 @@ REDUCTIONS: dict[str, type[FullReduction | SlotReduction]] = {"full": FullReduct
 
 
 class GroupNorm(nn.Module):
-    """Every group of d_model consecutive coordinates of a token normalised alone, with a gain a coordinate.
+    """Normalises every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
 
-    Never over tokens, as torch's GroupNorm of (B, C, T) would be. Source: Wu and He 2018, arXiv:1803.08494; section
-    3.2 of the paper. `layer` subtracts the mean and has a bias, `rms` does neither. norm_dim: divisor of the sums of
-    squares.
+    Never across tokens, as torch's GroupNorm of (B, C, T) would. Kind `layer` subtracts the mean and has a bias, `rms`
+    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494; section 3.2 of the
+    paper.
     """
 
     def __init__(self, kind: str, d_model: int, width: int, eps: float, norm_dim: int):
@@ -145,7 +146,7 @@ class GroupNorm(nn.Module):
 
     @staticmethod
     def cost(kind: str, d_model: int, width: int) -> Cost:
-        """The reduction keeps the result, from which the norm's backward pass works; of `layer` before the bias too."""
+        """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
         statistics = Cost(activation_fp32_elements=width // d_model)
         if kind == "layer":
             return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
@@ -165,7 +166,7 @@ class GroupNorm(nn.Module):
 
 
 class OverWidthExit(Exit):
-    """Norm of groups, reduction, the last norm."""
+    """Group norm (if any), then the reduction, then the last norm."""
 
     def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: Norm):
         super().__init__()
@@ -180,21 +181,21 @@ class OverWidthExit(Exit):
 
 
 def identity(weight: Tensor, generator: torch.Generator) -> None:
-    """[I 0], or I over 0."""
+    """The identity, filled up with zero columns or zero rows."""
     nn.init.eye_(weight)
 
 
 def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
-    """I over normal(1 / sqrt(n_in)), which keeps the size of what it maps. weight: (n_out, n_in), n_out >= n_in."""
+    """The identity above normal rows of std 1 / sqrt(n_in), which keep the scale. weight: (n_out >= n_in, n_in)."""
     n_in = weight.shape[1]
     nn.init.eye_(weight[:n_in])
     weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
 
 
 def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
-    """weight: (n_out, n_in); blocks: (B, T, n_in, slot_width) -> (B, T, n_out, slot_width), in the blocks' type."""
+    """weight: (n_out, n_in); blocks: (B, T, n_in, slot_width) -> (B, T, n_out, slot_width), in the dtype of blocks."""
     tokens = blocks.flatten(0, -3)
     with without_autocast(blocks):
-        # Not weight @ blocks, which keeps a copy of the blocks.
+        # Not weight @ blocks, which would keep a copy of the blocks for the backward pass.
         mixed = torch.bmm(weight.to(blocks.dtype).expand(len(tokens), -1, -1), tokens)
     return mixed.view(*blocks.shape[:-2], -1, blocks.shape[-1])

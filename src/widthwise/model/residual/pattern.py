@@ -1,4 +1,4 @@
-"""Where the coefficients of hyper-connections start."""
+"""The initial coefficients of hyper-connections."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Pattern(NamedTuple):
-    """Of one site; fills a table [read | carry | write] of n_slots rows."""
+    """The initialiser of one site's table [read | carry | write], of n_slots rows. Its fields are those sizes."""
 
     n_slots: int
     n_read: int
@@ -17,11 +17,11 @@ class Pattern(NamedTuple):
 
     @property
     def n_coefficients(self) -> int:
-        """Columns: what a slot gives to each read block, to each carried slot, and takes of each written block."""
+        """Columns: what a slot gives to each read block and to each carried slot, and takes from each written block."""
         return self.n_read + self.n_slots + self.n_write
 
     def __call__(self, table: Tensor, generator: torch.Generator) -> None:
-        """Sublayers read the first slots, and every slot is carried: 0 in the carry part, a deviation from that."""
+        """Sublayers read the first slots, and every slot is carried unchanged, as a deviation of 0."""
         rows = table.zero_().view(self.n_slots, self.n_coefficients)
         rows[:, : self.n_read].fill_diagonal_(1)
         for slot in range(self.n_slots):

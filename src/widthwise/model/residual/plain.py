@@ -1,8 +1,8 @@
-"""The plain residual over one wide stream: layers read and write a prefix of it, the rest is carried forward.
+"""The plain residual over one wide stream: layers read and write a prefix of it, and the rest is carried forward.
 
-Each coordinate of the stream holds what the last layer wide enough to own it wrote; a coordinate never written is 0.
-That is Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails parked by narrower
-layers: narrowing is a view, widening one concatenation.
+Each coordinate holds the value left by the last layer wide enough to own it; a coordinate never written is 0. That is
+Eq. (1) of the variable-width paper. The stream is stored as its current prefix and the tails that narrower layers
+parked, so that narrowing is a view and widening one concatenation.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +29,9 @@ class Stream(NamedTuple):
     """The wide residual stream of one forward pass."""
 
     prefix: Tensor
-    """(B, T, width), the coordinates in use."""
+    """(B, T, width): the coordinates in use."""
     parked: tuple[Tensor, ...] = ()
-    """The coordinates behind the prefix, nearest last; beyond them all is 0."""
+    """The coordinates after the prefix, in pieces, nearest last; all further coordinates are 0."""
 
     @property
     def width(self) -> int:
@@ -45,7 +45,7 @@ class Stream(NamedTuple):
         return Stream(prefix, (*self.parked, tail))
 
     def unpark(self, n: int) -> tuple[list[Tensor], "Stream"]:
-        """Takes the n coordinates behind the prefix: their values, as adjacent pieces, and the stream without them."""
+        """The n coordinates after the prefix, as adjacent pieces, and the stream without them."""
         pieces, parked = [], list(self.parked)
         while n and parked:
             piece = parked.pop()
@@ -71,7 +71,7 @@ class Stream(NamedTuple):
 
 
 class Carry(nn.Module):
-    """A wider layer finds in its new coordinates what the last layer wide enough left there. The paper's default."""
+    """A wider layer finds in the extra coordinates what the last layer wide enough left there. The paper's default."""
 
     def __init__(self, d_before: int, d_after: int):
         super().__init__()
@@ -86,14 +86,14 @@ class Carry(nn.Module):
 
 
 class Zero(Carry):
-    """A wider layer finds zeros in its new coordinates. "Zero padding" in the paper's Table 4."""
+    """A wider layer finds zeros in the extra coordinates. "Zero padding" in the paper's Table 4."""
 
     def forward(self, stream: Stream) -> Stream:
         return _widen_with(stream, self.d_after, stream.zeros)
 
 
 class Projection(Carry):
-    """A wider layer finds a learned projection of its old coordinates in its new ones. "Projection" in Table 4."""
+    """A wider layer finds a learned projection of the prefix in the extra coordinates. "Projection" in Table 4."""
 
     def __init__(self, d_before: int, d_after: int):
         super().__init__(d_before, d_after)
@@ -121,9 +121,9 @@ RESIZES: dict[str, type[Carry]] = {"carry": Carry, "zero": Zero, "projection": P
 
 
 class PlainResidualConfig(ResidualConfig, ResidualTemplate):
-    """prefix += multiplier * update. After the last layer coordinates are always restored as `carry` does.
+    """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
 
-    It has no sizes, so that a recipe's words are the resolved ones.
+    It has no sizes, so one class is both template and resolved config.
     """
 
     final_norm_spans_layer = True
@@ -131,7 +131,7 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     is_sum = True
     kind: Literal["plain"] = "plain"
     resize: Literal["carry", "zero", "projection"] = "carry"
-    """What a layer wider than its predecessor finds in its new coordinates."""
+    """What a layer wider than its predecessor finds in the extra coordinates."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
 
@@ -188,7 +188,7 @@ class PlainEntry(nn.Module):
 
 
 class PlainExit(Exit):
-    """The norm over the first `width` coordinates; the first d_model join the head."""
+    """Normalises the first `width` coordinates and gives the first d_model to the head."""
 
     def __init__(self, d_model: int, width: int, norm: NormConfig):
         super().__init__()
@@ -200,13 +200,13 @@ class PlainExit(Exit):
         x = stream.carry_to(max(n, d_model)).prefix
         if n >= d_model:
             return self.norm(x)[..., :d_model]
-        # As the release does: coordinates the last layer did not own join the head without being normalised.
+        # As in the paper's release: coordinates that the last layer does not own reach the head without normalisation.
         normalised = self.norm(x[..., :n])
         return torch.cat((normalised, x[..., n:].to(normalised.dtype)), dim=-1)
 
 
 class PlainResidual(Site):
-    """Reads the prefix as wide as its sublayer, and adds to the prefix as wide as the update."""
+    """Reads a prefix as wide as the sublayer, and adds the update to a prefix as wide as it."""
 
     def __init__(self, resize: Carry, d_write: int, multiplier: float):
         super().__init__()
