@@ -1,4 +1,4 @@
-"""The feed-forward variants, told apart by `kind`. A new one is one file, which registers itself, and its name here."""
+"""The feed-forward variants, by `kind`. To add one, write a file that registers it and import that file here."""
 
 from typing import Annotated
 

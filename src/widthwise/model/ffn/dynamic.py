@@ -1,10 +1,10 @@
-"""Dynamic-width feed-forward: a SwiGLU of which each token uses the first few units, as many as its score asks for.
+"""Dynamic-width feed-forward: a SwiGLU in which each token uses only its first few units, as many as its score says.
 
-Source: Dynamic Width Feedforward Networks (Aardvark, 2025), which is the score `ln_mean` with the mask `hard`. As
-written all its tokens use half of the units; the other scores and masks are what makes a width that is learned.
+Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is score `ln_mean` with mask `hard`. As
+written, all its tokens use half of the units; the other scores and masks make a width that is actually learned.
 
-"Units" of a width, a centre or a temperature are those that the layer had before any growth: they keep their meaning
-when units come in between (see `unit_ranks`). Numbers of units are of those that it has.
+A width, a centre or a temperature is measured in units that the layer had before any growth, so that it keeps its
+meaning when units are inserted (see `unit_ranks`). Counts of units refer to those it has now.
 """
 
 import math
@@ -44,7 +44,7 @@ from widthwise.sizes import Width
 
 
 class WidthChoice(Config):
-    """How a token's width is chosen: what does not depend on the width of the layer.
+    """How a token's width is chosen: the options that do not depend on the width of the layer.
 
     level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
     """
@@ -52,32 +52,32 @@ class WidthChoice(Config):
     score: AnyWidthScore = LinearScoreConfig()
     mask: AnyWidthMask = StraightThroughMaskConfig()
     min_fraction: float = Field(default=1 / 3, ge=0, le=1)
-    """The narrowest a token can be, over the width that uses all units."""
+    """The smallest width of a token, as a fraction of the width that uses all units."""
     start: float = Field(default=0.9, gt=0, lt=1)
-    """The level at which all tokens start. High, because units that no token uses do not learn."""
+    """The level of all tokens at the start of training. High, because units that no token uses do not learn."""
     execution: Literal["auto", "masked", "sliced"] = "auto"
-    """Compute all units and multiply by the mask, or only those in use; auto takes what is faster, on a CPU. Sliced is
-    possible where the mask is exactly 0 with no derivative, which is evaluation with every mask but `soft`, and
-    training with `hard`, `nested` and `linear_ramp`; elsewhere, and in compiled code, the layer is masked."""
+    """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
+    faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
+    training `hard`, `nested` and `linear_ramp`. Otherwise, and in compiled code, the layer is masked."""
 
     def choice_cost(self, d_model: float) -> Cost:
-        """Score, bias and mask; the width is kept for the backward pass."""
+        """Cost of score, bias and mask; the width is kept for the backward pass."""
         if not self.mask.has_width:
             return Cost()
         return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
 
 
 class DynamicConfig(WidthChoice, FFNConfig):
-    """down(mask * silu(gate(x)) * up(x)) with a mask for each token."""
+    """The feed-forward down(mask * silu(gate(x)) * up(x)), with a mask for each token."""
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     heard = ("score", "bias", "mask")
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
-    """Units."""
+    """Hidden units."""
     grown_from: tuple[Width, ...] = ()
-    """What d_ff was before each growth, oldest first. Every token goes on with the units that it used before."""
+    """d_ff before each growth, oldest first. Every token keeps the units that it used before."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "DynamicConfig":
@@ -90,7 +90,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """What d_ff was and is, oldest first."""
+        """All values of d_ff, past ones oldest first, then the current one."""
         return (*self.grown_from, self.d_ff)
 
     @property
@@ -107,7 +107,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
 
     def cost(self, d_model: int, d_out: int) -> Cost:
-        """Of the masked form, in which every token computes all units; see `flops_of_units` for the others."""
+        """Cost of the masked form, where every token computes all units; see `flops_of_units` for the sliced form."""
         return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
     @staticmethod
@@ -119,7 +119,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return DynamicWidth(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """Units keep their ranks, and widths, centres and temperatures the sizes they were meant for.
+        """Units keep their ranks; widths, centres and temperatures stay in units of the original layer.
 
         A SwiGLU becomes a layer in which every token starts with all units.
         """
@@ -140,10 +140,10 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
     def _started_whole(self) -> "DynamicConfig":
-        """With a level at the start at which the mask of every unit is exactly 1, whatever the token.
+        """This config with a `start` so high that the mask is exactly 1 for every unit and every token.
 
-        The width then reaches a quarter of a unit beyond the centre of the last. Raises ValueError where no level does
-        that.
+        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level can
+        achieve that.
         """
         if not self.mask.is_exact:
             raise ValueError(
@@ -180,7 +180,7 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
     usual_ratio = 3.0
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width | None = None
-    """Units of every layer."""
+    """Hidden units of every layer."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:
         return swiglu_cost(d_model, self.real_hidden(d_model), d_out) + self.choice_cost(d_model)
@@ -192,7 +192,7 @@ class DynamicTemplate(WidthChoice, HiddenWidthTemplate):
 
 
 class DynamicWidth(FeedForward):
-    """A width depends on its own token only, so it is the same in decoding as in training (save a random score)."""
+    """A width depends on its own token only, so it is the same in decoding as in training (but for a random score)."""
 
     def __init__(self, config: DynamicConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
@@ -206,7 +206,7 @@ class DynamicWidth(FeedForward):
         self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """The width fraction that a token asks for is 1 in a layer without mask, and where one is forced it is that."""
+        """The reported width fraction is 1 in a layer without a mask, and the forced one if `context` forces one."""
         stream, x = x, self.norm.before(x)
         if context.width_fraction is not None:
             asked = used = wide(context.width_fraction).expand(x.shape[:2])
@@ -221,7 +221,7 @@ class DynamicWidth(FeedForward):
         return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
 
     def _level(self, source: Tensor) -> Tensor:
-        """(B, T), from 0 to 1."""
+        """The level (B, T), from 0 to 1, of a source as returned by the score."""
         assert self.score is not None
         assert self.bias is not None
         with without_autocast(source):
@@ -243,17 +243,17 @@ class DynamicWidth(FeedForward):
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
-        """The function that leaves out what is not used; None where there is none, or none is wanted."""
+        """The function that skips unused units; None if that is impossible here or not wanted."""
         if edge.margin == math.inf or self.config.execution == "masked" or torch.compiler.is_compiling():
             return None
         if self.config.grown_from and edge.margin > 0:
-            return None  # a slope needs the centres of the units, which the sliced forms take to be i + 1/2
+            return None  # a ramp needs the true centres, and the sliced forms assume i + 1/2
         if self.config.execution == "sliced":
             return fused.sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
     def _masked(self, x: Tensor, width: Tensor, mask: Mask) -> Tensor:
-        """All units, then the mask; arguments as for `_update`."""
+        """All units, times the mask; arguments as for `_update`."""
         centres = self._centres(width)
 
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
@@ -262,30 +262,30 @@ class DynamicWidth(FeedForward):
         return self.w_down(_recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
     def _centres(self, like: Tensor) -> Tensor:
-        """(d_ff,), in units, with the type and device of `like`."""
+        """(d_ff,): the centres in units, with the dtype and device of `like`."""
         if self.config.grown_from:
             return grown_centres(self.config.sizes, like)
         return unit_centres(0, self.config.d_ff, like)
 
     def _as_never_grown(self, width: Tensor, margin: float) -> tuple[Tensor, float]:
-        """Width and margin with which a token reaches as many units where unit i has its centre at i + 1/2."""
+        """The width and margin that reach as many units with centres at i + 1/2, which the kernels assume."""
         if not self.config.grown_from:
             return width, margin
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
 
     def used_units(self, width: Tensor) -> Tensor:
-        """How many units have their centre below the width, (...) in units -> integers (...)."""
+        """How many units have their centre below the width. width: (...), in units -> integers (...)."""
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
-        """Units of tokens of these widths, (n_tokens,) in units, rounded up to where slices end; of all together."""
+        """Total units of tokens of these widths, each rounded up to a slice's edge. width: (n_tokens,), in units."""
         width, margin = self._as_never_grown(width, self.mask.edge(progress).margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
-        """Units that a forward pass over tokens of these widths, (n_tokens,) in units, computes; of all together.
+        """Total units that a forward pass over tokens of these widths computes. width: (n_tokens,), in units.
 
-        Call as the pass was: in the same mode, with the same autocast. Rows that stripes add in bf16 are not counted.
+        Call it in the same mode and with the same autocast as the pass. Rows that stripes add in bf16 are not counted.
         """
         edge = self.mask.edge(progress)
         sliced = None if is_compiled else self._sliced_form(width, edge)
@@ -297,7 +297,7 @@ class DynamicWidth(FeedForward):
 
     @torch.no_grad()
     def numbers(self, progress: Tensor) -> dict[str, float | None]:
-        """gain of the score, bias of the level and temperature of the mask, in units; None where it has none."""
+        """The score's gain, the level's bias and the mask's temperature in units; None for what it does not have."""
         log_gain = self.score.log_gain if isinstance(self.score, GainedScore) else None
         temperature = self.mask.temperature
         return {
@@ -307,13 +307,13 @@ class DynamicWidth(FeedForward):
         }
 
     def choice_parameters(self) -> list[nn.Parameter]:
-        """Of the score and its bias."""
+        """The parameters of the score and its bias."""
         modules = (self.score, self.bias)
         return [parameter for module in modules if module is not None for parameter in module.parameters()]
 
 
 def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """function(*inputs), of which only the inputs are kept for the backward pass. A compiler decides that itself."""
+    """function(*inputs) with only the inputs kept for the backward pass. Compiled code decides itself what to keep."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

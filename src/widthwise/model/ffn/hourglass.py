@@ -1,4 +1,4 @@
-"""Hourglass feed-forward: narrow gated maps stacked, each with its own residual and norm.
+"""Hourglass feed-forward: a stack of narrow SwiGLU blocks, each with its own residual and norm.
 
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
@@ -19,18 +19,18 @@ from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
-"""Of each block before it (the paper) or after it, one norm before the whole stack, or none."""
+"""Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
 
 
 class BlockOptions(Config):
-    """What blocks have in common: what does not depend on the width of the layer."""
+    """Options of the blocks that do not depend on the width of the layer."""
 
     share_weights: bool = False
-    """Whether all blocks use the same matrices; each keeps a norm of its own."""
+    """Whether all blocks share their matrices; each still has its own norm."""
     norm: BlockNorm | None = None
-    """null: every block where the layer has its norms, as model.norm.placement says."""
+    """null: as in the layer, which follows model.norm.placement."""
     block_multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of a block's update as the later blocks see it; equal to the residual's multiplier, the blocks are layers
+    """Factor of a block's update as later blocks see it. Equal to the residual's multiplier, it makes the blocks layers
     without attention."""
 
 
@@ -41,9 +41,9 @@ class HourglassConfig(BlockOptions, FFNConfig):
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks
-    """K, gated maps in a row."""
+    """K, the number of blocks in the stack."""
     d_hidden: Width | tuple[Width, ...]
-    """d_h, hidden width of every block, or of each."""
+    """d_h, the hidden width: one for all blocks, or one for each."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HourglassConfig":
@@ -63,11 +63,11 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.n_blocks
 
     def block_outputs(self, d_model: int, d_out: int) -> list[int]:
-        """What each block writes: the last only what the layer writes, unless its matrix serves the others too."""
+        """Width that each block writes: d_model, but d_out for the last one unless it shares its matrices."""
         return [d_model] * (self.n_blocks - 1) + [d_model if self.share_weights else d_out]
 
     def norm_sites(self, d_model: int, d_out: int, norm: NormSite) -> tuple[NormSite | None, list[NormSite]]:
-        """Of the norm before the whole stack, None where there is none, and of each block's own."""
+        """The norm before the whole stack, if any, and the norm of each block."""
         is_shared = self.norm == "shared"
         placement = "none" if is_shared else self.norm or norm.placement
         own = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
@@ -82,7 +82,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
         shared, own = self.norm_sites(d_model, d_out, norm)
         costs = [site.cost(d_model, d_write) for site, d_write in zip(own, self.block_outputs(d_model, d_out))]
         if shared is not None:
-            costs[0] = shared.cost(d_model, d_out)  # what the first block keeps of its input is this norm's output
+            costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps anyway
         return sum(costs, Cost())
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
@@ -92,7 +92,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.norm or placement
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """A SwiGLU becomes the first block, and the others are added."""
+        """A SwiGLU becomes the first block, and the other blocks are added."""
         if isinstance(old, SwiGLUConfig):
             if self.share_weights and self.n_blocks > 1:
                 raise ValueError(
@@ -126,7 +126,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
 
 def _with_shared_weights(costs: list[Cost]) -> Cost:
-    """The blocks together, their common parameters once."""
+    """The sum of the blocks' costs, with their common parameters counted once."""
     total = sum(costs, Cost())
     return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
 
@@ -138,7 +138,7 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     usual_ratio = 0.4
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks = 4
-    """K, gated maps in a row."""
+    """K, the number of blocks in the stack."""
     d_hidden: Width | None = None
     """Hidden width of every block of every layer."""
 
@@ -155,7 +155,7 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
 
 
 class Hourglass(FeedForward):
-    """Holds its residuals itself: the layer adds the returned update to the stream once."""
+    """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
 
     def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
@@ -174,7 +174,7 @@ class Hourglass(FeedForward):
         entered = self.norm(x)
         total, _ = self.blocks[0](entered, context)
         for block in self.blocks[1:]:
-            total = total.to(x.dtype)  # sums like the stream does, not in the type of the matrix products
+            total = total.to(x.dtype)  # sums in the dtype of the stream, not of the matrix products
             update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
             total = total[..., : update.shape[-1]] + update
         return total[..., : self.d_out], {}

@@ -1,4 +1,4 @@
-"""What every feed-forward variant is: a config with sizes and costs, a module that returns an update, a template."""
+"""The interface of a feed-forward variant: a config with sizes and costs, a module, and a template for recipes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -17,110 +17,110 @@ from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
 Choices = dict[str, Tensor]
-"""What a feed-forward decided for its tokens, beside the update; empty where there is nothing to decide.
+"""What a feed-forward returns besides the update about its decisions for tokens; empty if it makes none.
 
-auxiliary_loss: scalar that joins the objective, coefficients included; never part of a reported loss.
-width_fraction: (B, T) fp32, the hidden width each token asks for, over d_ff, with its gradient.
-expert_load: (n_experts,) share of the routed choices, without gradient.
-balance_loss, router_z_loss: scalars without gradient, to report.
+auxiliary_loss: scalar added to the objective, coefficients included; never part of a reported loss.
+width_fraction: (B, T) fp32, the hidden width each token asks for over d_ff, with gradient.
+expert_load: (n_experts,), each expert's share of the routed choices, without gradient.
+balance_loss, router_z_loss: scalars without gradient, for reports.
 """
 
 
 Blocks = Sequence[int | None]
-"""For each block of a grown feed-forward the old one it comes from, None where it is added. Those that are no stack
-have one block.
+"""The old block of each block of a grown feed-forward, None for an added one. A feed-forward that is not a stack
+has one block.
 """
 
 
 class FeedForward(nn.Module, ABC):
-    """A feed-forward with its norm."""
+    """A feed-forward, including its norm."""
 
     @abstractmethod
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream before the norm -> the update (B, T, d_out), and what was decided."""
+        """x: (B, T, d_model), the stream before the norm -> the update (B, T, d_out) and its choices."""
 
 
 class FFNConfig(Config, ABC):
-    """One layer's feed-forward with explicit sizes.
+    """One layer's feed-forward, with explicit sizes.
 
-    What growth needs to know of it stands at the end. Unless a class sets `kept`, growth and padding refuse it.
+    The last methods are for growth. Unless a class sets `kept`, growth and padding refuse it.
     """
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
     kept: ClassVar[tuple[str, ...] | None] = None
-    """Fields that growth leaves as they are, because another value would be another function. None: growth does not
-    know this feed-forward."""
+    """Fields that growth must not change, because that would change the function. None: growth does not know this
+    feed-forward."""
     hidden_axes: ClassVar[dict[str, str]] = {}
-    """Fields that count hidden units -> the axis of the module's matrices that they size. New units of such an axis
-    read what they like and are not heard at first; padding rounds the fields up."""
+    """Fields that count hidden units -> the axis of the module's matrices that they size. New units on that axis have
+    free input weights and zero output weights; padding rounds these fields up."""
     heard: ClassVar[tuple[str, ...]] = ()
-    """Parts of the module that leave the function as it is only where they start as untrained ones do, if they join a
-    feed-forward that was there. All other new parts may be anything."""
+    """Parts of the module that act from the start when added to an existing feed-forward, so that they preserve the
+    function only with their usual initialisation. All other added parts are free."""
     bakes_with_one_eps: ClassVar[bool] = False
-    """Whether it reads the stream through one norm, or as it is, and writes a multiple of its last matrix, so that a
-    factor of the stream passes through it."""
+    """Whether it reads the stream through one norm (or none) and is linear in its last matrix, so that `bake` can scale
+    the stream by scaling its weights."""
 
     @property
     @abstractmethod
     def hidden_widths(self) -> tuple[int, ...]:
-        """Hidden channels of every gated map a token passes, in order."""
+        """Hidden width of every feed-forward map that a token passes through, in order."""
 
     @property
     def vocab_size(self) -> int | None:
-        """Of the tokens it tells apart by their ids; None where it looks at none."""
+        """Size of the vocabulary if it depends on token ids, else None."""
         return None
 
     @property
     def n_residual_additions(self) -> int:
-        """How often the feed-forward adds to a residual stream, its own included."""
+        """How often it adds to a residual stream, internal ones included."""
         return 1
 
     @abstractmethod
     def cost(self, d_model: int, d_out: int) -> Cost:
-        """Of a layer of width d_model whose output is written to the first d_out coordinates; without norms."""
+        """Cost without norms, in a layer of width d_model that writes the first d_out coordinates of the stream."""
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
-        """Of the norms."""
+        """Cost of its norms."""
         return norm.cost(d_model, d_out)
 
     @abstractmethod
     def build(self, d_model: int, d_out: int, norm: NormSite) -> FeedForward:
-        """The module. norm: where the layer's feed-forward norm stands."""
+        """The module. norm: kind and placement of the layer's feed-forward norm."""
 
     def norm_placement(self, placement: str) -> str:
-        """Where its norms stand in a layer whose norms stand at `placement`."""
+        """The placement of its own norms in a layer with norms at `placement`."""
         return placement
 
     def with_constants_of(self, old: "FFNConfig", reads_more: bool) -> "FFNConfig":
-        """This config with the constants of `old`, from which its layer grows.
+        """This config with the constants of `old`, the feed-forward of the layer that grows.
 
-        A conversion from another kind begins here: a class that can become one overrides this, and `name_before` where
-        parameters are called otherwise. reads_more: whether the layer reads a wider stream than before. Raises
-        ValueError `field: ...` where `old` cannot become this without changing the function.
+        A class that other kinds can be converted to overrides this, and `name_before` if parameters have other names
+        there. reads_more: whether the layer reads a wider stream than before. Raises ValueError `field: ...` if `old`
+        cannot become this without changing the function.
         """
         must_agree("kind", old.kind, self.kind)
         all_must_agree(self.kept or (), old, self)
         return self
 
     def name_before(self, old: "FFNConfig", name: str, blocks: Blocks) -> str | None:
-        """What a parameter of the module was called in that of `old`; None where it is new."""
+        """The name of a parameter of this module in the module of `old`; None if it is new."""
         return name
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
-        """For each of n_new hidden units the old one that stands there, -1 where there was none."""
+        """(n_new,): the old hidden unit at each position, -1 for a new one."""
         return (*range(n_old), *[-1] * (n_new - n_old))
 
     def growth_in_words(self, old: "FFNConfig", blocks: Blocks) -> Iterator[str]:
-        """A line for each expansion that makes this of `old`."""
+        """One line for each expansion that leads from `old` to this."""
         for field in self.hidden_axes:
             before, after = getattr(old, field), getattr(self, field)
             if after != before:
                 yield f"feed-forward {before} -> {after} hidden units (MLP expansion)"
 
     def left_by_bake(self) -> Iterator[str]:
-        """The constants of a grown feed-forward that have no usual form, each as `field: why`."""
+        """The constants of a grown feed-forward that `bake` cannot remove, each as `field: why`."""
         yield from ()
 
 
@@ -129,17 +129,17 @@ class FFNTemplate(Config, ABC):
 
     @abstractmethod
     def cost(self, d_model: float, d_out: float) -> Cost:
-        """Before rounding, at any real widths; numpy arrays of widths too."""
+        """Cost at real widths (before rounding), or numpy arrays of them."""
 
     @abstractmethod
     def at_width(self, d_model: int) -> FFNConfig:
-        """The config of a layer. Raises ValueError where the width does not allow one."""
+        """The config of a layer of width d_model. Raises ValueError if that width does not allow one."""
 
 
 class HiddenWidthTemplate(FFNTemplate):
-    """A template whose hidden width follows the layer's, or is the same in all layers.
+    """A template whose hidden width is proportional to the layer's width, or the same in all layers.
 
-    A subclass has a field whose name is `hidden_key`: the hidden width of every layer, in place of `ratio`, or None.
+    A subclass has a field named by `hidden_key`: the hidden width of every layer, or None to use `ratio`.
     """
 
     hidden_key: ClassVar[str]
@@ -161,22 +161,22 @@ class HiddenWidthTemplate(FFNTemplate):
         return getattr(self, self.hidden_key)
 
     def real_hidden(self, d_model: float) -> float:
-        """Before rounding, at any real width; numpy arrays of widths too."""
+        """Hidden width before rounding, at a real width or a numpy array of widths."""
         return self._given or (self.ratio or self.usual_ratio) * d_model
 
     def whole_hidden(self, d_model: int) -> int:
-        """In channels, at least one unit of `multiple_of`."""
+        """Hidden width in channels, rounded to a multiple of `multiple_of`, at least one."""
         return self._given or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of
 
 
 FEED_FORWARDS = Component(FFNConfig, FFNTemplate)
-"""Those of this folder, and those that plugins register."""
+"""The registered feed-forwards: those of this package and of plugins."""
 
 
 def register_ffn(config: type[FFNConfig], template: type[FFNTemplate]) -> None:
-    """Makes a feed-forward known by its `kind`: recipes may say it, and runs with it can be read.
+    """Registers a feed-forward under its `kind`, so that recipes can use it and runs with it can be read.
 
-    config: the feed-forward of one layer; template: what a recipe says for all layers. Raises UserError where they are
-    not of one kind, or where another feed-forward has that kind.
+    config: the feed-forward of one layer; template: what a recipe says for all layers. Raises UserError if their kinds
+    differ, or another feed-forward has that kind.
     """
     FEED_FORWARDS.register(config, template)

@@ -1,4 +1,4 @@
-"""Feed-forward without a gate: two matrices with an activation between them, and biases where asked for.
+"""Feed-forward without a gate: two matrices with an activation between them, and optional biases.
 
 Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 2019 (gelu_tanh); So et al. 2021,
 arXiv:2109.08668 (relu2).
@@ -22,16 +22,17 @@ from widthwise.sizes import Width
 
 
 def relu2(x: Tensor) -> Tensor:
-    """max(x, 0)^2."""
+    """The squared ReLU, max(x, 0)^2."""
     return relu(x).square()
 
 
 class Activation(NamedTuple):
-    """A function of single numbers."""
+    """An elementwise function."""
 
     function: Callable[[Tensor], Tensor]
     n_kept: int
-    """Numbers kept for the backward pass of one and of the product behind: argument and value, or the value alone."""
+    """Numbers kept per channel for the backward pass, of it and of the next matrix product: argument and value, or only
+    the value."""
 
 
 ACTIVATIONS = {
@@ -44,22 +45,22 @@ ACTIVATIONS = {
 
 
 class MLPOptions(Config):
-    """What a recipe and a resolved model say alike."""
+    """Options that recipe and resolved model share."""
 
     activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"] = "gelu"
-    """gelu_tanh is GPT-2's approximation of gelu; relu2 the square of relu."""
+    """gelu_tanh is GPT-2's approximation of gelu; relu2 is the square of relu."""
     bias: bool = False
-    """Whether both maps add a learned vector, 0 before training."""
+    """Whether both matrices have a bias, which starts at 0."""
 
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
-        """Both maps, and what is kept of the hidden channels for the backward pass."""
+        """Cost of both matrices and biases, and the hidden activations kept for the backward pass."""
         biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
         kept = Cost(activation_elements=ACTIVATIONS[self.activation].n_kept * d_ff)
         return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + kept
 
 
 class MLPConfig(MLPOptions, FFNConfig):
-    """down(activation(up(x)))."""
+    """The feed-forward down(activation(up(x)))."""
 
     kept = ("activation",)
     hidden_axes: ClassVar = {"d_ff": "d_ff"}

@@ -23,17 +23,18 @@ from widthwise.sizes import WIDEST, Count, Width
 
 
 class Routing(Config):
-    """How tokens find experts: what does not depend on the width of a layer."""
+    """Options of the router, which do not depend on the width of the layer."""
 
     n_experts: Count
     """Experts to choose from."""
     top_k: Count
-    """Experts a token is sent to. With 1 its weight is 1, and the router learns from the auxiliary losses alone."""
+    """Experts that each token is sent to. With 1 the weight is always 1, and the router learns only from the auxiliary
+    losses."""
     balance_coefficient: pydantic.NonNegativeFloat = 0.01
-    """Of n_experts * sum over experts of (mean probability * share of the choices), which is 1 when both are even.
-    Source: Switch Transformer, arXiv:2101.03961, equation 4."""
+    """Coefficient of the balance loss, n_experts * sum over experts of (mean probability * share of choices), which is
+    1 if both are uniform. Source: Switch Transformer, arXiv:2101.03961, equation 4."""
     z_coefficient: pydantic.NonNegativeFloat = 0.001
-    """Of the mean squared log-normaliser of the router. Source: ST-MoE, arXiv:2202.08906, equation 5."""
+    """Coefficient of the router z-loss, mean squared log-normaliser. Source: ST-MoE, arXiv:2202.08906, equation 5."""
 
     @pydantic.model_validator(mode="after")
     def _check_choice(self) -> "Routing":
@@ -42,7 +43,7 @@ class Routing(Config):
         return self
 
     def experts_cost(self, d_model: float, d_expert: float, d_shared: float, d_out: float) -> Cost:
-        """Router, experts of width d_expert, and a shared expert of width d_shared.
+        """Cost of router, experts of width d_expert, and a shared expert of width d_shared.
 
         Kept for the backward pass: gate and up of every choice; in fp32 the weights of the choices and, for the
         auxiliary losses, the router's logits, probabilities and log-normaliser.
@@ -59,9 +60,9 @@ class Routing(Config):
 
 
 class MoEConfig(Routing, FFNConfig):
-    """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), plus a shared expert's where there is one.
+    """Sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), plus a shared expert if there is one.
 
-    The weights are the softmax over the logits of the chosen. No noise, no capacity, no token dropped.
+    The weights are the softmax over the logits of the chosen experts. No noise, no capacity limit, no dropped tokens.
     """
 
     kept = ()
@@ -71,7 +72,7 @@ class MoEConfig(Routing, FFNConfig):
     d_expert: Width
     """Hidden width of each expert, in channels."""
     d_shared: int = Field(default=0, ge=0, le=WIDEST)
-    """Hidden width of the expert that every token passes beside its chosen ones; 0 is none."""
+    """Hidden width of the shared expert, which every token passes in addition to its chosen ones; 0: none."""
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ class MoEConfig(Routing, FFNConfig):
         return MoE(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """A SwiGLU becomes equal experts, told apart by where a new router sends what."""
+        """A SwiGLU becomes equal experts, which diverge because a new router sends them different tokens."""
         if isinstance(old, SwiGLUConfig):
             if self.d_expert < old.d_ff:
                 raise ValueError(
@@ -137,7 +138,7 @@ class MoETemplate(Routing, HiddenWidthTemplate):
     d_expert: Width | None = None
     """Hidden width of every expert of every layer."""
     n_shared_experts: int = Field(default=0, ge=0, le=1000)
-    """Experts that every token passes, as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
+    """Experts that every token passes, built as one of n_shared_experts * d_expert channels. Source: DeepSeekMoE,
     arXiv:2401.06066."""
 
     def cost(self, d_model: float, d_out: float) -> Cost:
@@ -151,7 +152,7 @@ class MoETemplate(Routing, HiddenWidthTemplate):
 
 
 class MoE(FeedForward):
-    """The experts' matrices stand one below the other: w_gate has n_experts times d_expert rows."""
+    """The experts' matrices are stacked along the rows: w_gate has n_experts * d_expert rows."""
 
     def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
         super().__init__()
@@ -166,7 +167,7 @@ class MoE(FeedForward):
         self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and what the router did."""
+        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""
         x = self.norm.before(x)
         logits = self.w_router(x).flatten(0, 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -183,7 +184,7 @@ class MoE(FeedForward):
         return self.norm.after(update), choices
 
     def _auxiliary_losses(self, logits: Tensor, expert_load: Tensor) -> Choices:
-        """logits: (n_tokens, n_experts) of the router. The load has no gradient; the probabilities carry it."""
+        """logits: (n_tokens, n_experts) of the router. Gradients flow through the probabilities; the load has none."""
         probability = logits.softmax(dim=-1).mean(dim=0)
         balance = self.config.n_experts * (probability * expert_load).sum()
         router_z = logits.logsumexp(dim=-1).square().mean()
@@ -195,7 +196,7 @@ class MoE(FeedForward):
 
 
 def _counts(chosen: Tensor, n_experts: int) -> Tensor:
-    """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs. Of a shape known beforehand."""
+    """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs; of static shape."""
     choices = chosen.flatten()
     return choices.new_zeros(n_experts).scatter_add_(0, choices, torch.ones_like(choices))
 

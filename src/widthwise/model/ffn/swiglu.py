@@ -1,4 +1,4 @@
-"""Gated feed-forward. Source: Shazeer 2020, arXiv:2002.05202."""
+"""SwiGLU, the feed-forward with a silu gate. Source: Shazeer 2020, arXiv:2002.05202."""
 
 from typing import ClassVar, Literal
 
@@ -14,12 +14,12 @@ from widthwise.sizes import Width
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
-    """Gate, up and down projection; kept for the backward pass: gate, up and their product."""
+    """Cost of gate, up and down projection. Kept for the backward pass: gate, up and their product."""
     return linear(d_model, d_ff) + linear(d_model, d_ff) + linear(d_ff, d_out) + Cost(activation_elements=3 * d_ff)
 
 
 class SwiGLUConfig(FFNConfig):
-    """down(silu(gate(x)) * up(x))."""
+    """The feed-forward down(silu(gate(x)) * up(x))."""
 
     kept = ()
     hidden_axes: ClassVar = {"d_ff": "d_ff"}

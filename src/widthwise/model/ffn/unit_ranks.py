@@ -1,11 +1,12 @@
-"""Ranks of the units of a dynamic-width feed-forward, and how a growth brings new units in between the old ones.
+"""Ranks of the units of a dynamic-width feed-forward, and how growth inserts new units between the old ones.
 
-A token of width fraction f uses the units whose rank, from 0 to 1, lies below f. Units are stored sorted by rank. Those
-of a layer that was never grown have the ranks (i + 1/2) / d_ff; those that a growth adds have (j + 1/2) / n_new and are
-merged into the order, behind old units of equal rank. A rank never changes, so every token goes on with exactly the old
+A token of width fraction f uses the units whose rank, between 0 and 1, is below f. Units are stored sorted by rank. In
+a layer that never grew, unit i has rank (i + 1/2) / d_ff. Units that a growth adds have ranks (j + 1/2) / n_new
+and are merged into that order, after old units of equal rank. Ranks never change, so every token keeps exactly the old
 units that it used.
 
-`sizes`, in all functions: how many units the layer has had, oldest first, what it has now last; strictly increasing.
+`sizes`, in all functions: the numbers of units the layer has had, oldest first, the current one last; strictly
+increasing.
 """
 
 from functools import cache
@@ -22,16 +23,16 @@ def unit_ranks(sizes: tuple[int, ...]) -> tuple[float, ...]:
 
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
-    """For every unit its place before the last growth, -1 where that added it. At least two sizes."""
+    """For every unit its position before the last growth, -1 if that growth added it. Needs at least two sizes."""
     order = _unsorted(sizes, 1, torch.device("cpu")).argsort(stable=True)
     is_old = order < sizes[-2]
     return torch.where(is_old, is_old.cumsum(dim=0) - 1, -1).tolist()
 
 
 def grown_centres(sizes: tuple[int, ...], like: Tensor) -> Tensor:
-    """rank * sizes[0] of every unit, ascending, with the type and device of `like`; i + 1/2 for the first units.
+    """rank * sizes[0] of every unit, ascending, with the dtype and device of `like`; i + 1/2 for the original units.
 
-    Nothing is cached: compiled code cannot keep what depends on the device.
+    Not cached, because compiled code cannot hold tensors that depend on the device.
     """
     return _unsorted(sizes, sizes[0], like.device).sort().values.to(like.dtype)
 
@@ -39,7 +40,8 @@ def grown_centres(sizes: tuple[int, ...], like: Tensor) -> Tensor:
 def _unsorted(sizes: tuple[int, ...], scale: int, device: torch.device) -> Tensor:
     """rank * scale in the order in which units were added, in fp64.
 
-    One rounded division of exact numbers, so equal ranks are equal numbers and others keep their order.
+    Each is a single rounded division of exact integers, so that equal ranks are equal numbers and others keep their
+    order.
     """
     n_added = (sizes[0], *(after - before for before, after in pairwise(sizes)))
     odd = (torch.arange(1, 2 * n, 2, dtype=torch.float64, device=device) for n in n_added)

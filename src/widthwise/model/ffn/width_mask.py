@@ -1,11 +1,11 @@
-"""Which of its units a token uses, once its width is chosen.
+"""Masks: which units a token uses, given its width.
 
 A layer has d_ff units; unit i has its centre at c_i = i + 1/2. A token of width w, in units, uses those whose centres
-lie below w. A step has no derivative in w, so the masks differ in how they step, and in what they take for the
+lie below w. A step has no derivative in w, so the masks differ in how they fall from 1 to 0 and in what they use as
 derivative.
 
-In a layer that was grown, new units have their centres between the old ones, which keep theirs, as temperatures keep
-their meaning: `d_ff` is here what it was before any growth.
+In a grown layer the centres of new units lie between the old ones, which keep theirs, and temperatures keep their
+meaning. `d_ff` in this file is therefore the value before any growth.
 """
 
 from abc import ABC
@@ -28,11 +28,12 @@ class Edge(NamedTuple):
 
     mask: Mask
     margin: float
-    """Units beyond which, on both sides, the mask is 1 or 0 without derivative; see `sliced_swiglu`."""
+    """Distance from the width, in units, beyond which the mask is exactly 1 or 0 with no derivative; see
+    `sliced_swiglu`."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
-    """1 below the width, else 0."""
+    """1 for centres below the width, else 0."""
     return (width > centres).to(width.dtype)
 
 
@@ -40,23 +41,23 @@ HARD = Edge(step, 0.0)
 
 
 class WidthMaskConfig(Config):
-    """A kind of mask and its options. Unless the kind says otherwise it is a step."""
+    """A kind of mask and its options. The default is a step."""
 
     has_width: ClassVar[bool] = True
-    """Whether a token has a width at all."""
+    """Whether tokens have widths at all."""
     is_exact: ClassVar[bool] = True
-    """Whether it is 1 for every unit below the width, in training too, where the gradient can reach the width."""
+    """Whether the mask is exactly 1 for every unit below the token's own width, in training as well."""
 
     def at_width(self, d_ff: int) -> Self:
-        """With everything that depends on d_ff written out. Raises ValueError where an option does not suit it."""
+        """The config with all that depends on d_ff written out. Raises ValueError if an option does not suit d_ff."""
         return self
 
     def cost(self) -> Cost:
-        """The parameters."""
+        """Cost of its parameters."""
         return Cost()
 
     def drawn(self, level: Tensor) -> Tensor:
-        """As `WidthMask.drawn`, in training."""
+        """See `WidthMask.drawn`; called in training only."""
         return level
 
     def build(self, d_ff: int) -> "WidthMask":
@@ -71,11 +72,11 @@ class WidthMask(nn.Module):
         self.config, self.temperature = config, temperature
 
     def drawn(self, level: Tensor) -> Tensor:
-        """The level (B, T), 0 the narrowest and 1 the widest, that takes the place of the one the score chose."""
+        """The level (B, T) to use instead of the score's, from 0 (narrowest) to 1 (widest)."""
         return self.config.drawn(level) if self.training else level
 
     def edge(self, progress: Tensor) -> Edge:
-        """progress: how far training is, a scalar from 0 to 1."""
+        """The edge to use now. progress: how far training is, a scalar from 0 to 1."""
         return HARD if self.temperature is None else self.temperature.edge(progress)
 
 
@@ -86,7 +87,7 @@ class HardMaskConfig(WidthMaskConfig):
 
 
 class TemperedMaskConfig(WidthMaskConfig, ABC):
-    """A mask that falls over some units: sigmoid((w - c) / T), unless the kind says otherwise."""
+    """A mask that falls gradually, over a temperature T: by default sigmoid((w - c) / T)."""
 
     is_exact = False
     temperature: pydantic.PositiveFloat | None = None
@@ -99,7 +100,7 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
 
     @property
     def evaluates_as_step(self) -> bool:
-        """Whether evaluation takes the step instead."""
+        """Whether evaluation uses the step instead."""
         return True
 
     def at_width(self, d_ff: int) -> Self:
@@ -113,11 +114,11 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
         return self.temperature or max(1.0, d_ff / 32)
 
     def scheduled(self, first: float, progress: Tensor) -> Tensor | float:
-        """T, in units, where it is not learned: what becomes of the first on the way."""
+        """T in units, if it is not learned, at this point of training. first: T at the start."""
         return first
 
     def edge(self, temperature: Tensor | float, highest: float) -> Edge:
-        """temperature: T, in units, which never exceeds `highest`."""
+        """The edge at a temperature in units, which never exceeds `highest`."""
         return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
 
     def build(self, d_ff: int) -> WidthMask:
@@ -125,12 +126,12 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
 
 
 def highest_temperature(d_ff: int) -> float:
-    """Where a learned temperature stops, in units: a loss falls by softening the mask, so it would rise for ever."""
+    """Upper bound of a learned temperature, in units. Softening the mask lowers the loss, so T would rise for ever."""
     return max(1.0, d_ff / 16)
 
 
 class Temperature(nn.Module):
-    """T in units: as the config schedules it, or first * exp(theta) held between 1 and `highest_temperature`."""
+    """T in units: as scheduled by the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
 
     def __init__(self, config: TemperedMaskConfig, d_ff: int):
         super().__init__()
@@ -139,13 +140,13 @@ class Temperature(nn.Module):
         self.highest = highest_temperature(d_ff) if config.is_learned else self.first
 
     def forward(self, progress: Tensor) -> Tensor | float:
-        """progress: how far training is, a scalar from 0 to 1."""
+        """T in units. progress: how far training is, a scalar from 0 to 1."""
         if self.theta is None:
             return self.config.scheduled(self.first, progress)
         return (self.first * self.theta().exp()).clamp(1.0, self.highest)
 
     def edge(self, progress: Tensor) -> Edge:
-        """As `WidthMask.edge`."""
+        """See `WidthMask.edge`."""
         if self.config.evaluates_as_step and not self.training:
             return HARD
         return self.config.edge(self(progress), self.highest)
@@ -155,7 +156,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
     """A mask whose temperature can be learned."""
 
     learn_temperature: bool = False
-    """Whether T is a parameter; it stays between 1 and d_ff / 16."""
+    """Whether T is a parameter; it is clamped to 1 ... d_ff / 16."""
 
     @property
     def is_learned(self) -> bool:
@@ -170,7 +171,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
 
 
 class StraightThroughMaskConfig(LearnableMaskConfig):
-    """A step whose gradient is that of sigmoid((w - c) / T)."""
+    """Straight-through: a step whose gradient is that of sigmoid((w - c) / T)."""
 
     is_exact = True
     kind: Literal["ste"] = "ste"
@@ -184,11 +185,11 @@ class StraightThroughMaskConfig(LearnableMaskConfig):
 
 
 class SoftMaskConfig(LearnableMaskConfig):
-    """sigmoid((w - c) / T)."""
+    """sigmoid((w - c) / T) in training and evaluation."""
 
     kind: Literal["soft"] = "soft"
     hard_eval: bool = False
-    """Whether evaluation uses the step; the difference it makes should be measured."""
+    """Whether evaluation uses the step instead; measure the difference it makes."""
 
     @property
     def evaluates_as_step(self) -> bool:
@@ -196,7 +197,7 @@ class SoftMaskConfig(LearnableMaskConfig):
 
 
 class AnnealedMaskConfig(TemperedMaskConfig):
-    """sigmoid((w - c) / T) with a T that shrinks in equal ratios over the training; a step in evaluation."""
+    """sigmoid((w - c) / T) with a T that shrinks exponentially during training; a step in evaluation."""
 
     kind: Literal["anneal"] = "anneal"
     final_temperature: pydantic.PositiveFloat = 1.0
@@ -207,7 +208,7 @@ class AnnealedMaskConfig(TemperedMaskConfig):
 
 
 class LinearRampMaskConfig(LearnableMaskConfig):
-    """(w - c) / T + 1/2, held between 0 and 1: it falls over T units and has a gradient only there."""
+    """(w - c) / T + 1/2, clamped to 0 ... 1: it falls over T units and has a gradient only there."""
 
     kind: Literal["linear_ramp"] = "linear_ramp"
 
@@ -220,18 +221,18 @@ class LinearRampMaskConfig(LearnableMaskConfig):
 
 
 class NestedMaskConfig(WidthMaskConfig):
-    """A step at a width drawn at random in training, so that the first units learn to do without the others.
+    """A step at a random width in training, so that the first units learn to work without the others.
 
-    The score learns nothing from the loss then; train it afterwards with another mask. Source: MatFormer,
+    The score gets no gradient from the loss then; train it afterwards with another mask. Sources: MatFormer,
     arXiv:2310.07707; nested dropout, Rippel et al. 2014.
     """
 
     is_exact = False
     kind: Literal["nested"] = "nested"
     n_buckets: Count = Field(default=4, ge=2)
-    """Widths to draw from, in equal steps from the narrowest to d_ff."""
+    """Number of widths to draw from, in equal steps from the narrowest to d_ff."""
     per: Literal["token", "batch"] = "token"
-    """Whether each token draws, or all tokens of a forward pass share one draw; layers draw apart."""
+    """Whether each token draws its own width, or all tokens of a forward pass share one; layers draw independently."""
 
     def drawn(self, level: Tensor) -> Tensor:
         shape = level.shape if self.per == "token" else (1, 1)
@@ -240,7 +241,7 @@ class NestedMaskConfig(WidthMaskConfig):
 
 
 class NoMaskConfig(WidthMaskConfig):
-    """Every token uses every unit, and no score is built: a plain SwiGLU, except where a width is forced on it."""
+    """Every token uses every unit, and there is no score: a plain SwiGLU, unless a width is forced on it."""
 
     kind: Literal["none"] = "none"
     has_width: ClassVar[bool] = False

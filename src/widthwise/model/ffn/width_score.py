@@ -1,6 +1,6 @@
-"""What a token's width is decided from: one number for each token, its score.
+"""Scores: the number from which a token's width is decided.
 
-All of it is computed in fp32, or wider where the model is: in bf16 a width could not tell neighbouring units apart.
+Computed in fp32, or wider if the model is: in bf16 a width could not tell neighbouring units apart.
 """
 
 import warnings
@@ -19,19 +19,19 @@ from widthwise.model.cost import Cost, linear, vector
 from widthwise.sizes import VocabSize, Width
 
 EPS = 1e-5
-"""Of the norms inside scores."""
+"""eps of the norms inside scores."""
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32, or as it is where it is wider."""
+    """`x` in fp32, or unchanged if it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class WidthScore(nn.Module, ABC):
-    """forward(source) -> (B, T), called with autocast off; `source` says what it is computed from."""
+    """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
 
     def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        """x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
+        """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
         return x
 
     @abstractmethod
@@ -42,12 +42,12 @@ class WidthScoreConfig(Config, ABC):
     """A kind of score and its options."""
 
     is_stream_mean: ClassVar[bool] = False
-    """Whether it is a mean over the coordinates of the stream, which is another one over a wider stream."""
+    """Whether it is a mean over the coordinates of the stream, which changes when the stream becomes wider."""
     starts_at_zero: ClassVar[bool] = False
-    """Whether it is 0 for every token before training, and so is its gradient to the features."""
+    """Whether the score, and its gradient with respect to the features, is 0 for every token before training."""
 
     def cost(self, d_model: float) -> Cost:
-        """Kept for the backward pass: nothing beside x, from which the score is computed again."""
+        """Nothing is kept for the backward pass but x, from which the score is recomputed."""
         return Cost()
 
     @abstractmethod
@@ -55,13 +55,13 @@ class WidthScoreConfig(Config, ABC):
 
 
 class ConstScoreConfig(WidthScoreConfig):
-    """0: only the bias is left, a width for the whole layer that is learned but the same for all tokens."""
+    """Always 0, which leaves only the bias: a learned width of the layer, the same for all tokens."""
 
     starts_at_zero = True
     kind: Literal["const"] = "const"
 
     def cost(self, d_model: float) -> Cost:
-        """The zeros are kept."""
+        """The zeros are kept for the backward pass."""
         return Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "ConstScore":
@@ -77,10 +77,10 @@ class ConstScore(WidthScore):
 
 
 class GainedScoreConfig(WidthScoreConfig, ABC):
-    """A score with a gain in front, which decides how far the widths of different tokens lie apart."""
+    """A score with a gain, which decides how much the widths of tokens differ."""
 
     learn_gain: bool = True
-    """Whether the gain, exp(theta) with theta = 0 at the start, is a parameter, or stays 1."""
+    """Whether the gain is learned, as exp(theta) with theta starting at 0, or is fixed at 1."""
 
     def cost(self, d_model: float) -> Cost:
         return vector(1) if self.learn_gain else Cost()
@@ -93,7 +93,7 @@ class GainedScore(WidthScore, ABC):
 
     @abstractmethod
     def before_gain(self, source: Tensor) -> Tensor:
-        """-> (B, T)."""
+        """The score before the gain, (B, T). source: as returned by `source`."""
 
     def forward(self, source: Tensor) -> Tensor:
         score = self.before_gain(source)
@@ -101,12 +101,12 @@ class GainedScore(WidthScore, ABC):
 
 
 class TokenScoreConfig(GainedScoreConfig):
-    """A learned number for each token of the vocabulary: what can be decided without looking at the context."""
+    """A learned number for each vocabulary entry: the best that can be decided without the context."""
 
     starts_at_zero = True
     kind: Literal["token"] = "token"
     vocab_size: VocabSize
-    """Must be the model's."""
+    """Must equal the model's."""
 
     def cost(self, d_model: float) -> Cost:
         return super().cost(d_model) + vector(self.vocab_size)
@@ -128,15 +128,15 @@ class TokenScore(GainedScore):
 
 
 class RandomScoreConfig(GainedScoreConfig):
-    """logit(u) with u ~ U(0, 1) for each token: with gain 1 and bias 0 the level is uniform.
+    """logit(u) with u ~ U(0, 1) for each token; with gain 1 and bias 0 the level is uniform.
 
-    A control: the same budget and a spread of widths, but no information in them. It draws in evaluation too.
+    A control: the same budget and spread of widths, but no information in them. Random in evaluation as well.
     """
 
     kind: Literal["random"] = "random"
 
     def cost(self, d_model: float) -> Cost:
-        """The draws are kept."""
+        """The draws are kept for the backward pass."""
         return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "RandomScore":
@@ -148,14 +148,14 @@ class RandomScore(GainedScore):
         return torch.rand_like(wide(x[..., 0]))
 
     def before_gain(self, source: Tensor) -> Tensor:
-        return source.clamp(min=2**-25).logit()  # a draw can be 0, whose logit times a gradient of 0 is not a number
+        return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
 
 
 class FeatureScoreConfig(GainedScoreConfig, ABC):
-    """A score of the features of the token, which its gradient may shape."""
+    """A score computed from a token's features."""
 
     detach: bool = False
-    """Whether the gradient stops at the features, so that the choice of the width does not steer them."""
+    """Whether the gradient stops at the features, so that choosing widths does not shape them."""
 
 
 class FeatureScore(GainedScore, ABC):
@@ -168,8 +168,10 @@ class FeatureScore(GainedScore, ABC):
 
 
 class LayerNormMeanScoreConfig(FeatureScoreConfig):
-    """mean(LayerNorm(x)), as the paper writes it. Degenerate: the mean is 0 until the norm's gains differ, and stays
-    within a few thousandths of the mean of its biases then.
+    """mean(LayerNorm(x)), as the paper writes it.
+
+    Degenerate: the mean is 0 until the norm's gains differ, and then stays within a few thousandths of the mean of its
+    biases.
     """
 
     is_stream_mean = True
@@ -179,7 +181,7 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + vector(2 * d_model)
 
     def build(self, d_model: int) -> "LayerNormMeanScore":
-        """Warns that nothing can be decided from it."""
+        """Warns that the score has no variance."""
         warnings.warn(
             "ffn.score ln_mean: score has no variance, because the mean of a LayerNorm's output is 0: every token gets "
             "the same width; with score linear the width depends on the token",
@@ -199,7 +201,7 @@ class LayerNormMeanScore(FeatureScore):
 
 
 class RMSMeanScoreConfig(FeatureScoreConfig):
-    """mean(x) / rms(x), between -1 and 1: what is left of the paper's score without the centring."""
+    """mean(x) / rms(x), between -1 and 1: the paper's score without the centring."""
 
     is_stream_mean = True
     kind: Literal["rms_mean"] = "rms_mean"
@@ -215,13 +217,13 @@ class RMSMeanScore(FeatureScore):
 
 
 class RawMeanScoreConfig(FeatureScoreConfig):
-    """The mean of the residual stream before the norm: the paper's score without its norm. It has no bound."""
+    """The mean of the residual stream before the norm: the paper's score without its norm. Unbounded."""
 
     is_stream_mean = True
     kind: Literal["raw_mean"] = "raw_mean"
 
     def cost(self, d_model: float) -> Cost:
-        """The means are kept."""
+        """The means are kept for the backward pass."""
         return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "RawMeanScore":
@@ -237,7 +239,7 @@ class RawMeanScore(FeatureScore):
 
 
 class LinearScoreConfig(FeatureScoreConfig):
-    """v . x, a learned direction. v starts at 0: all tokens start at the same width."""
+    """v . x with a learned v that starts at 0, so that all tokens start at the same width."""
 
     starts_at_zero = True
     kind: Literal["linear"] = "linear"
@@ -259,7 +261,7 @@ class LinearScore(FeatureScore):
 
 
 class MLPScoreConfig(FeatureScoreConfig):
-    """v . silu(W x). v starts at 0: all tokens start at the same width."""
+    """v . silu(W x) with a v that starts at 0, so that all tokens start at the same width."""
 
     starts_at_zero = True
     kind: Literal["mlp"] = "mlp"
