@@ -101,7 +101,7 @@ def _fit_table(scaling: "ScalingLaws") -> "Table":
 
 
 def _doubts(scaling: "ScalingLaws") -> list[str]:
-    """Why laws could not be fitted, or say little."""
+    """Why laws could not be fitted, or are unreliable."""
     return [
         f"{group.name}: {kind}: {found.reason}."
         for group in scaling.groups

@@ -1,1 +1,1 @@
-"""What a finished model knows: how well it predicts texts, and how it answers tasks."""
+"""Evaluation of finished models: how well they predict texts and answer tasks."""

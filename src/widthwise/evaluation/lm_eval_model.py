@@ -1,4 +1,4 @@
-"""A model of ours as lm-evaluation-harness wants one. Imports lm_eval, of the extra [eval]."""
+"""A model behind the interface of lm-evaluation-harness. Imports lm_eval, of the extra [eval]."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NoReturn, cast
@@ -15,15 +15,15 @@ from widthwise.evaluation.until_stop import continue_until
 from widthwise.model.generate import SamplingConfig
 
 BATCHES_AT_ONCE = 16
-"""After so many the progress bar moves."""
+"""Batches between two moves of the progress bar."""
 ALIASES = dict.fromkeys(("max_new_tokens", "max_tokens", "max_completion_tokens"), "max_gen_toks")
 
 
 class GenerationOptions(Config):
-    """What a task says of texts to be generated (`generation_kwargs`)."""
+    """A task's options for generated texts (`generation_kwargs`)."""
 
     until: str | tuple[str, ...] = ()
-    """Strings that end a text, and are no part of it."""
+    """Strings that end a text without being part of it."""
     max_gen_toks: pydantic.PositiveInt = 256
     do_sample: bool | None = None
     """Not given: whether the temperature is above 0."""
@@ -73,7 +73,7 @@ class ScorerLM(TemplateLM):
         return self.scorer.tokenizer.id
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness writes beside the results."""
+        """The description that the harness stores with the results."""
         parameters = list(self.scorer.model.parameters())
         n_parameters = sum(parameter.numel() for parameter in parameters)
         return {"model_num_parameters": n_parameters, "model_dtype": str(parameters[0].dtype)}

@@ -6,7 +6,7 @@ from typing import Any
 from widthwise.evaluation.local_tasks import Cloze, Item, MultipleChoice, Schema, load_task
 
 SUFFIX = ".jsonl"
-"""A task whose name ends so is a file."""
+"""Ending of a task name that is a file."""
 
 
 def local_task(path: Path, delimiter: str = " ") -> dict[str, Any]:

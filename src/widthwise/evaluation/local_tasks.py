@@ -44,7 +44,7 @@ class Item(Config):
     @property
     @abstractmethod
     def chance(self) -> float:
-        """The accuracy of a guess."""
+        """The accuracy of guessing at random."""
 
     @abstractmethod
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
@@ -52,11 +52,11 @@ class Item(Config):
 
     @abstractmethod
     def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
-        """What the model got right. found: one a pair."""
+        """Measure -> score of the item. found: the likelihoods, one per pair."""
 
     @classmethod
     def metrics(cls, means: dict[str, SampleEstimate]) -> dict[str, SampleEstimate]:
-        """What is reported of the means of the scores over items."""
+        """The reported metrics, from the means of the scores over items."""
         return {name: estimate for name, estimate in means.items() if name != "nats"}
 
     def answer_scores(self, log_likelihood: float) -> dict[str, float]:
@@ -74,7 +74,7 @@ class _Choice(Item):
     @property
     @abstractmethod
     def options(self) -> Sequence[str]:
-        """What is chosen among."""
+        """The texts to choose from."""
 
     @property
     def chance(self) -> float:
@@ -183,20 +183,20 @@ class LocalTask:
 
 @dataclass(frozen=True)
 class TaskScores:
-    """What a model made of a task."""
+    """The scores of a model on a task."""
 
     task: LocalTask
     items: dict[str, np.ndarray]
-    """By measure, float64 (n_items,)."""
+    """Measure -> float64 (n_items,)."""
     n_cut: int
     """Contexts that were too long for the model and lost their beginning."""
 
     def metrics(self) -> dict[str, SampleEstimate]:
-        """An item is an observation."""
+        """The metrics of the task, each item being one observation."""
         return type(self.task.items[0]).metrics({name: mean(values) for name, values in self.items.items()})
 
     def record(self) -> dict[str, Any]:
-        """As plain data; `items` are what two models can be paired by."""
+        """The scores as plain data; `items` allow pairing two models."""
         return {
             "n_items": len(self.task.items),
             "n_cut_contexts": self.n_cut,
@@ -269,7 +269,7 @@ def encode_task(scorer: Scorer, task: LocalTask) -> EncodedTask:
 
 
 def score_task(scorer: Scorer, encoded: EncodedTask) -> TaskScores:
-    """What the model that the task was encoded for makes of it."""
+    """The scores of the model that the task was encoded for."""
     requests = [request for of_item in encoded.requests for request in of_item]
     n_cut = sum(len(context) + len(continuation) > scorer.max_length + 1 for context, continuation in requests)
     found = iter(scorer.continuations(requests))

@@ -76,7 +76,7 @@ Metrics = Mapping[str, Mapping[str, float | None]]
 
 
 def suite_named(name: str) -> tuple[PaperTask, ...]:
-    """Raises UserError for a name that is none."""
+    """Raises UserError for an unknown name."""
     if name not in SUITES:
         raise UserError(f"suite: got {name!r}; {nearest_hint(name, SUITES)}")
     return SUITES[name]

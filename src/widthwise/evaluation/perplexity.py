@@ -39,7 +39,7 @@ class TextScores:
     """sha256 (hex) of the text: blocks of equal texts are the same blocks."""
 
     def metrics(self) -> dict[str, SampleEstimate]:
-        """By name; a block is an observation."""
+        """The metrics of the text, each block being one observation."""
         by_token, by_byte = ratio(self.nats, self.n_tokens), ratio(self.nats, self.n_bytes)
         return {
             "nats_per_token": by_token,
@@ -51,7 +51,7 @@ class TextScores:
         }
 
     def record(self) -> dict[str, Any]:
-        """As plain data; `blocks` are what two models can be paired by."""
+        """The scores as plain data; `blocks` allow pairing two models."""
         return {
             "n_documents": self.n_documents,
             "n_blocks": len(self.nats),
@@ -64,7 +64,7 @@ class TextScores:
 
 @dataclass(frozen=True)
 class _Scored:
-    """A document, and the nats of its tokens."""
+    """A document and the nats of each of its tokens."""
 
     text: str
     n_bytes: int

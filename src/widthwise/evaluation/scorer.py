@@ -18,7 +18,7 @@ from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 
 LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Numbers; positions are taken in chunks whose logits are no more than that."""
+"""Device type -> most logits computed at once; positions are processed in chunks."""
 BATCHES_AT_ONCE = 64
 """Windows of so many batches are held at a time: all of a long text with a short stride would not fit into memory."""
 
@@ -75,7 +75,7 @@ class Scorer:
         self.autocast_dtype = autocast_dtype
 
     def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
-        """What each continuation gets, in the order of the requests.
+        """The likelihood of each continuation, in the order of the requests.
 
         An empty context stands for the beginning of a document: the end-of-text token. Of what is too long, the
         rightmost max_length + 1 tokens count. Raises UserError for a continuation that is empty or itself too long.

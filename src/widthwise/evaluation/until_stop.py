@@ -1,4 +1,4 @@
-"""Texts continued until they say one of several strings."""
+"""Continuation of texts up to the first of several strings."""
 
 from collections.abc import Sequence
 

@@ -1,1 +1,1 @@
-"""Pages, CSV and LaTeX, a folder for each kind of page. They read records and run directories, never models."""
+"""Reports as pages, CSV and LaTeX, made from records and run directories, never models. One folder per kind of page."""

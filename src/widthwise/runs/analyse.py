@@ -1,4 +1,4 @@
-"""What trained models do inside, over one text: the content of analysis.json."""
+"""Statistics of what trained models compute inside, over one text: the content of analysis.json."""
 
 import math
 import tempfile
@@ -24,9 +24,9 @@ from widthwise.training.observer import Observer, Silence
 
 N_TOKENS = 2**16
 TOKENS_AT_ONCE = 4096
-"""Tokens of a forward pass where the user does not say how many windows it has."""
+"""Tokens per forward pass, if the user does not give the number of windows."""
 N_IN_TITLE = 3
-"""Models that the title names."""
+"""Largest number of models that the title names."""
 
 
 def analyse(
@@ -78,14 +78,14 @@ def write_analysis(analysis: Analysis, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Reading:
-    """How the models read."""
+    """The text and how it is cut into windows."""
 
     folder: Path
     excerpt: Excerpt
     tokenizer_id: str
     """The first model's; models with the same tokenizer read exactly the same windows."""
     n_tokens: int
-    """Targets under that tokenizer."""
+    """Number of targets under that tokenizer."""
     seq_len: int
     batch_size: int
 

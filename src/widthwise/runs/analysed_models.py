@@ -1,4 +1,4 @@
-"""The models of an analysis: runs of ours, and folders of Hugging Face to compare them with."""
+"""The models of an analysis: runs, and Hugging Face folders to compare them with."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from widthwise.training.observer import Observer
 from widthwise.training.validation import validate
 
 LONGEST_WINDOW = 1024
-"""Tokens of a window where no recipe says it, if the model was made for so many."""
+"""Most tokens per window, if no recipe gives their number."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,18 @@ class LoadedModel:
     tokenizer: Tokenizer
     device: torch.device
     seq_len: int
-    """Tokens of a window where the user does not say it."""
+    """Tokens per window if the user does not give it."""
     n_positions: int | None
     """Tokens of the longest window it can read; None: any."""
     step: int | None
     beside: Callable[[HeldOut], dict[str, Any]]
-    """What only some models have: `token_widths` and `virtual_width`, as in the result of a run."""
+    """Statistics that only some models have: `token_widths` and `virtual_width`, as in the result of a run."""
     notes: Sequence[str] = ()
-    """What the user should know of how it was loaded."""
+    """Remarks for the user on how it was loaded."""
 
 
 class ModelSource(ABC):
-    """Where a model comes from."""
+    """A path that holds a model."""
 
     kind: ClassVar[str]
 
@@ -63,11 +63,11 @@ class ModelSource(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises UserError where it is plain, before anything long, that `load` would."""
+        """Raises UserError for mistakes that can be found quickly, before `load` does."""
 
     @abstractmethod
     def load(self) -> LoadedModel:
-        """Raises UserError where there is no model, or one that cannot be looked into."""
+        """The model. Raises UserError if there is none, or one that cannot be analysed."""
 
     @abstractmethod
     def text(self, observer: Observer) -> Corpus:
@@ -110,7 +110,7 @@ def _analyses(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
 
 
 class HFSource(ModelSource):
-    """A folder of Hugging Face with a causal language model, its weights as safetensors, and a tokenizer.json."""
+    """A Hugging Face folder with a causal language model, its weights as safetensors, and a tokenizer.json."""
 
     kind = "hf"
 

@@ -16,11 +16,11 @@ from widthwise.files import reading, writing
 
 SPARE_TOKENS = 16
 TORN = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer makes of half a character."""
+"""The replacement character, to which a tokenizer decodes half a character."""
 
 
 def held_out_text(data: PreparedData, name: str) -> Corpus:
-    """The held-out documents of prepared data, as their tokens spell them."""
+    """The held-out documents of prepared data, decoded from their tokens."""
 
     def read() -> Iterator[Document]:
         tokens, tokenizer = data.held_out, data.tokenizer

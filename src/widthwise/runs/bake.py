@@ -1,4 +1,4 @@
-"""Baking the model of a run: into the constants that its sizes give."""
+"""Baking the model of a run: kept constants are folded into the weights."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from widthwise.runs.source import Source
 
 
 def bake_intended(source: Source, one_eps: bool) -> Intention:
-    """How the model of a run gets the constants that its sizes give. Raises UserError where it has them."""
+    """Plans the model with the constants that its sizes imply. Raises UserError if it has them already."""
     plan = bake_plan(source.model, one_eps)
     changes = tuple(constant.change for constant in kept_constants(replace(plan, new=plan.old), plan.new))
     if not changes:

@@ -26,7 +26,7 @@ from widthwise.training.observer import Observer, Silence
 
 @dataclass(frozen=True)
 class Intention:
-    """What a run is to become, known before its weights are read."""
+    """The planned conversion of a run, known before its weights are read."""
 
     verb: Literal["grown", "baked", "padded"]
     """The event in the records of the new run; see `compute.DESCENDED`."""
@@ -37,9 +37,9 @@ class Intention:
     seed: int = 0
     fresh: Fresh | None = None
     constants: tuple[KeptConstant, ...] = ()
-    """Kept constants, in which the new model differs from what its recipe says."""
+    """Kept constants, in which the new model differs from its recipe."""
     changes: tuple[str, ...] = ()
-    """What changes in constants, one line each."""
+    """Changes of constants, one line each."""
     may_change: bool = False
     notes: tuple[str, ...] = ()
 
@@ -58,7 +58,7 @@ class Intention:
 
 
 def pending(source: Source) -> tuple[str, ...]:
-    """A note on growth that the run would still have made, which its descendant does not."""
+    """A note on growth that the run had still planned, which its descendant will not do."""
     later = [phase.start for phase in source.recipe.phases if phase.growth is not None and phase.start >= source.step]
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
 
@@ -134,7 +134,7 @@ def _certified(intention: Intention, weights: dict[str, Tensor], model: Decoder,
 
 
 def _said_of(source: Source, intention: Intention, recipe: Recipe) -> list[str]:
-    """What the user should know about the new run."""
+    """Notes for the user on the new run."""
     old, new = (f"{model.cost().params:,.0f}" for model in (intention.plan.old, intention.plan.new))
     name = source.run.path.resolve().name
     damages = [f"{damage}; took step {source.step} instead" for damage in source.damages]

@@ -1,4 +1,4 @@
-"""What makes the data of a run the same data when it is resumed."""
+"""The identity of a run's data, by which a resumed run checks that they are the same."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class CorpusIdentity(Config):
 
 
 class DataIdentity(Config):
-    """Two of them are equal where every byte of the data is."""
+    """Equal for two data sets exactly if every byte is equal."""
 
     tokenizer: TokenizerIdentity
     corpus: CorpusIdentity

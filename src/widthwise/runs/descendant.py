@@ -1,4 +1,4 @@
-"""A run that begins where another one stopped: what it takes over, and its folder."""
+"""A run that continues another one in a new folder, and what it takes over."""
 
 import shutil
 from collections.abc import Mapping
@@ -27,10 +27,10 @@ from widthwise.training.state import RunState
 
 @dataclass(frozen=True)
 class Feed:
-    """The data of a run that begins where another one stopped."""
+    """The data of a run that continues another one."""
 
     loader: dict[str, int]
-    """State of the loader."""
+    """State of the data loader; empty if the data begin anew."""
     identity: dict[str, Any]
     """The entries of environment.json on the data, and on what the model was imported from."""
     notes: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
 
 
 def continued_state(state: RunState, recipe: Recipe, plan: Plan, feed: Feed, before: TrainConfig) -> RunState:
-    """Where the new run stands. before: the train section of the old run."""
+    """The state at which the new run begins. before: the train section of the old run."""
     return RunState(
         **{
             **state.as_data(),

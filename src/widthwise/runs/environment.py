@@ -1,4 +1,4 @@
-"""What a run was made with and on."""
+"""The software, machine and command of a run."""
 
 import os
 import platform

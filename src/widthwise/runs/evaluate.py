@@ -1,4 +1,4 @@
-"""What a trained run knows: held-out text, other texts, local tasks and those of lm-evaluation-harness."""
+"""Evaluation of a trained run: held-out text, other texts, local tasks and those of lm-evaluation-harness."""
 
 import hashlib
 import json
@@ -76,7 +76,7 @@ class EvaluationConfig(ScoringOptions):
 
     @property
     def names_nothing(self) -> bool:
-        """Neither text nor task."""
+        """Whether it names neither text nor task."""
         return not (self.texts or self.data or self.task_files or self.tasks or self.suite)
 
 
@@ -129,7 +129,7 @@ def evaluate_run(
 def _texts(
     run: RunDir, trained: Trained, scorer: Scorer, config: EvaluationConfig
 ) -> dict[str, Callable[[], TextScores]]:
-    """What there is to read, by name. Raises UserError for what is not there, or is of another tokenizer."""
+    """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
     readings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
         next(read_documents(source, config.field))

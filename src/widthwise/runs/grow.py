@@ -1,4 +1,4 @@
-"""Growing the model of a run: into that of another recipe, or by changes to its own."""
+"""Growing the model of a run into that of another recipe, or by changes to its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,19 +18,19 @@ from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
-"""Keys by which a recipe speaks of all layers at once; a model with every layer written out has none of them."""
+"""Keys that describe all layers at once; a model with every layer written out has none of them."""
 
 
 @dataclass(frozen=True)
 class GrowOptions:
-    """How a model grows; into what is the recipe's to say."""
+    """How a model grows; the recipe gives the sizes."""
 
     layers: tuple[int | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
     added layers lie evenly among the others."""
     new_layers: NewLayers = "drawn"
     reset: Reset = "none"
-    """What the optimizer forgets; see `grown_state`."""
+    """Which state of the optimizer is reset; see `grown_state`."""
     seed: int = 0
     """Seed of the new entries that are drawn."""
     allow_change: bool = False
@@ -75,7 +75,7 @@ def _check_override(override: str, source: Source) -> None:
 
 
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
-    """How the model of a run becomes that of a recipe. Raises UserError where it cannot."""
+    """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
     plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
     constants, changes = tuple(kept_constants(plan, wanted)), ()

@@ -79,7 +79,7 @@ def harness_results(
 
 
 def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
-    """`metric,filter` of the harness as `metric` where the filter is none."""
+    """`metric,filter` of the harness, as `metric` if there is no filter."""
     return {task: _metrics(found) for task, found in results["results"].items()}
 
 

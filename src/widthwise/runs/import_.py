@@ -22,7 +22,7 @@ from widthwise.training.state import RunState
 IMPORTED = "imported"
 """Where `environment.json` says what a run was imported from."""
 LONGEST_SEQUENCE = 1024
-"""Tokens of a training sequence where no recipe says it, if the model was made for so many."""
+"""Most tokens per training sequence, if no recipe gives their number."""
 
 
 def default_sections(imported: Imported) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What else the machine did while a run trained, without which speeds cannot be compared."""
+"""How much other processes used the machine while a run trained; speeds are not comparable if they did."""
 
 import os
 import time
@@ -35,7 +35,7 @@ class OtherWork:
 
 
 def read_clocks() -> Clocks | None:
-    """Now; None where there is no /proc/stat, which Linux has."""
+    """The clocks now; None without /proc/stat, which only Linux has."""
     try:
         first_line = Path("/proc/stat").read_text().partition("\n")[0]
     except OSError:

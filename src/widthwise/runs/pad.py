@@ -1,4 +1,4 @@
-"""Padding the model of a run: to sizes that are multiples of what hardware likes."""
+"""Padding the model of a run to sizes that suit the hardware."""
 
 from widthwise.config_io import UserError
 from widthwise.growth.pad import PADDING, Multiples, pad_plan
@@ -7,7 +7,7 @@ from widthwise.runs.source import Source
 
 
 def pad_intended(source: Source, multiples: Multiples) -> Intention:
-    """How the model of a run gets padded sizes. Raises UserError where they are multiples already, or cannot be."""
+    """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
     plan = pad_plan(source.model, multiples)
     if plan.new == plan.old:
         raise UserError(f"{source.run.path}: has sizes that are such multiples already; there is nothing to pad")

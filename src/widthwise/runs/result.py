@@ -1,4 +1,4 @@
-"""The result of a finished run: what reports and comparisons read."""
+"""The result of a finished run, which reports and comparisons read."""
 
 import statistics
 from typing import Any
@@ -68,12 +68,12 @@ def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | N
 
 
 def _of_last_model(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records of training since the model last became another; all where there are none."""
+    """Training records since the model last changed; all training records if there are none since."""
     changes = [i for i, record in enumerate(records) if record["event"] in ("growth", *DESCENDED)]
     trained = [[r for r in part if r["event"] == "train"] for part in (records[max(changes, default=0) :], records)]
     return trained[0] or trained[1]
 
 
 def _growth(record: dict[str, Any]) -> GrowthRecord:
-    """What a run did and cost until its model grew, and what the growth did."""
+    """The growth in a record of metrics.jsonl."""
     return GrowthRecord.model_validate({key: value for key, value in record.items() if key != "event"})

@@ -34,7 +34,7 @@ class RunOptions(ScoringOptions):
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
     device: str | None = None
-    """A device as torch names it; cuda, if there is one, where not given."""
+    """A torch device; by default cuda, if there is one."""
 
 
 @register_model(NAME)

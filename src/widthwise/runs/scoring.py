@@ -16,9 +16,9 @@ class ScoringOptions(Config):
     batch_size: Count = 16
     """Windows or answers per forward pass."""
     max_length: NTokens | None = None
-    """Tokens the model reads at most; the recipe's seq_len where not given."""
+    """Most tokens that the model reads at once; by default the recipe's seq_len."""
     precision: Precision | None = None
-    """Type of the matrix products; the recipe's where not given."""
+    """Type of the matrix products; by default the recipe's."""
 
     def precision_of(self, recipe: Recipe) -> Precision:
         return self.precision or recipe.train.precision

@@ -56,7 +56,7 @@ class Source:
         return self.recipe.optimizer_of(self.recipe.phase_at(self.step))
 
     def load(self) -> tuple[dict[str, Tensor], State, RunState]:
-        """Weights and optimizer state by parameter, and where the run stands. Sets torch's random state."""
+        """Weights and optimizer state by parameter, and the state of the run. Sets torch's random state."""
         model = build(self.model, seed=0)
         optimizer = self.optimizer.build(model)
         state = checkpoint.load(self.newest, model, optimizer)

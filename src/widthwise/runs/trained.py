@@ -1,4 +1,4 @@
-"""A run's model, to be used rather than trained on."""
+"""The model of a run, for use without further training."""
 
 from dataclasses import dataclass
 from pathlib import Path

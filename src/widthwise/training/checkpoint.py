@@ -44,7 +44,7 @@ class CheckpointManifest(Config):
     step: int
     files: dict[str, FileRecord]
     seal: Seal | None = None
-    """None in checkpoints of versions that wrote none."""
+    """None in checkpoints of older versions."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def step_of(path: Path) -> int:
 
 
 def _step(name: str) -> int:
-    """The step in a name, -1 where there is none."""
+    """The step in a name; -1 if there is none."""
     digits = name.removeprefix("step_")
     return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
@@ -184,7 +184,7 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
 
 
 def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
-    """A parameter has all that its optimizer keeps of it, or nothing, as one that is new."""
+    """Fills the optimizer. Each parameter must have its whole state in the file, or, like a new one, none of it."""
     parameters, shapes, saved = dict(model.named_parameters()), state_shapes(optimizer), _load_tensors(path)
     begun = {key.rpartition(".")[0] for key in saved} & parameters.keys()
     wanted = {f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()}

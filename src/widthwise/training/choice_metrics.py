@@ -1,4 +1,4 @@
-"""What layers chose for their tokens, as training records show it: widths, loads of experts, auxiliary losses."""
+"""Choices of layers in training records: widths, expert loads, auxiliary losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ def score_gradient_norms(model: Decoder) -> list[float | None]:
 
 
 def choice_record(model: Decoder, choices: ChoiceMeans) -> dict[str, Any]:
-    """What a training record says about choices; empty where no layer chooses. Call between a step and the next."""
+    """The entries of a training record on choices; empty if no layer chooses. Call between a step and the next."""
     record: dict[str, Any] = dict(choices.record())
     if "width_fraction" in record:
         record["score_grad_norm"] = score_gradient_norms(model)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 from widthwise.recipe.recipe import Recipe
 
 DESCENDED = ("grown", "baked", "padded")
-"""Events that open the metrics of a run made from another, with what that one had cost."""
+"""Events that open the metrics of a run that continues another one, with the cost of that one."""
 
 
 class Spent(NamedTuple):
-    """What was spent by the end of a step."""
+    """Tokens and compute spent by the end of a step."""
 
     step: int = 0
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""The model of a phase of training, with what moves it: its optimizer and its objective."""
+"""The model of a phase of training, with its optimizer and its objective."""
 
 import torch
 from torch import Tensor

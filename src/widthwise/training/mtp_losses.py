@@ -1,4 +1,4 @@
-"""Losses of the further heads of multi-token prediction, as records and results show them."""
+"""Losses of multi-token prediction in records and results."""
 
 from collections.abc import Sequence
 

@@ -47,16 +47,16 @@ class Objective:
             self._budget.end_step(choices.by_layer("width_fraction"))
 
     def state(self) -> list[float]:
-        """What a checkpoint keeps. Waits for the device."""
+        """The state that a checkpoint keeps. Waits for the device."""
         return [] if self._budget is None else self._budget.state()
 
     def load_state(self, state: Sequence[float]) -> None:
-        """Goes on from a `state`."""
+        """Restores a `state`."""
         if self._budget is not None:
             self._budget.load_state(state)
 
     def record(self) -> dict[str, Any]:
-        """What a training record says."""
+        """The entries of a training record."""
         return {} if self._budget is None else self._budget.record()
 
 

@@ -1,10 +1,10 @@
-"""What a run tells while it goes on."""
+"""Observers, which receive the progress of a run."""
 
 from typing import Any, Protocol
 
 
 class Observer(Protocol):
-    """Receives what a run tells; the command line shows it."""
+    """Receives the progress of a run; the command line shows it."""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         """The data is being prepared; see `data.documents.ProgressCallback`."""

@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint holds besides tensors."""
+"""The state of a run: what a checkpoint holds besides tensors."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class RunState:
     width_prices: list[float] = field(default_factory=list)
     """State of the objective: the prices of a width budget, empty without one."""
     wall_seconds: float = 0.0
-    """Spent by all processes that worked on the run."""
+    """Wall time spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)
     """What the user should know about the result, such as a damaged checkpoint that was passed over."""
 

@@ -19,7 +19,7 @@ from widthwise.training.mtp_losses import MTPLosses
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found."""
+    """The results of a validation."""
 
     loss: float
     """Mean over all target tokens, nats per token."""
@@ -29,14 +29,14 @@ class Validation:
     window_losses: list[float]
     """Mean loss of every window of seq_len targets, in order: what a paired comparison pairs."""
     token_widths: dict[str, Any] | None
-    """What `WidthMeter.summary` says; None without dynamic-width layers."""
+    """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
-    """A layer's shares of the routed choices, one an expert; None where no layer routes."""
+    """For each layer, every expert's share of the routed tokens; None if no layer routes."""
     mtp_losses: list[float] | None
-    """Losses of the further heads, depth 1 first, each over the tokens it predicts; None without such heads."""
+    """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without it."""
 
     def record(self) -> dict[str, Any]:
-        """What a validation record says; width_fraction is the mean_fraction of token_widths, for its curve."""
+        """The entries of a validation record; width_fraction is the mean_fraction of token_widths, for its curve."""
         record: dict[str, Any] = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
         if self.mtp_losses is not None:
             record["mtp_losses"] = self.mtp_losses

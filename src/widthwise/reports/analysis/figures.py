@@ -1,4 +1,4 @@
-"""The figures of an analysis: all models laid over each other."""
+"""The figures of an analysis, each with all models in it."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,7 +40,7 @@ def activation_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[
 
 
 def stream_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
-    """What the tokens' states fill of the residual stream, by depth."""
+    """How much of the residual stream the tokens' states fill, by depth."""
     return panels(
         {
             "Matrix entropy": _depth_figure(
@@ -77,7 +77,7 @@ def lens_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]
 
 
 def sink_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:
-    """What goes to the first token, by layer."""
+    """Attention to the first token and the size of its state, by layer."""
     return panels(
         {
             "Attention to the first token": _depth_figure(
@@ -126,7 +126,7 @@ def _of_lens(key: str) -> Values:
 def _depth_figure(
     key: str, models: Sequence[AnalysedModel], styles: Mapping[str, Style], values: Values, y_label: str
 ) -> Markup | None:
-    """A line a model, or None where nothing is known of any."""
+    """One line per model; None if no model has any value."""
     axis = DepthAxis.of(models)
     curves = {model.name: axis.curve(model, values(model)) for model in models}
     curves = {name: curve for name, curve in curves.items() if not curve.is_empty}

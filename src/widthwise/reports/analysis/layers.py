@@ -14,7 +14,7 @@ from widthwise.reports.page.curves import Curve
 
 @dataclass(frozen=True)
 class DepthAxis:
-    """One axis for all models: layers where they are equally deep, else the fraction of the layers passed."""
+    """One axis for all models: layers if they are equally deep, otherwise the fraction of the layers passed."""
 
     is_fraction: bool
 
@@ -39,7 +39,7 @@ def _total(parts: Sequence[Activations], value: Callable[[Activations], float | 
 
 @dataclass(frozen=True)
 class LayerUnits:
-    """All hidden units of a layer's feed-forward, of several maps together."""
+    """All hidden units of a layer's feed-forward, those of several maps taken together."""
 
     layer: int
     parts: Sequence[Activations]

@@ -1,4 +1,4 @@
-"""The report of an analysis: one page, all models laid over each other."""
+"""The report of an analysis: one page whose figures show all models together."""
 
 from pathlib import Path
 

@@ -14,7 +14,7 @@ Number = Callable[[AnalysedModel], str]
 
 
 def summary_table(analysis: Analysis) -> Table:
-    """Means over layers: one row a quantity, one column a model."""
+    """Means over layers: one row per quantity, one column per model."""
     rows = [[title, *map(show, analysis.models)] for title, show in _summary_rows(analysis).items()]
     return Table("Means over layers", ["Quantity", *(clean(model.name) for model in analysis.models)], rows)
 
@@ -103,5 +103,5 @@ def layer_table(model: AnalysedModel, threshold: float) -> Table:
 
 
 def _cells(record: object | None, **n_decimals: int) -> list[str]:
-    """A cell for each attribute of the record, with so many decimals."""
+    """A cell for each attribute of the record, with that attribute's number of decimals."""
     return [MISSING if record is None else fixed(getattr(record, key), n) for key, n in n_decimals.items()]

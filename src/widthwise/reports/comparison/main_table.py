@@ -1,4 +1,4 @@
-"""The main table of what is compared as text cells; the page, LaTeX and the terminal only lay them out."""
+"""The main table of a comparison or sweep as text cells; page, LaTeX and terminal only lay them out."""
 
 from dataclasses import dataclass
 
@@ -34,13 +34,13 @@ def seed_words(comparison: Compared) -> str:
 
 
 def has_intervals(comparison: Compared) -> bool:
-    """Whether any variant has one; a single seed gives none."""
+    """Whether any variant has an interval; a single seed gives none."""
     every = [each for variant in comparison.variants for each in (variant.val_loss, variant.difference)]
     return any(each is not None and each.low is not None for each in every)
 
 
 def main_columns(comparison: Compared) -> list[Quantity]:
-    """The main quantities of which anything is known, or could be: a column of blanks says nothing."""
+    """The main quantities that some variant has, and the losses in any case."""
     return [each for each in QUANTITIES if each.is_main and (each.is_loss or _is_known(each, comparison))]
 
 
@@ -67,7 +67,7 @@ def cells(variant: Variant, comparison: Compared) -> list[Cell]:
 
 
 def _cell(quantity: Quantity, variant: Variant, comparison: Compared) -> Cell:
-    """The interval where there are no ratios; the baseline shows no ratio to itself."""
+    """A value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
     estimate, baseline = quantity.of_variant(variant), comparison.baseline_variant
     if estimate is None:
         return Cell(MISSING)
@@ -103,7 +103,7 @@ class MainRow:
 
 
 def main_row(variant: Variant, comparison: Compared, swatch: Markup) -> MainRow:
-    """Its cells with their columns, and its verdict."""
+    """The cells with their columns, and the verdict."""
     verdict = shown_verdict(variant)
     return MainRow(
         clean(variant.name),

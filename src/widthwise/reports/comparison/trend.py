@@ -1,4 +1,4 @@
-"""The trend of a comparison: losses over the logarithm of a quantity, the fitted line, and what it leaves over."""
+"""The trend of a comparison: losses over the logarithm of a quantity, the fitted line, and its residuals."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from widthwise.reports.page.tables import Table
 
 @dataclass(frozen=True)
 class TrendSection:
-    """What the page shows of a trend."""
+    """The part of a page on the trend."""
 
     over: str
     figures: list[Panel]
@@ -28,7 +28,7 @@ class TrendSection:
 
 
 def trend_section(comparison: Comparison, styles: Mapping[str, Style]) -> TrendSection | None:
-    """None where the comparison has no trend."""
+    """Figure and table of the trend; None if the comparison has none."""
     trend = comparison.trend
     if trend is None:
         return None

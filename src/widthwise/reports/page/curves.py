@@ -48,7 +48,7 @@ def further_heads(run: Run) -> list[Curve]:
 
 
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
-    """value_of: of a record; None leaves it out."""
+    """value_of: takes the value from a record; None leaves the record out."""
     found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]
     values = {step: finite(value) for step, value in found if value is not None}
     steps = sorted(values)

@@ -19,7 +19,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def printable(text: str) -> str:
-    """Text of any origin for a terminal or a page: what could command it appears as a replacement character."""
+    """Text of any origin for a terminal or a page: control characters become replacement characters."""
     return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -74,7 +74,7 @@ def _three_digits(value: float) -> str:
 
 
 def fixed(value: float | None, n_decimals: int) -> str:
-    """A number with so many decimals, or with a power of ten where it is too long to be read."""
+    """A number with `n_decimals` decimals, or with a power of ten if it would be too long to read."""
     return _shown(value, f".{n_decimals}f", ".3e")
 
 
@@ -100,7 +100,7 @@ def _shown(value: float | None, usual: str, huge: str) -> str:
 
 
 def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> str:
-    """`low to high`, or nothing where there is no interval."""
+    """`low to high`, or nothing if there is no interval."""
     if estimate.low is None or estimate.high is None:
         return ""
     show = signed if with_sign else fixed
@@ -108,7 +108,7 @@ def interval(estimate: Estimate, n_decimals: int, with_sign: bool = False) -> st
 
 
 def ratio(value: float | None, sign: str = TIMES) -> str:
-    """A ratio to the baseline, or nothing where it is unknown."""
+    """A ratio to the baseline, or nothing if it is unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.3f}{sign}"
 
 

@@ -25,7 +25,7 @@ class Table:
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
-    """What each model and its training cost: a row a quantity of which anything is known, a column a model."""
+    """What each model and its training cost: one row per known quantity, one column per model."""
     counted = [each for each in QUANTITIES if isinstance(each, OfModel) or each.is_cost]
     values = {each: [each.value(model) for model in models.values()] for each in counted}
     rows = [
@@ -84,7 +84,7 @@ def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> 
 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
-    """Machine and versions, of the run `name` where several differ."""
+    """Machine and versions. name: of the run, if runs differ."""
     rows = [[clean(key), plain(value)] for key, value in _flattened(environment)]
     return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows)
 
@@ -118,7 +118,7 @@ def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
 
 
 def mtp_table(results: Mapping[str, RunResult]) -> Table | None:
-    """Held-out losses of the further heads, one row per run that has some."""
+    """Held-out losses of multi-token prediction, one row per run that has it."""
     found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}
     if not found:
         return None

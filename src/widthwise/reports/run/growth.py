@@ -1,4 +1,4 @@
-"""Growth of models on a page: what is asked and answered, figures, and what it was before and after in tables."""
+"""Growth of models on a page: question and answer, figures, and tables of the models before and after."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from widthwise.reports.run.growth_figures import (
 
 @dataclass(frozen=True)
 class GrowthSection:
-    """What the page shows of growth."""
+    """The part of a page on growth."""
 
     figures: list[Panel]
     legend: list[tuple[Markup, str]]
@@ -34,7 +34,7 @@ class GrowthSection:
 
 
 def growth_section(runs: Mapping[str, Sequence[Run]], styles: Mapping[str, Style]) -> GrowthSection | None:
-    """None where no model grew. runs: by variant, one a seed."""
+    """Text, figures and tables; None if no model grew. runs: variant -> one run per seed."""
     growths = {name: measured_growths(own) for name, own in runs.items()}
     steps = sorted({step for own in growths.values() for step in own})
     certified = {f"{name}, {run.path}": run.certificate for name, own in runs.items() for run in own if run.certificate}
@@ -61,7 +61,7 @@ def growth_flops(runs: Iterable[Run]) -> list[float]:
 
 
 def growth_question(runs: Mapping[str, Run]) -> str | None:
-    """What is asked of models that grow; None where none does."""
+    """The question that growth answers; None if no model grew."""
     grown = [shorten(name, 60) for name, run in runs.items() if run.growths]
     if not grown:
         return None
@@ -70,7 +70,7 @@ def growth_question(runs: Mapping[str, Run]) -> str | None:
 
 
 def growth_answers(runs: Mapping[str, Run]) -> list[str]:
-    """A sentence for each certificate, one for each growth, and one for what came of them."""
+    """A sentence for each certificate, one for each growth, and one for the final result."""
     grown = {name: run for name, run in runs.items() if run.growths}
     return [
         text if len(grown) == 1 else f"{shorten(name, 60)}: {text}"
@@ -120,7 +120,7 @@ def _table(growths: Mapping[str, Mapping[int, list[MeasuredGrowth]]]) -> Table:
 
 
 def _row(name: str, same: Sequence[MeasuredGrowth]) -> list[str]:
-    """same: one growth of one variant, a run each."""
+    """same: the same growth of one variant in each of its runs."""
     before, after = mean_losses(same)
     change = max((growth.after - growth.before for growth in same), key=abs)
     growth = same[0].record

@@ -1,4 +1,4 @@
-"""The figures of growth: the loss across each, for what grew there and for what stayed as it was."""
+"""The figures of growth: the loss around each growth, for models that grew and models that did not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class MeasuredGrowth:
 
 
 def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
-    """Step -> what happened there in each run."""
+    """Step -> the growths at this step, one per run."""
     found: dict[int, list[MeasuredGrowth]] = {}
     for run in runs:
         for growth in run.growths:
@@ -40,7 +40,7 @@ def measured_growths(runs: Sequence[Run]) -> dict[int, list[MeasuredGrowth]]:
 
 
 def held_out(run: Run, growth: GrowthRecord) -> tuple[float, float]:
-    """Held out, before and after; NaN where nobody measured it. A verb measures none, but its source may have."""
+    """Held-out losses before and after; NaN if not measured. Commands measure none, but the source run may have."""
     if growth.event == "growth":
         return finite(growth.loss_before), finite(growth.loss_after)
     validated = by_step(run, "validation", "loss")
@@ -57,7 +57,7 @@ class _Line:
     """Training loss by step."""
     seed_numbers: list[int | None]
     losses: tuple[float, float] | None
-    """Held out, before and after, means over seeds; None where this variant did not grow there."""
+    """Held-out losses before and after, means over seeds; None if this variant did not grow there."""
 
 
 def lines_at(
@@ -66,7 +66,7 @@ def lines_at(
     growths: Mapping[str, Mapping[int, Sequence[MeasuredGrowth]]],
     styles: Mapping[str, Style],
 ) -> list[_Line]:
-    """What grew there, and what stayed as small as that was."""
+    """The variants that grew at a step, and those that kept the size they had before it."""
     sizes = {growth.record.params_before for own in growths.values() for growth in own.get(step, ())}
     lines = []
     for name, own in runs.items():
@@ -93,7 +93,7 @@ def _near(curve: Curve, step: int, reach: float) -> Curve:
 
 
 def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
-    """Before and after; NaN where a run has none."""
+    """Mean losses before and after; NaN if a run has none."""
     return (
         float(np.mean([growth.before for growth in growths])),
         float(np.mean([growth.after for growth in growths])),
@@ -101,7 +101,7 @@ def mean_losses(growths: Sequence[MeasuredGrowth]) -> tuple[float, float]:
 
 
 def growth_panels(step: int, lines: Sequence[_Line]) -> list[Panel]:
-    """The losses; and, where a model of the same seeds stayed as it was, what they are above its own."""
+    """The losses; and, if a model with the same seeds did not grow, their difference to its losses."""
     found = [Panel(f"Loss across the growth after step {step:,}", _figure(f"growth-{step}", step, lines, LOSS))]
     stayed = next((line for line in lines if line.losses is None), None)
     paired = [line for line in lines if stayed and line.seed_numbers == stayed.seed_numbers]
@@ -124,7 +124,7 @@ def _above(stayed: _Line, line: _Line) -> _Line:
 
 
 def _difference(curve: Curve, other: Curve) -> Curve:
-    """At the steps that both have."""
+    """The difference of two curves at the steps that both have."""
     steps = np.intersect1d(curve.x, other.x)
     return Curve(steps, curve.y[np.isin(curve.x, steps)] - other.y[np.isin(other.x, steps)])
 

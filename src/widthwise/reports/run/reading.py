@@ -1,4 +1,4 @@
-"""Reads what reports show, checked once, here."""
+"""Reads run directories for reports, and checks them once, here."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from widthwise.records.run import GrowthRecord, Run, RunResult
 from widthwise.run_dir import RunDir
 
 GROWTH_VERBS = ("grown", "baked", "padded")
-"""Events by which a run says that it begins where another one stood."""
+"""Events that record that a run continues another one."""
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
@@ -31,7 +31,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:
-    """A result tells of those in the course of the run; records tell of all, and are all that an unfinished run has."""
+    """Growths of a run. A result lists those in the course of the run; the metrics list all, finished or not."""
     told = (*GROWTH_VERBS, *(() if result else ("growth",)))
     found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
     return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)

@@ -1,4 +1,4 @@
-"""The report of single runs: one page for one run or for several laid over each other."""
+"""The report of single runs: one page for one run, or for several drawn into the same figures."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def write_run_report(run: Path, out: Path | None = None) -> Path:
 
 
 def write_runs_report(runs: Sequence[Path], out: Path) -> Path:
-    """Writes `out/report.html` with the curves of all runs laid over each other. Raises UserError if one is broken."""
+    """Writes `out/report.html` with the curves of all runs in the same figures. Raises UserError if one is broken."""
     if not runs:
         raise UserError("report: expected at least one run directory")
     page = Path(out) / "report.html"
@@ -92,7 +92,7 @@ def _lead(runs: Sequence[Run], n_unfinished: int) -> str:
 
 
 def _command(run: Run) -> str | None:
-    """With which it was begun, where the run says."""
+    """The command that began the run, if it is recorded."""
     command = run.environment.get("command")
     return command if isinstance(command, str) else None
 
@@ -108,7 +108,7 @@ def _curves(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, 
 
 
 def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
-    """A figure for each depth of multi-token prediction, of the runs that have such a head."""
+    """A figure for each depth of multi-token prediction, with the runs that have it."""
     curves = {name: further_heads(run) for name, run in named.items()}
     figures: dict[str, Markup | None] = {}
     for depth in range(1, 1 + max(map(len, curves.values()))):
@@ -122,7 +122,7 @@ def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dic
 
 
 def _environments(named: Mapping[str, Run]) -> list[tables.Table]:
-    """One table where all runs share an environment, else one per run."""
+    """One table if all runs share an environment, otherwise one per run."""
     if all(run.environment == next(iter(named.values())).environment for run in named.values()):
         return [tables.environment_table(next(iter(named.values())).environment)]
     return [tables.environment_table(run.environment, name) for name, run in named.items()]

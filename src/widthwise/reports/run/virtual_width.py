@@ -28,7 +28,7 @@ Grid = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class VirtualWidthSection:
-    """What the page shows of the models that have hyper-connections."""
+    """The part of a page on models that have hyper-connections."""
 
     reach: list[Panel]
     slots: list[Panel]
@@ -39,7 +39,7 @@ class VirtualWidthSection:
 def virtual_width_section(
     models: Mapping[str, RunResult | AnalysedModel], styles: Mapping[str, Style]
 ) -> VirtualWidthSection | None:
-    """None where no model has hyper-connections."""
+    """Figures and tables for the models that have hyper-connections; None if there is none."""
     found = {name: model.virtual_width for name, model in models.items() if model.virtual_width}
     if not found:
         return None
@@ -103,7 +103,7 @@ _SLOT_MAPS: dict[str, tuple[str, Callable[[SiteSlots], Grid]]] = {
 def _slot_figure(
     key: str, name: str, width: VirtualWidth, style: Style, title: str, of_site: Callable[[SiteSlots], Grid]
 ) -> Markup:
-    """One row a slot, slot 1 at the bottom; one column a sublayer."""
+    """One row per slot, slot 1 at the bottom; one column per sublayer."""
     grid = np.stack([of_site(site) for site in width.sites], axis=1)
 
     def paint(axes: Axes) -> None:
@@ -119,7 +119,7 @@ def _slot_figure(
 
 
 def _shade(axes: Axes, grid: Grid, style: Style, scale: Normalize, label: str) -> None:
-    """A cell a number, from clear to the full colour; NaN is left out."""
+    """One cell per number, from transparent to the full colour; NaN is left out."""
     ends = [to_rgba(style.colour, alpha) for alpha in (0.0, 1.0)]
     colours = LinearSegmentedColormap.from_list("clear to full", ends, N=_N_SHADES)
     mesh = axes.pcolormesh(np.ma.masked_invalid(grid), cmap=colours, norm=scale)

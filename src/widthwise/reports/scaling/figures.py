@@ -1,4 +1,4 @@
-"""The figure of fitted laws: points, curves, what is known of them, and what they save."""
+"""The figure of fitted laws: points, curves with their confidence bands, and savings."""
 
 import math
 from collections.abc import Mapping

@@ -60,7 +60,7 @@ def _question(scaling: ScalingLaws) -> str:
 
 
 def _saving_table(scaling: ScalingLaws) -> Table | None:
-    """Curve and point side by side, a row for each group and law."""
+    """Savings by curve and by point side by side, one row for each group and law."""
     if not scaling.savings:
         return None
     pairs: dict[tuple[str, str, str], dict[str, Saving]] = {}
@@ -100,7 +100,7 @@ def _saving_cells(saving: Saving | None) -> list[str]:
 
 
 def _fits(scaling: ScalingLaws) -> Iterator[tuple[str, str, FittedLaw]]:
-    """Group, law with a star where it is drawn, and fit."""
+    """Group, law (with a star if its curve is drawn), and fit."""
     for group in scaling.groups:
         for law, fit in group.fits.items():
             if fit:

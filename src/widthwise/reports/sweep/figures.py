@@ -135,7 +135,7 @@ def _finished(sweep: Sweep, group: str) -> list[FinishedPoint]:
 
 
 def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, Style], x_label: str) -> Markup | None:
-    """Loss over what training cost, a marker for each point; None where nothing has finished.
+    """Loss over training compute, one marker per point; None if no point has finished.
 
     flops: by point. Bars are the intervals of the differences, seen from the baseline's loss.
     """

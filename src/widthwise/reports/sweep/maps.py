@@ -18,12 +18,12 @@ from widthwise.reports.sweep.values import index_of, score, short_keys, shown, s
 
 MOST_NARROW_COLUMNS = 4
 _MOST_MEDIANS = 4.0
-"""Times the median distance, from where on no colour is deeper: one point that diverged leaves the others theirs."""
+"""Colours saturate at this many times the median distance, so that a point that diverged does not pale the others."""
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """One place of a grid."""
+    """One cell of a grid."""
 
     row: int
     column: int
@@ -31,7 +31,7 @@ class _Cell:
 
 
 def heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]]) -> Panel:
-    """The longer axis runs upwards, so that a narrow screen has room."""
+    """A heat map whose longer axis is vertical, so that it fits on a narrow screen."""
     (down, rows), (across, columns) = sorted(grid.items(), key=lambda item: -len(item[1]))
     cells = [
         _Cell(index_of(rows, point.values.get(down)), index_of(columns, point.values.get(across)), point)

@@ -17,7 +17,7 @@ from widthwise.reports.sweep.figures import group_figures, shape_figure
 from widthwise.run_dir import RunDir
 
 Runs = Mapping[str, Sequence[Run]]
-"""Point -> those of its runs that lie here; another machine may have made the others."""
+"""Point -> its runs in this folder; others may be on another machine."""
 
 
 def write_sweep_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
@@ -71,7 +71,7 @@ def _page(sweep: Sweep, runs: Runs) -> str:
 
 
 def _style(point: FinishedPoint, sweep: Sweep, chosen: Mapping[str, Style]) -> Style:
-    """That of its group; the baseline has its own."""
+    """The style of a point is that of its group; the baseline has its own."""
     return BASELINE_STYLE if point.name == sweep.baseline else chosen[point.group or ""]
 
 
@@ -86,7 +86,7 @@ def _question(sweep: Sweep) -> str:
 
 
 def _training_flops(sweep: Sweep, runs: Runs) -> tuple[dict[str, float], str]:
-    """By point, and what it is: of all the training where every point has a run here that says so, else per token."""
+    """Point -> training FLOPs, and their title: totals if every point has a run here with them, otherwise per token."""
     firsts = {name: own[0].result for name, own in runs.items() if own}
     totals = {name: result.training_flops for name, result in firsts.items() if result and result.training_flops}
     if len(totals) == len(sweep.variants):
@@ -95,7 +95,7 @@ def _training_flops(sweep: Sweep, runs: Runs) -> tuple[dict[str, float], str]:
 
 
 def _curve_figure(sweep: Sweep, runs: Runs, chosen: Mapping[str, Style]):
-    """A thin line for each point of a group, a strong one for its best."""
+    """A thin line for each point of a group, a thick one for its best."""
     bundles = []
     for group in sweep.groups:
         own = {point.name for point in sweep.of_group(group)}

@@ -1,4 +1,4 @@
-"""What stands on the axes of a sweep's figures: losses or differences, and values of recipe keys."""
+"""The axes of a sweep's figures: losses or differences, and values of recipe keys."""
 
 import math
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.page.formats import clean, fixed, plain, shorten, signed, tick
 
 _WIDE_RANGE = 8.0
-"""Positive numbers that differ by more than this factor stand on a logarithmic axis."""
+"""Positive numbers that differ by more than this factor get a logarithmic axis."""
 
 
 def score(point: FinishedPoint, sweep: Sweep) -> Estimate:
-    """Difference to the baseline where there is one, else the loss; the baseline differs by 0 from itself."""
+    """Difference to the baseline if there is one, otherwise the loss; the baseline differs by 0 from itself."""
     if sweep.baseline_variant is None:
         return point.val_loss
     return point.difference or Estimate(mean=0.0 if point.name == sweep.baseline else None)
 
 
 def shown_score(mean: float, sweep: Sweep, n_decimals: int = 4) -> str:
-    """With its sign where it is a difference."""
+    """A score as text, with its sign if it is a difference."""
     return (signed if sweep.baseline_variant else fixed)(mean, n_decimals)
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Recipe key -> its last part, or all of it where two end alike."""
+    """Recipe key -> its last part, or the whole key if two have the same last part."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: clean(end if ends.count(end) == 1 else key) for key, end in zip(keys, ends)}
 
@@ -39,7 +39,7 @@ def index_of(values: list[Any], value: Any) -> int:
 
 
 def shown(value: Any) -> str:
-    """A value as an axis names it."""
+    """A value as an axis labels it."""
     return tick(value) if _is_number(value) else shorten(plain(value), 14)
 
 
@@ -48,7 +48,7 @@ def _is_number(value: Any) -> bool:
 
 
 class AxisScale:
-    """Where values of one key stand on an axis: numbers at their place, everything else in the given order."""
+    """The positions of one key's values on an axis: numbers by their value, everything else in the given order."""
 
     def __init__(self, axis: list[Any] | SearchedRange):
         self.values = axis if isinstance(axis, list) else []
@@ -59,19 +59,19 @@ class AxisScale:
         self._ends = (min(ends), max(ends)) if self.is_numeric else (0.0, len(self.values) - 1.0)
 
     def at(self, value: Any) -> float:
-        """NaN for what is not on the axis."""
+        """Position of a value; NaN if it is not on the axis."""
         if self.is_numeric:
             return float(value) if _is_number(value) else math.nan
         index = index_of(self.values, value)
         return float(index) if index >= 0 else math.nan
 
     def aside(self, place: float, share: float) -> float:
-        """A little beside a place, by so much of the axis: intervals of several groups are told apart."""
+        """A position moved by a share of the axis, so that intervals of several groups do not overlap."""
         low, high = self._ends
         return place * (high / low) ** share if self.is_log else place + share * (high - low)
 
     def apply(self, axes: Axes) -> None:
-        """To the x axis."""
+        """Applies the scale, its ticks and labels to the x axis."""
         if self.is_log:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
@@ -81,7 +81,7 @@ class AxisScale:
 
 
 def scale_of(sweep: Sweep, key: str, groups: Sequence[str]) -> AxisScale:
-    """One for all groups that vary the key."""
+    """One scale for all groups that vary the key."""
     axes = [sweep.axes[group][key] for group in groups]
     if isinstance(axes[0], SearchedRange):
         return AxisScale(axes[0])
