@@ -1,9 +1,9 @@
 """Ranks of the units of a dynamic-width feed-forward, and how growth inserts new units between the old ones.
 
 A token of width fraction f uses the units whose rank, between 0 and 1, is below f. Units are stored sorted by rank. In
-a layer that never grew, unit i has rank (i + 1/2) / d_ff. Units that a growth adds have ranks (j + 1/2) / n_new
-and are merged into that order, after old units of equal rank. Ranks never change, so every token keeps exactly the old
-units that it used.
+a layer that never grew, unit i has rank (i + 1/2) / d_ff. If a growth adds n units, they have ranks
+(j + 1/2) / n and are merged into that order, after old units of equal rank. Ranks never change, so every token keeps
+exactly the old units that it used.
 
 `sizes`, in all functions: the numbers of units the layer has had, oldest first, the current one last; strictly
 increasing.
