@@ -64,7 +64,7 @@ class RunDir:
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self._handle: int | None = None
-        """Of the folder, while it is locked."""
+        """Descriptor of the open folder, while it is locked."""
 
     @property
     def checkpoints(self) -> Path:

@@ -19,7 +19,7 @@ NLayers = Annotated[int, Field(gt=0, le=MOST_LAYERS)]
 NBlocks = Annotated[int, Field(gt=0, le=1000)]
 """Blocks of an hourglass."""
 NSlots = Annotated[int, Field(gt=0, le=4096)]
-"""Slots of hyper-connections."""
+"""Number of slots of hyper-connections."""
 VocabSize = Annotated[int, Field(gt=0, le=2**24)]
 NTokens = Annotated[int, Field(gt=0, le=2**27)]
 """Tokens of one sequence, and positions."""

@@ -1,4 +1,4 @@
-"""Rules for comparing recipes: what they must share, and what must be equal."""
+"""Rules for a fair comparison: settings that recipes must share, and costs that must be equal."""
 
 from typing import Literal
 

@@ -15,7 +15,7 @@ PHRASES = {
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
-    """The difference of a variant to the baseline, its interval, and what the variant costs."""
+    """A sentence with the difference of a variant to the baseline, its interval, and the ratios of costs."""
     phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
     ratio = variant.ratio
     return (

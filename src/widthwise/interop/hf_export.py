@@ -31,7 +31,7 @@ class Surroundings:
     n_positions: int
     """The longest context in tokens."""
     token_ids: Mapping[str, int | list[int]] = field(default_factory=dict)
-    """See `Imported.token_ids`."""
+    """Special tokens; see `Imported.token_ids`."""
     tokenizer: str | None = None
     """The content of tokenizer.json."""
     eos: str | None = None

@@ -113,7 +113,7 @@ def read_measured(paths: Iterable[Path], axes: Axes) -> MeasuredModels:
 
 
 def _check_names(axes: Axes) -> None:
-    """Raises UserError for what runs do not have."""
+    """Raises UserError for a name of a quantity that runs do not have."""
     for option, name, allowed in (
         ("--x", axes.x, [name for name in (*OF_RUNS, *OF_MODELS) if name not in METRICS]),
         ("--y", axes.y, METRICS),

@@ -93,7 +93,7 @@ class Fit:
 
 
 def undetermined(law: Law, group: Group) -> str | None:
-    """Why a law cannot be fitted to a group; None where it can."""
+    """Why a law cannot be fitted to a group; None if it can."""
     n_different = len(set(group.x))
     if n_different >= law.fewest_points:
         return None

@@ -34,7 +34,7 @@ class Law(ABC):
     factors: ClassVar[tuple[str, ...]] = ()
     """Symbols above 0 of which a ratio means more than a difference: their intervals are made of logarithms."""
     steepness: ClassVar[str]
-    """The symbol that says how fast y falls."""
+    """The parameter that measures how fast y falls."""
 
     @property
     def fewest_points(self) -> int:
@@ -43,7 +43,7 @@ class Law(ABC):
 
     @abstractmethod
     def fit(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Least squares of (..., n_points) in what `residual_scale` says; (..., n_symbols)."""
+        """Least squares on the residual scale: y (..., n_points) -> parameters (..., n_symbols)."""
 
     @abstractmethod
     def y(self, parameters: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -51,14 +51,14 @@ class Law(ABC):
 
     @abstractmethod
     def x(self, parameters: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Where the curve reaches y; nan where it never does."""
+        """The x at which the curve reaches y; nan if it never does."""
 
     @abstractmethod
     def written(self, parameters: np.ndarray, x: str, y: str) -> str:
-        """The form with numbers in it, and the names of x and y."""
+        """The formula with the fitted numbers and the names of x and y."""
 
     def residual_scale(self, y: np.ndarray) -> np.ndarray:
-        """What a residual is a difference of."""
+        """y as the fit sees it: residuals are differences of these values."""
         return y
 
     def from_residual_scale(self, scaled: np.ndarray) -> np.ndarray:
@@ -66,7 +66,7 @@ class Law(ABC):
         return scaled
 
     def doubt(self, parameters: np.ndarray) -> str | None:
-        """Why the fitted values say little, of one fit; None where they do not."""
+        """Why the parameters of one fit are unreliable; None if they are not."""
         return None
 
 
@@ -196,7 +196,7 @@ class LogLinearLaw(Law):
 
 
 LAWS: dict[LawName, Law] = {law.kind: law for law in (PowerLaw(), IrreduciblePowerLaw(), LogLinearLaw())}
-"""Kind -> law; what ties goes to the first."""
+"""Kind -> law; of laws with equal errors the first is chosen."""
 
 
 def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -213,7 +213,7 @@ def leave_one_out_errors(law: Law, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Slope and intercept of least squares over the last axis; slope 0 where x does not vary."""
+    """Slope and intercept of least squares over the last axis; slope 0 if x does not vary."""
     x, y = np.broadcast_arrays(x, y)
     x_mean, y_mean = x.mean(axis=-1, keepdims=True), y.mean(axis=-1, keepdims=True)
     spread = np.square(x - x_mean).sum(axis=-1)
@@ -226,7 +226,7 @@ def _unstack(parameters: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _power(ratio: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """ratio^(1/exponent); nan where that is not a number to be had, as of a level curve."""
+    """ratio^(1/exponent); nan if it does not exist, as for a level curve."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(np.abs(exponent) > FLATTEST, _finite(ratio ** (1 / np.asarray(exponent))), np.nan)
 

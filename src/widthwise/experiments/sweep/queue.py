@@ -107,7 +107,7 @@ class Queue:
             raise StorageAway(f"study {self.name} in {self.storage.shown}: is not there any more") from None
 
     def _standing(self) -> "dict[str, FrozenTrial]":
-        """Key -> the trial that stands for its point."""
+        """Key -> the trial that represents its point."""
         return standing(self._trials())
 
     def fill(self, keys: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:
 
 
 def again(trial: "FrozenTrial", **attributes: Any) -> "FrozenTrial":
-    """A waiting trial for the same point and in the same place, with what a sampler chose for it."""
+    """A waiting trial for the same point, in place of the same failed trial, with the values a sampler chose."""
     import optuna
 
     kept = {key: trial.user_attrs[key] for key in (KEY, POINT, REPLACES) if key in trial.user_attrs}
