@@ -32,8 +32,8 @@ class Record(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
 
     def __getitem__(self, key: str) -> Any:
-        """A field by its key in the file: `result["val_loss"]`. Raises KeyError for one that was not given."""
-        if key not in self.model_fields_set:
+        """A field by its key in the file, as in `result["val_loss"]`. Raises KeyError if there is no such field."""
+        if key not in type(self).model_fields:
             raise KeyError(key)
         return getattr(self, key)
 

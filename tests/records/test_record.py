@@ -1,0 +1,38 @@
+"""What every record does, shown on the record of a run."""
+
+import json
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from widthwise.records.run import RunResult
+
+OF_0_1 = Path(__file__).parents[1] / "data_files" / "version_0_1" / "finished" / "dynamic" / "result.json"
+
+
+@pytest.fixture
+def data() -> dict:
+    return json.loads(OF_0_1.read_text())
+
+
+def test_a_file_of_an_older_version_is_written_as_it_was_read(data: dict) -> None:
+    assert RunResult.model_validate(data).to_data() == data
+
+
+def test_a_field_is_read_by_its_key_also_where_the_file_has_none(data: dict) -> None:
+    result = RunResult.model_validate(data)
+    assert result["val_loss"] == result.val_loss == data["val_loss"]
+    assert "peak_memory_bytes" not in result
+    assert result["peak_memory_bytes"] is None
+    with pytest.raises(KeyError):
+        result["val_los"]
+
+
+def test_a_record_is_frozen_and_a_changed_copy_is_checked(data: dict) -> None:
+    result = RunResult.model_validate(data)
+    with pytest.raises(pydantic.ValidationError):
+        result.val_loss = 0.0  # pyright: ignore
+    assert result.with_changes(seed=9).to_data() == {**data, "seed": 9}
+    with pytest.raises(pydantic.ValidationError):
+        result.with_changes(seed="nine")
