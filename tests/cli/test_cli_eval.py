@@ -101,7 +101,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         {"name": "B", "metric": "perplexity", "value": 8.5, "stderr": None, "source": "b.jsonl"},
     ]
     table = suite_results_table({"name": "suite", "rows": rows, "average_accuracy": 0.25})
-    values, errors = (list(table.columns[index].cells) for index in (2, 3))
+    values, errors = ([row[i] for row in table.rows] for i in (2, 3))
     assert values == ["25.00%", "8.5000", "25.00%"]
     assert errors[0] == "1.25%"
 

@@ -50,8 +50,7 @@ def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widt
     header, lines = table.split("costs (")[1].split("parameters", 1)[0], table.splitlines()
     for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
         assert word in header
-    shown = {line.split("│")[1].strip(): line.split("│")[2:5] for line in lines if line.startswith("│")}
-    values = {name: [cell.strip() for cell in cells] for name, cells in shown.items()}
+    values = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in lines)}
     assert values["width of the stream"] == ["96", "32", "3.0000"]
     assert values["virtual width, times d_model"] == ["3", "1", "3.0000"]
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96

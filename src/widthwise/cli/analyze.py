@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
 
 
@@ -39,9 +40,9 @@ def analyze(
     Example: `widthwise analyze runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1`
     """
     from widthwise.analysis.rows import check_parquet, write_parquet
-    from widthwise.cli.analysis_table import analysis_table
     from widthwise.cli.progress import shown_progress
     from widthwise.reports.analysis.report import write_analysis_report
+    from widthwise.reports.analysis.tables import summary_table
     from widthwise.reports.writing import check_kind
     from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
@@ -62,8 +63,7 @@ def analyze(
     if as_json:
         say_json(analysis)
         return
-    console = table_console()
-    console.print(analysis_table(analysis))
-    console.print(analysis.sentence)
+    say_tables(summary_table(analysis))
+    table_console().print(analysis.sentence)
     for file in files:
         say(f"wrote {file}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
 from widthwise.config_io import UserError
 
@@ -58,8 +59,7 @@ def run_and_report(plan: "ComparisonPlan", folder: Path, as_json: bool) -> None:
     if as_json:
         say_json(comparison)
         return
-    console = table_console()
-    console.print(comparison_table(comparison))
-    console.print(comparison.sentence)
+    say_tables(comparison_table(comparison))
+    table_console().print(comparison.sentence)
     for file in files:
         say(f"wrote {file}")

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from widthwise.cli.terminal import progress_console, say_json, table_console
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import progress_console, say_json
+from widthwise.reports.page.formats import clean, fixed
+from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
@@ -99,17 +102,17 @@ def _progress_shown() -> Iterator["ProgressCallback"]:
 
 
 def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
-    from rich.table import Table
-
     if as_json:
         say_json(manifest.model_dump(mode="json"))
         return
     tokenizer, splits = manifest.tokenizer, manifest.splits
-    table = Table(title=f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)")
-    table.add_column("split")
-    for name in ("documents", "tokens", "bytes", "bytes per token"):
-        table.add_column(name, justify="right")
-    for name, split in (("train", splits.train), ("held out", splits.held_out)):
-        ratio = f"{split.n_bytes / split.n_tokens:.3f}"
-        table.add_row(name, f"{split.n_documents:,}", f"{split.n_tokens:,}", f"{split.n_bytes:,}", ratio)
-    table_console().print(table)
+    title = f"{out} ({tokenizer.spec}, {tokenizer.vocab_size:,} tokens in the vocabulary)"
+    rows = [
+        [
+            name,
+            *(f"{n:,}" for n in (split.n_documents, split.n_tokens, split.n_bytes)),
+            fixed(split.n_bytes / split.n_tokens, 3),
+        ]
+        for name, split in (("train", splits.train), ("held out", splits.held_out))
+    ]
+    say_tables(Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows))

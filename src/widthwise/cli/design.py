@@ -1,11 +1,14 @@
 """`widthwise design`: solve a shape for a budget and write a recipe."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.inspect import cost_table, layer_table
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import say, say_json
+from widthwise.reports.page.formats import si, signed
 
 
 def design(
@@ -32,7 +35,6 @@ def design(
 
     Example: `widthwise design configs/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3 --out mine.yaml`
     """
-    from widthwise.cli.tables import budget_line, cost_table, layer_table
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
@@ -40,9 +42,12 @@ def design(
     if as_json:
         say_json(summary)
     else:
-        console = table_console()
-        console.print(layer_table(summary))
-        console.print(cost_table(summary))
+        say_tables(layer_table(summary), cost_table(summary))
         if "budget" in summary:
-            console.print(budget_line(summary["budget"]))
+            say(budget_line(summary["budget"]))
         say(text if out is None else f"wrote {out}")
+
+
+def budget_line(budget: dict[str, Any]) -> str:
+    """How far a designed model is from the budget it was asked to meet, from its inspection."""
+    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from widthwise.cli.terminal import remark, say, say_json, table_console
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import remark, say, say_json
 from widthwise.config_io import UserError
 
 TEXT, TASKS, HOW = "Texts", "Tasks", "How"
@@ -114,13 +115,12 @@ def evaluate(
     if as_json:
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
-    console = table_console()
+    tables = []
     for record in records:
-        console.print(evaluation_table(record))
+        tables.append(evaluation_table(record))
         if record["suite"]:
-            console.print(suite_results_table(record["suite"]))
-    for each in differences:
-        console.print(difference_table(each["run"], first["run"], each["differences"]))
+            tables.append(suite_results_table(record["suite"]))
+    say_tables(*tables, *(difference_table(each["run"], first["run"], each["differences"]) for each in differences))
     for file in files:
         say(f"wrote {file}")
 

@@ -1,14 +1,26 @@
 """`widthwise family`: one run -> runs of several larger models that continue from its checkpoint."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say_json, table_console
+from widthwise.records.quantities import QUANTITY
+from widthwise.reports.page.formats import clean, shown, si
+from widthwise.reports.page.table import Table
 
-if TYPE_CHECKING:
-    from rich.table import Table
+PARAMS, TOKENS, FLOPS, LOSS = (QUANTITY[name] for name in ("params", "tokens", "training_flops", "val_loss"))
+COLUMNS = (
+    ("params", PARAMS.brief_title, PARAMS),
+    ("start", "branched after step", QUANTITY["steps"]),
+    ("tokens", TOKENS.brief_title, TOKENS),
+    ("flops", FLOPS.brief_title, FLOPS),
+    ("flops_alone", "FLOPs alone", FLOPS),
+    ("val_loss", LOSS.title, LOSS),
+)
+"""Key of a member, title, and the quantity as which it is shown."""
 
 
 def family(
@@ -41,30 +53,18 @@ def family(
     if as_json:
         say_json(found)
         return
-    console = table_console()
-    console.print(_table(found))
-    console.print(_sentence(found))
+    say_tables(_table(found))
+    table_console().print(_sentence(found))
 
 
-def _table(found: dict[str, Any]) -> "Table":
-    from rich.table import Table
-
-    from widthwise.reports.page.formats import fixed, si
-
-    table = Table(title=f"branched from {found['source']}")
-    table.add_column("")
-    for title in ("params", "branched\nafter step", "tokens", "training\nFLOPs", "FLOPs\nalone", "held-out\nloss"):
-        table.add_column(title, justify="right")
-    for member in found["members"]:
-        sizes = (si(member[key]) for key in ("tokens", "flops", "flops_alone"))
-        cells = (si(member["params"]), f"{member['start']:,}", *sizes, fixed(member["val_loss"], 4))
-        table.add_row(member["name"], *cells)
-    return table
+def _table(found: dict[str, Any]) -> Table:
+    rows = [
+        [member["name"], *(shown(member[key], quantity) for key, _, quantity in COLUMNS)] for member in found["members"]
+    ]
+    return Table(f"branched from {clean(found['source'])}", ["", *(title for _, title, _ in COLUMNS)], rows)
 
 
 def _sentence(found: dict[str, Any]) -> str:
-    from widthwise.reports.page.formats import si
-
     together, shared, alone = (found[key] for key in ("family_flops", "shared_flops", "flops_alone"))
     return (
         f"Together {si(together)} training FLOPs, the shared {si(shared)} counted once; runs of the same models over "

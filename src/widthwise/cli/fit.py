@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage
+from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from widthwise.records.scaling import ScalingLaws
 
 
@@ -58,46 +59,34 @@ def fit(
     if as_json:
         say_json(scaling)
         return
+    say_tables(_fit_table(scaling), *([_saving_table(scaling)] if scaling.savings else []))
     console = table_console()
-    console.print(_fit_table(scaling))
-    if scaling.savings:
-        console.print(_saving_table(scaling))
     for line in (*_doubts(scaling), *scaling.sentence.splitlines()):
         console.print(line)
     for file in files:
         say(f"wrote {file}")
 
 
-def _fit_table(scaling: "ScalingLaws") -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    from widthwise.reports.page.formats import fixed
-
-    table = Table(
-        title=f"{scaling.title}: {scaling.y} over {scaling.x}",
-        caption=f"* the law of the answer; low, high: {100 * scaling.confidence:g}% interval;\n"
-        "left out: rms at each point of the curve through the others",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    table.add_column("law")
-    for name in ("", "value", "low", "high", "rms", "left out", "R²"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _fit_table(scaling: "ScalingLaws") -> Table:
+    rows: list[list[str]] = []
     for group in scaling.groups:
-        table.add_section()
-        table.add_row(f"{group.name}, {len(group.points)} points")
+        rows += [[]] * bool(rows) + [[f"{clean(group.name)}, {len(group.points)} points"]]
         for kind, found in group.laws:
-            symbols = found.parameters
-            columns = [
-                "\n".join(_number(getattr(each, end), n_digits) for each in symbols.values())
-                for end, n_digits in (("mean", 5), ("low", 4), ("high", 4))
+            errors = [fixed(getattr(found, key), 4) for key in ("rms", "leave_one_out_rms", "r_squared")]
+            name = f"  {kind} *" if kind == group.chosen else f"  {kind}"
+            symbols = [
+                [symbol, *(_number(value, n) for value, n in ((each.mean, 5), (each.low, 4), (each.high, 4)))]
+                for symbol, each in found.parameters.items()
             ]
-            numbers = (fixed(getattr(found, key), 4) for key in ("rms", "leave_one_out_rms", "r_squared"))
-            mark = " *" if kind == group.chosen else ""
-            table.add_row(f"  {kind}{mark}", "\n".join(symbols), *columns, *numbers)
-    return table
+            first, *others = symbols or [[""] * 4]
+            rows += [[name, *first, *errors], *(["", *other] for other in others)]
+    note = f"* the law of the answer; low, high: {percentage(scaling.confidence)} interval;\n"
+    return Table(
+        f"{clean(scaling.title)}: {clean(scaling.y)} over {clean(scaling.x)}",
+        ["law", "", "value", "low", "high", "rms", "left out", "R²"],
+        rows,
+        note=f"{note}left out: rms at each point of the curve through the others",
+    )
 
 
 def _doubts(scaling: "ScalingLaws") -> list[str]:
@@ -111,28 +100,19 @@ def _doubts(scaling: "ScalingLaws") -> list[str]:
 
 
 def _number(value: float | None, n_digits: int) -> str:
-    from widthwise.reports.page.formats import MISSING, minus
-
     return MISSING if value is None else minus(f"{value:.{n_digits}g}")
 
 
-def _saving_table(scaling: "ScalingLaws") -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    from widthwise.reports.page.formats import MISSING
-
-    def share(value: float | None) -> str:
-        return MISSING if value is None else f"{value:.1%}"
-
-    table = Table(title=f"{scaling.x} for {scaling.baseline}'s {scaling.y}", box=box.SIMPLE_HEAD)
-    for name in ("group", "law", "against", "at", scaling.y):
-        table.add_column(name)
-    for name in ("needs", "interval"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _saving_table(scaling: "ScalingLaws") -> Table:
+    rows = []
     for each in scaling.savings:
-        ratio, at = each.ratio, each.at
-        ends = f"{share(ratio.low)} to {share(ratio.high)}"
-        against = f"the {each.kind}"
-        table.add_row(each.group, each.fit, against, at.name, f"{at.y:.4g}", share(ratio.mean), ends)
-    return table
+        ends = f"{_share(each.ratio.low)} to {_share(each.ratio.high)}"
+        against = [each.fit, f"the {each.kind}", clean(each.at.name)]
+        rows.append([clean(each.group), *against, f"{each.at.y:.4g}", _share(each.ratio.mean), ends])
+    title = f"{clean(scaling.x)} for {clean(scaling.baseline or '')}'s {clean(scaling.y)}"
+    words = ("law", "against", "at")
+    return Table(title, ["group", *words, clean(scaling.y), "needs", "interval"], rows, words=words)
+
+
+def _share(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1%}"

@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-
-from widthwise.cli.terminal import say_json, table_console
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import say_json
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
-from widthwise.reports.page.formats import MISSING, si
+from widthwise.records.quantities import QUANTITY
+from widthwise.reports.page.formats import MISSING, clean, shown
+from widthwise.reports.page.table import Table
 
 DEFAULT_MFU = 0.4
+COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
 """Hours per unit, and the unit's name."""
 
@@ -47,28 +48,19 @@ def show_ladder(plan: LadderPlan, clock: Device | None, as_json: bool) -> None:
     if as_json:
         say_json(workload)
     else:
-        table_console().print(ladder_table(workload))
+        say_tables(ladder_table(workload))
 
 
 def ladder_table(workload: dict[str, Any]) -> Table:
     """One row per point, for one run of it, from `experiments.ladder.ladder_workload`."""
-    n_seeds = len(workload["seeds"])
-    table = Table(
-        title=f"{workload['title']}: {workload['n_runs']} runs, {n_seeds} of each line",
-        caption=_caption(workload),
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-    )
-    table.add_column("")
-    for name in ("params", "layer\nparams", "average\nwidth", "tokens", "steps", "training\nFLOPs", "time"):
-        table.add_column(name, justify="right", no_wrap=True, min_width=8)
-    for row in workload["points"]:
-        sizes = (si(row[key]) for key in ("params", "layer_params", "average_width", "tokens"))
-        table.add_row(row["name"], *sizes, f"{row['steps']:,}", si(row["training_flops"]), duration(row["hours"]))
-    table.add_section()
-    table.add_row("all seeds", *[""] * 5, si(workload["training_flops"]), duration(workload["hours"]))
-    return table
+    total = shown(workload["training_flops"], COLUMNS[-1])
+    rows = [
+        [row["name"], *(shown(row[each.name], each) for each in COLUMNS), duration(row["hours"])]
+        for row in workload["points"]
+    ]
+    rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), total, duration(workload["hours"])]]
+    title = f"{clean(workload['title'])}: {workload['n_runs']} runs, {len(workload['seeds'])} of each line"
+    return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=_note(workload))
 
 
 def duration(hours: float | None) -> str:
@@ -79,7 +71,7 @@ def duration(hours: float | None) -> str:
     return f"{hours / size:,.3g} {unit}"
 
 
-def _caption(workload: dict[str, Any]) -> str:
+def _note(workload: dict[str, Any]) -> str:
     tokens, counted = workload["tokens_per_param"], workload["count"].replace("params", "parameter").replace("_", " ")
     rule = (
         "steps as the recipe says" if tokens is None else f"{tokens:g} tokens per {counted} of a rung's first variant"

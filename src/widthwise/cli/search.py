@@ -1,16 +1,30 @@
 """`widthwise search`: every shape at one budget, and its other costs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from widthwise.cli.compare import run_and_report
-from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import UserError, parse
+from widthwise.records.quantities import QUANTITY
+from widthwise.reports.page.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
+from widthwise.reports.page.table import Table
 
 WHERE, LIMITS, RESULT = "What to search", "Limits", "Results"
 LONGEST_SPAN = 10_000
+SIZES = {
+    "n_\nlayers": lambda row: str(row["n_layers"]),
+    "d_\nmodel": lambda row: str(row["d_model"]),
+    "FFN\nhidden": lambda row: hidden_widths([row["d_hidden"]] * row["n_blocks"]),
+    "heads": lambda row: f"{row['n_heads']}{TIMES}{row['head_dim']}",
+    "d/L": lambda row: fixed(row["aspect"], 0),
+    "ratio": lambda row: fixed(row["ratio"], 3),
+}
+"""Title -> how a candidate's cell is read."""
+COSTS = [QUANTITY[name] for name in ("layer_params", "params", "flops", "kv_bytes", "activation_bytes")]
 
 
 def search(
@@ -94,7 +108,6 @@ def search(
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from widthwise.cli.search_table import search_table
     from widthwise.experiments.plan import read_plan
     from widthwise.recipe.design import parse_quantity
     from widthwise.recipe.search import search_recipe, write_search
@@ -123,8 +136,7 @@ def search(
     folder = out or Path("runs") / f"{base.stem}-search"
     recipes = write_search(base, overrides or [], summary, folder) if out or train else []
     if not as_json:
-        console = table_console()
-        console.print(search_table(summary, base.stem))
+        say_tables(search_table(summary, base.stem))
         if recipes:
             say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
     elif train is None:
@@ -132,6 +144,29 @@ def search(
     if train is not None:
         # The search has matched them, in what and how closely it was asked to.
         run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json)
+
+
+def search_table(summary: dict[str, Any], base: str) -> Table:
+    """The baseline and, below it, the candidates of a `SearchResult.summary` with the Pareto front marked."""
+    n_found, n_shown = summary["n_found"], len(summary["candidates"])
+    budget = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%"
+    rows = [["base", *[""] * len(SIZES), *_totals(summary["baseline"]), ""]]
+    for row in summary["candidates"]:
+        sizes = [read(row) for read in SIZES.values()]
+        rows.append(["*" if row["is_pareto"] else "", *sizes, *_totals(row), f"{signed(100 * row['miss'], 2)}%"])
+    return Table(
+        f"{budget}: {n_found:,} found" + (f", the first {n_shown}" if n_shown < n_found else ""),
+        ["", *SIZES, "att.\nshare", *(each.brief_title for each in COSTS), "res.\nadds", "miss"],
+        rows,
+        note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"
+        f"base: {clean(base)}; forward FLOPs and bytes per token, at {summary['seq_len']:,} tokens",
+    )
+
+
+def _totals(row: dict[str, Any]) -> list[str]:
+    """Of a candidate or of the baseline."""
+    share = fixed(row["attention_params"] / row["layer_params"], 2)
+    return [share, *(shown(row[each.name], each) for each in COSTS), str(row["n_residual_additions"])]
 
 
 def _whole_numbers(option: str, text: str) -> list[int]:

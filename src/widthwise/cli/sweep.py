@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from widthwise.cli.terminal import progress_console, say_json, table_console
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.records.quantities import QUANTITY
+from widthwise.records.sweep import FinishedPoint, Sweep
+from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown, si
+from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
 
 WHAT, WORKERS, LADDER = "What to vary", "Workers", "A ladder of sizes"
+WORK = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
+LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
+RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
 
 
 def sweep(
@@ -87,7 +95,6 @@ def sweep(
     optimizer.lr=0.002,0.004`
     """
     from widthwise.cli.ladder import clock_asked, ladder_asked, show_ladder
-    from widthwise.cli.sweep_table import workload_table
     from widthwise.experiments.sweep.plan import read_axes, read_sweep
 
     asked: dict[str, Any] = {
@@ -112,7 +119,7 @@ def sweep(
     elif as_json:
         say_json(plan.workload())
     else:
-        table_console().print(workload_table(plan.title, plan.workload()))
+        say_tables(workload_table(plan.title, plan.workload()))
 
 
 def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
@@ -123,9 +130,7 @@ def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
 def _run_and_report(
     plan: "SweepPlan", folder: Path, storage: str | None, study: str | None, heartbeat: int, as_json: bool
 ) -> None:
-
     from widthwise.cli.progress import shown_progress
-    from widthwise.cli.sweep_table import failure_lines, sweep_table, workload_line
     from widthwise.experiments.sweep.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import check_kind, write_report
@@ -134,16 +139,60 @@ def _run_and_report(
 
     check_kind(folder, "sweep.json")
     with shown_progress(progress_console()) as observer:
-        observer.message(workload_line(plan.workload()))
+        observer.message(_workload_line(plan.workload()))
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)
     files = write_report([folder])
     if as_json:
         say_json(found)
     else:
-        console = table_console()
-        console.print(sweep_table(found))
-        console.print(found.sentence)
-        for line in (*failure_lines(found), *(f"wrote {file}" for file in files)):
-            console.print(line, soft_wrap=True)
+        say_tables(sweep_table(found))
+        table_console().print(found.sentence)
+        say(*_failures(found), *(f"wrote {file}" for file in files))
     if not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
+
+
+def workload_table(title: str, workload: dict[str, Any]) -> Table:
+    """The planned work, point by point. The points of a search are not known in advance: one row represents all."""
+    rows = [[clean(row["name"]), *(shown(row[each.name], each) for each in WORK)] for row in workload["points"]]
+    note = f"tokens and FLOPs of all seeds\n{_workload_line(workload)}"
+    return Table(clean(title), ["point", *(each.brief_title for each in WORK)], rows, note=note)
+
+
+def _workload_line(workload: dict[str, Any]) -> str:
+    """The amount of work in one line."""
+    points, n_seeds = workload["n_points"], workload["n_seeds"]
+    return (
+        f"{points} points x {n_seeds} seeds: {workload['n_runs']} runs, "
+        f"together about {si(workload['training_flops'])} training FLOPs"
+    )
+
+
+def sweep_table(found: Sweep) -> Table:
+    """The content of sweep.json, the lowest loss first; what has not finished stands below."""
+    rows = [_cells(point) for point in found.variants] + [[clean(each.name), each.state] for each in found.open_points]
+    header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
+    header += [each.brief_title for each in RATIOS]
+    note = ""
+    if found.baseline:
+        ratios = " and ".join(each.brief_title for each in RATIOS)
+        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline)}"
+    return Table(clean(found.title), header, rows, words={"verdict"}, note=note)
+
+
+def _cells(point: FinishedPoint) -> list[str]:
+    ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
+    difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
+    return [
+        clean(point.name),
+        shown(point.val_loss.mean, LOSS),
+        f"{difference} ({ends})" if ends else difference,
+        point.verdict or "",
+        shown(PARAMS.value(point), PARAMS),
+        *(ratio(point.ratio.get(each.name), sign="") for each in RATIOS),
+    ]
+
+
+def _failures(found: Sweep) -> list[str]:
+    """Why points failed."""
+    return [f"{point.name}: {clean(point.reason or '')}" for point in found.open_points if point.state == "failed"]

@@ -1,71 +1,74 @@
-"""Cost tables for the terminal."""
+"""How every table looks on a terminal. What its columns and cells are, each verb says as a `Table` of text cells."""
 
-from typing import Any
+from textwrap import wrap
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
+from rich.cells import cell_len
+from rich.text import Text
 
-from widthwise.records.cost import CostSummary
-from widthwise.records.quantities import OF_MODELS
-from widthwise.reports.page.formats import hidden_widths, si, signed
+from widthwise.cli.terminal import table_console
+from widthwise.reports.page.table import Table
 
-LAYER_HEADERS = (
-    "layer",
-    "d_model",
-    "n_heads",
-    "n_kv\n_heads",
-    "head\n_dim",
-    "FFN\nhidden",
-    "params",
-    "forward\nFLOPs",
-    "KV\nbytes",
-    "act.\nbytes",
-)
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
-
-def layer_table(summary: dict[str, Any]) -> Table:
-    """The sizes and costs of every layer, from an inspection."""
-    table = Table(title="layers (FLOPs and bytes per token)", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    for name in LAYER_HEADERS:
-        table.add_column(name, justify="right", no_wrap=True, min_width=7)
-    for row in summary["layers"]:
-        sizes = (row[name] for name in ("layer", "d_model", "n_heads", "n_kv_heads", "head_dim"))
-        costs = (row[name] for name in ("params", "forward_flops", "kv_bytes", "activation_bytes"))
-        hidden = hidden_widths(row["hidden_widths"])
-        table.add_row(*(str(size) for size in sizes), hidden, *(si(cost) for cost in costs))
-    return table
+TITLE_WIDTH = 8
+"""A title longer than this is broken between words, if its column does not need the room anyway."""
+WORD_WIDTH = 9
+"""What a narrow terminal leaves of a column of names or words."""
+N_LOOSE_COLUMNS = 8
+"""A table with more columns than this has one space between them instead of two."""
+_STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
+"""Of cells that hold these words, in columns of words."""
 
 
-def cost_table(summary: dict[str, Any]) -> Table:
-    """The whole model beside its baseline, from an inspection. Parts that no model has are left out."""
-    own = CostSummary.model_validate(summary)
-    baseline = CostSummary.model_validate(summary["baseline"]) if "baseline" in summary else None
-    table = Table(title="costs (FLOPs and bytes per token)")
-    table.add_column("")
-    table.add_column(f"model\n{_kind(own)}", justify="right")
-    if baseline:
-        table.add_column(f"baseline\n{_kind(baseline)}", justify="right")
-        table.add_column("ratio", justify="right")
-    for quantity in OF_MODELS.values():
-        value, other = quantity.read(own) or 0, (quantity.read(baseline) or 0) if baseline else 0
-        if value or other:
-            cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
-            table.add_row(quantity.title, _exact(value), *cells)
-    return table
+def say_tables(*tables: Table) -> None:
+    """Tables on standard output, with an empty line between two."""
+    console = table_console()
+    for i, table in enumerate(tables):
+        if i:
+            console.print()
+        console.print(laid_out(table))
 
 
-def budget_line(budget: dict[str, Any]) -> str:
-    """How far a designed model is from the budget it was asked to meet, from its inspection."""
-    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"
+def laid_out(table: Table) -> "RichTable":
+    """The table for Rich: words to the left, numbers to the right and in one piece, an empty row as an empty line."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(
+        title=Text(table.caption),
+        caption=Text(table.note) if table.note else None,
+        box=SIMPLE_HEAD,
+        padding=(0, int(len(table.header) <= N_LOOSE_COLUMNS), 0, 0),
+        pad_edge=False,
+        show_edge=False,
+        min_width=max(_width(table.caption), _width(table.note)),  # Rich breaks what is wider than the table.
+    )
+    for i, title in enumerate(table.header):
+        width = _width("\n".join(row[i] for row in table.rows if i < len(row)))
+        heading = _broken(title, max(TITLE_WIDTH, width))
+        if i == 0 or title in table.words:
+            drawn.add_column(Text(heading), overflow="fold", min_width=min(WORD_WIDTH, width))
+        else:
+            is_whole = _width(heading) <= max(TITLE_WIDTH, width)
+            drawn.add_column(Text(heading), overflow="fold", min_width=width, no_wrap=is_whole, justify="right")
+    for row in table.rows:
+        drawn.add_row(*(_cell(text, title in table.words) for text, title in zip(row, table.header)))
+    return drawn
 
 
-def _kind(cost: CostSummary) -> str:
-    """What kind of model it is: its residual, its shape, its further heads."""
-    words = [cost.residual or "", "uniform" if cost.is_uniform else "shaped"]
-    if cost.n_mtp_depths:
-        words.append(f"mtp {cost.n_mtp_depths}")
-    return "\n".join(words)
+def _width(text: str) -> int:
+    """In columns of the terminal, of the longest line."""
+    return max(map(cell_len, text.splitlines()), default=0)
 
 
-def _exact(value: float) -> str:
-    return f"{value:,.2f}" if value % 1 else f"{value:,.0f}"
+def _broken(title: str, width: int) -> str:
+    """Between words, where it is too long, and where its own lines end."""
+    lines = title.split("\n")
+    return "\n".join("\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)) for line in lines)
+
+
+def _cell(text: str, is_words: bool) -> Text:
+    value, newline, detail = text.partition("\n")
+    return Text(value, _STYLES.get(value, "") if is_words else "").append(newline + detail, style="dim")

@@ -30,7 +30,9 @@ class Quantity(ABC):
     note: str = ""
     """Its definition, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
     short: str = ""
-    """Its title in the main table on a terminal; without one it is not shown there, for lack of room."""
+    """Its title on a terminal. In the main table of a comparison quantities without one are left out there, for lack of
+    room.
+    """
     column: str = ""
     """Its column in CSV, if that is not `name`."""
     is_main: bool = False
@@ -49,6 +51,11 @@ class Quantity(ABC):
     @property
     def csv_column(self) -> str:
         return self.column or self.name
+
+    @property
+    def brief_title(self) -> str:
+        """The title for tables on a terminal."""
+        return self.short or self.title
 
     @property
     def bare_title(self) -> str:
@@ -180,6 +187,7 @@ QUANTITIES: Sequence[Quantity] = (
         "layer_params",
         "parameters, layers without norms",
         lambda cost: sum_of(cost.params, ("attention", "ffn", "residual")),
+        short="layer params",
     ),
     OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
     OfModel(
@@ -236,6 +244,7 @@ QUANTITIES: Sequence[Quantity] = (
         "activation_bytes",
         "activation bytes per token",
         lambda cost: cost.activation_bytes_per_token,
+        short="act. B",
         column="activation_bytes_per_token",
         has_ratio=True,
     ),
@@ -257,6 +266,7 @@ QUANTITIES: Sequence[Quantity] = (
     OfRun("peak_memory_bytes", "peak memory in bytes", lambda run: run.peak_memory_bytes, is_main=True, is_cost=True),
 )
 
+QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
 OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
 OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
 TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}

@@ -5,13 +5,14 @@ from pathlib import Path
 from fake_comparison import write_comparison
 from rich.console import Console
 
+from widthwise.cli.tables import laid_out
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.terminal import comparison_table
 
 
 def lines(folder: Path, n_columns: int = 100) -> list[str]:
     console = Console(file=io.StringIO(), width=n_columns)
-    console.print(comparison_table(Comparison.read(folder)))
+    console.print(laid_out(comparison_table(Comparison.read(folder))))
     return console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
 
 

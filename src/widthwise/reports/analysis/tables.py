@@ -8,7 +8,7 @@ from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
 from widthwise.reports.analysis.layers import LayerUnits, layers_of
 from widthwise.reports.page.formats import MISSING, clean, fixed, si
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 
 Number = Callable[[AnalysedModel], str]
 

@@ -13,7 +13,7 @@ from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 
 
 @dataclass(frozen=True)

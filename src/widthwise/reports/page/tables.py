@@ -1,7 +1,6 @@
-"""The tables of the reports as text cells; the page, LaTeX and the terminal only lay them out."""
+"""The tables that several reports show."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from widthwise.records.comparison import Compared, Variant
@@ -11,17 +10,7 @@ from widthwise.records.quantities import OF_MODELS, OF_RUNS, QUANTITIES, OfModel
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import MISSING, clean, fixed, hidden_widths, plain, shown, signed
-
-
-@dataclass(frozen=True)
-class Table:
-    """A plain table; the first column names the row."""
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: Collection[str] = ()
-    """Titles of further columns that hold words, which begin where their title does."""
+from widthwise.reports.page.table import Table
 
 
 def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:

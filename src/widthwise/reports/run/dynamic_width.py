@@ -14,7 +14,7 @@ from widthwise.records.run import RunResult
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 
 
 @dataclass(frozen=True)

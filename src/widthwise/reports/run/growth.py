@@ -11,7 +11,7 @@ from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, fixed, ratio, shorten, si, signed
 from widthwise.reports.page.html import Panel, legend, sequence
 from widthwise.reports.page.svg import Style
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 from widthwise.reports.run.growth_figures import (
     MeasuredGrowth,
     growth_panels,

@@ -13,6 +13,7 @@ from widthwise.reports.page.curves import by_step, further_heads
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.page.svg import Style, styles
+from widthwise.reports.page.table import Table
 from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.reading import read_run
@@ -121,7 +122,7 @@ def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dic
     return figures
 
 
-def _environments(named: Mapping[str, Run]) -> list[tables.Table]:
+def _environments(named: Mapping[str, Run]) -> list[Table]:
     """One table if all runs share an environment, otherwise one per run."""
     if all(run.environment == next(iter(named.values())).environment for run in named.values()):
         return [tables.environment_table(next(iter(named.values())).environment)]

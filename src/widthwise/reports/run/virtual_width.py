@@ -18,7 +18,7 @@ from widthwise.reports.page.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel, panels
 from widthwise.reports.page.plots import Bundle, curve_figure, layer_ticks
 from widthwise.reports.page.svg import MUTED, Style, draw
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 
 _N_SHADES = 32
 """matplotlib draws a colour bar of up to 50 as shapes, of more as a picture, which could not follow the page."""

@@ -8,7 +8,7 @@ from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percent
 from widthwise.reports.page.html import legend, panels, render, sequence, write_all
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 from widthwise.reports.page.svg import styles
-from widthwise.reports.page.tables import Table
+from widthwise.reports.page.table import Table
 from widthwise.reports.scaling.figures import law_figure, percent
 
 

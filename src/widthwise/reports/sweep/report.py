@@ -12,6 +12,7 @@ from widthwise.reports.page.curves import by_step, mean_over_seeds
 from widthwise.reports.page.formats import MISSING, clean, counted, percentage, plain, shorten, si
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import BASELINE_STYLE, Style, styles, swatch
+from widthwise.reports.page.table import Table
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.sweep.figures import group_figures, shape_figure
 from widthwise.run_dir import RunDir
@@ -109,21 +110,21 @@ def _curve_figure(sweep: Sweep, runs: Runs, chosen: Mapping[str, Style]):
     return plots.curve_figure("points-step", bundles, "step", "held-out loss", crop=True)
 
 
-def _open_table(sweep: Sweep) -> tables.Table | None:
+def _open_table(sweep: Sweep) -> Table | None:
     rows = [
         [clean(point.name), point.state, shorten(point.reason or "", 300) or MISSING] for point in sweep.open_points
     ]
-    return tables.Table("Points without a result", ["Point", "State", "Reason"], rows) if rows else None
+    return Table("Points without a result", ["Point", "State", "Reason"], rows) if rows else None
 
 
-def _axis_table(sweep: Sweep) -> tables.Table | None:
+def _axis_table(sweep: Sweep) -> Table | None:
     rows = [
         [clean(group) or "all points", clean(key), _values(axis)]
         for group, axes in sweep.axes.items()
         for key, axis in axes.items()
     ]
     return (
-        tables.Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
+        Table("What was varied", ["Group", "Recipe key", "Values"], rows, words={"Recipe key", "Values"})
         if rows
         else None
     )
@@ -135,7 +136,7 @@ def _values(axis: list | SearchedRange) -> str:
     return ", ".join(map(plain, axis))
 
 
-def _study_table(sweep: Sweep) -> tables.Table:
+def _study_table(sweep: Sweep) -> Table:
     study = sweep.study
     rows = [
         ["sampler", clean(study.sampler)],
@@ -144,4 +145,4 @@ def _study_table(sweep: Sweep) -> tables.Table:
         ["finished", si(study.n_finished)],
         ["failed", si(study.n_failed)],
     ]
-    return tables.Table("The study", ["Item", "Value"], rows)
+    return Table("The study", ["Item", "Value"], rows)

@@ -1,0 +1,18 @@
+"""A table as text cells: the page, LaTeX and the terminal only lay it out."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Table:
+    """A plain table; the first column names the row."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """Cells may be missing at the end of a row. On a terminal, further lines of a cell are details of the first."""
+    words: Collection[str] = ()
+    """Titles of further columns that hold words, which begin where their title does."""
+    note: str = ""
+    """Shown below the table, on a terminal only."""

@@ -1,0 +1,62 @@
+"""How every table looks on a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from widthwise.cli.tables import laid_out, say_tables
+from widthwise.reports.page.table import Table
+
+ROWS = [["uniform", "2.5000\n2.4…2.6", "baseline"], [], ["x", "12.2500", "better"]]
+TABLE = Table("losses", ["variant", "held-out loss", "verdict"], ROWS, words={"verdict"}, note="below: an interval")
+
+
+def lines(table: Table, n_columns: int = 100, **options: bool) -> list[str]:
+    console = Console(file=io.StringIO(), width=n_columns, **options)  # pyright: ignore
+    console.print(laid_out(table))
+    return console.file.getvalue().splitlines()  # pyright: ignore
+
+
+def test_words_begin_and_numbers_end_together_with_details_below() -> None:
+    title, upper, header, rule, *rows, note = lines(TABLE)
+    assert title.strip() == "losses"
+    assert note.strip() == "below: an interval"
+    assert upper.split() == ["held-out"], "a title is broken between words where cells are shorter"
+    assert set(rule.strip()) == {"─"}
+    first, detail, empty, last = rows
+    assert not empty.strip()
+    assert len({row.index(word) for row, word in ((header, "verdict"), (first, "baseline"), (last, "better"))}) == 1
+    ends = {row.index(text) + len(text) for row, text in ((first, "2.5000"), (detail, "2.4…2.6"), (last, "12.2500"))}
+    assert ends == {upper.index("held-out") + len("held-out")}
+
+
+@pytest.mark.parametrize("n_columns", [41, 100])
+def test_a_title_wider_than_its_table_stays_on_one_line(n_columns: int) -> None:
+    title = "a title of some forty letters, of a file"
+    assert lines(Table(title, ["a", "b"], [["x", "1"]]), n_columns)[0].strip() == title
+
+
+def test_on_a_narrow_terminal_names_are_broken_and_numbers_are_not() -> None:
+    table = Table("t", ["name", *(f"n{i}" for i in range(4))], [["a-long-name" * 4, *["1234.5678"] * 4]])
+    printed = lines(table, 60)
+    assert max(map(len, printed)) <= 60
+    assert sum(line.count("1234.5678") for line in printed) == 4
+    assert "".join(line.split()[0] for line in printed[3:]) == "a-long-name" * 4
+
+
+def test_verdicts_have_colours_and_brackets_are_text() -> None:
+    coloured = "\n".join(lines(TABLE, force_terminal=True))
+    assert "\x1b[1;32mbetter" in coloured
+    named = Table("[bold]t[/bold]", ["[red]n"], [["better"], ["[/x]"]])
+    text = "\n".join(lines(named))
+    assert all(part in text for part in ("[bold]t[/bold]", "[red]n", "[/x]"))
+    assert "\x1b[1;32m" not in "\n".join(lines(named, force_terminal=True)), "a name is no verdict"
+
+
+def test_an_empty_line_stands_between_two_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("t", ["a"], [["x"]])
+    say_tables(table, table)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert printed[len(printed) // 2] == ""
+    assert printed[: len(printed) // 2] == printed[len(printed) // 2 + 1 :]
