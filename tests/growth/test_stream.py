@@ -77,7 +77,7 @@ def test_nothing_is_taken_away():
 
 
 def test_slots_grow_alike_and_new_ones_come_last():
-    stream = SlotMap(slot_width=2, new_slot_width=3, n_heard_slots=3)
+    stream = SlotMap(slot_width=2, new_slot_width=3, n_read_slots=3)
     assert stream.prefix(4, 6).tolist() == [0, 1, FRESH, 2, 3, FRESH]
     assert stream.prefix(4, 9).tolist() == [0, 1, FRESH, 2, 3, FRESH, FOREIGN, FOREIGN, FRESH]
     assert stream.stat_width(4, 9, None) == 6
@@ -86,7 +86,7 @@ def test_slots_grow_alike_and_new_ones_come_last():
 
 
 def test_what_unheard_slots_hold_is_free():
-    stream = SlotMap(slot_width=2, new_slot_width=2, n_heard_slots=3)
+    stream = SlotMap(slot_width=2, new_slot_width=2, n_read_slots=3)
     table = stream.table(4, 8)  # a third slot that layers read but no token fills, and a fourth
     assert table.index.tolist() == [0, 1, 2, 3, -1, -1, -1, -1]
     assert table.is_zero.tolist() == [False] * 4 + [True] * 2 + [False] * 2

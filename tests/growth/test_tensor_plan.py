@@ -6,7 +6,7 @@ from model_cases import config, decoder
 from torch import Tensor
 
 from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.fresh import Constant, Mean, Mirrored, Revived, Turned
+from widthwise.growth.plan.fresh import Constant, Mean, Mirrored, OrthogonalCopies, Revived
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 
@@ -106,7 +106,7 @@ def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
     """Two groups of three rows become nine each; columns grow too, and a third group is drawn."""
     index = [-1, 0, -1, 1, 2, -1, -1, -1, -1]
     rows = AxisMap.of(6, [*index, *(i + 3 if i >= 0 else -1 for i in index), *[-1] * 9])
-    plan = TensorPlan("w_q", (rows, AxisMap.appended(4, 5, zero=False)), derived=Turned(3, seed=5))
+    plan = TensorPlan("w_q", (rows, AxisMap.appended(4, 5, zero=False)), derived=OrthogonalCopies(3, seed=5))
     old = numbers(6, 4)
     new = plan.grow(old, generator(), fresh)
     x = numbers(5, 7)
@@ -115,13 +115,15 @@ def test_turned_rows_are_as_long_as_their_originals_for_every_input(fresh):
         torch.testing.assert_close(q.square().sum(dim=0), 3 * original.square().sum(dim=0))
     torch.testing.assert_close(plan.shrink(new), old, rtol=0, atol=0)
     assert new[18:].all()
-    bias = TensorPlan("b_q", (rows,), derived=Turned(3, seed=5)).grow(old[:, 0], generator())
+    bias = TensorPlan("b_q", (rows,), derived=OrthogonalCopies(3, seed=5)).grow(old[:, 0], generator())
     torch.testing.assert_close(bias[:18], new[:18, 0], rtol=0, atol=1e-12)
 
 
 def test_every_turned_copy_is_turned_by_a_matrix_of_its_own():
     """Equal copies would get equal gradients and stay equal."""
-    plan = TensorPlan("w_q", (AxisMap.appended(3, 12, zero=False), AxisMap.same(4)), derived=Turned(1, seed=5))
+    plan = TensorPlan(
+        "w_q", (AxisMap.appended(3, 12, zero=False), AxisMap.same(4)), derived=OrthogonalCopies(1, seed=5)
+    )
     copies = plan.grow(numbers(3, 4), generator()).view(4, 3, 4)
     assert all((copies[i] != copies[j]).all() for i in range(4) for j in range(i))
 

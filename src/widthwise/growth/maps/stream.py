@@ -131,7 +131,7 @@ class SlotMap(StreamMap):
 
     slot_width: int
     new_slot_width: int
-    n_heard_slots: int
+    n_read_slots: int
     """How many leading slots are read at first. No weight reads the slots after them, so their content is free."""
 
     def prefix(self, n_old: int, n_new: int) -> Tensor:
@@ -143,7 +143,7 @@ class SlotMap(StreamMap):
 
     def table(self, n_old: int, n_new: int) -> AxisMap:
         index = self.prefix(n_old, n_new)
-        is_unread = torch.arange(n_new) >= self.n_heard_slots * self.new_slot_width
+        is_unread = torch.arange(n_new) >= self.n_read_slots * self.new_slot_width
         return AxisMap.of(n_old, index.clamp(min=-1), zero=(index == FRESH) | ~is_unread)
 
     def slot_read(self, n_old: int, n_new: int) -> AxisMap:

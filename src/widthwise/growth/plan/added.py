@@ -33,11 +33,11 @@ def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> T
 def _is_free(name: str, model: Decoder) -> bool:
     """Whether any values would preserve the function, in entries that need not be 0.
 
-    Not where the output is used from the start: the residual, and the parts that a feed-forward names in `heard`.
+    Not where the output is used from the start: the residual, and the parts that a feed-forward names in `active_at_start`.
     """
     layer, _, inside = name.partition(".ffn.")
     if inside:
-        return inside.split(".")[0] not in model.get_submodule(layer).config.ffn.heard  # pyright: ignore
+        return inside.split(".")[0] not in model.get_submodule(layer).config.ffn.active_at_start  # pyright: ignore
     return any(part in SUBLAYERS for part in name.split("."))
 
 

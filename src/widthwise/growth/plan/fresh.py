@@ -91,7 +91,7 @@ class Derived(ABC):
 
 
 @dataclass(frozen=True)
-class Turned(Derived):
+class OrthogonalCopies(Derived):
     """Rows before a norm: each group of n_old rows gets m - 1 copies of itself, each times a random orthogonal matrix.
 
     For every input a copy's output has the norm of its original's, so the mean square over m times as many rows is

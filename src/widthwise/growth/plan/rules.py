@@ -16,7 +16,7 @@ from widthwise.config_io import UserError
 from widthwise.growth.maps.attention import AttentionMaps, head_axis
 from widthwise.growth.maps.axis_map import AxisMap, product
 from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, Turned
+from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, OrthogonalCopies
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import Attention
 from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, Norm, Vector, Weight
@@ -82,7 +82,7 @@ def _check_norm(owner: Owner) -> None:
     """Raises UserError if a norm inside a sublayer would change its divisor, and with it the function."""
     old, new = owner.old, owner.new
     if not (isinstance(old, Norm) and isinstance(new, Norm)) or isinstance(owner.parent, Attention):
-        return  # query/key norms: their divisors already count the copies that `Turned` makes
+        return  # query/key norms: their divisors already count the copies that `OrthogonalCopies` makes
     if old.norm_dim != new.norm_dim:
         raise UserError(
             f"{owner.name}: would divide by {new.norm_dim} where it divides by {old.norm_dim}; widths that a sublayer "
@@ -209,7 +209,7 @@ def _derived(owner: Owner) -> Derived | None:
     return None
 
 
-def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> Turned | None:
+def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> OrthogonalCopies | None:
     """For queries before a norm, and for keys if one norm spans all heads and key-value heads are added."""
     old, new = attention.old, attention.new
     if new.qk_norm is None or owner.leaf not in ("w_q", "w_k"):
@@ -221,4 +221,4 @@ def _with_orthogonal_copies(owner: Owner, attention: AttentionMaps) -> Turned | 
         n_groups = 1
     else:
         return None
-    return Turned(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))
+    return OrthogonalCopies(n_groups, zlib.crc32(owner.name.removesuffix(".bias").encode()))

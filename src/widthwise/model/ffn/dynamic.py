@@ -72,7 +72,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
-    heard = ("score", "bias", "mask")
+    active_at_start = ("score", "bias", "mask")
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
     """Hidden units."""

@@ -55,7 +55,7 @@ class FFNConfig(Config, ABC):
     hidden_axes: ClassVar[dict[str, str]] = {}
     """Fields that count hidden units -> the axis of the module's matrices that they size. New units on that axis have
     free input weights and zero output weights; padding rounds these fields up."""
-    heard: ClassVar[tuple[str, ...]] = ()
+    active_at_start: ClassVar[tuple[str, ...]] = ()
     """Parts of the module that act from the start when added to an existing feed-forward, so that they preserve the
     function only with their usual initialisation. All other added parts are free."""
     bakes_with_one_eps: ClassVar[bool] = False
