@@ -33,7 +33,8 @@ def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> T
 def _is_free(name: str, model: Decoder) -> bool:
     """Whether any values would preserve the function, in entries that need not be 0.
 
-    Not where the output is used from the start: the residual, and the parts that a feed-forward names in `active_at_start`.
+    Not where the output is used from the start: the residual, and the parts that a feed-forward names in
+    `active_at_start`.
     """
     layer, _, inside = name.partition(".ffn.")
     if inside:

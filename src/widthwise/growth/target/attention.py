@@ -61,8 +61,8 @@ def _rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
 def _qk_norm(old: AttentionConfig, new: AttentionConfig, where: str) -> QKNormConfig | None:
     """The old norm, with divisors that keep its statistic.
 
-    Queries get orthogonal copies, which multiply their sum of squares (see `plan.fresh.OrthogonalCopies`). New coordinates of
-    keys are 0 and add nothing; new key heads under one norm over all heads are orthogonal copies too.
+    Queries get orthogonal copies, which multiply their sum of squares (see `plan.fresh.OrthogonalCopies`). New
+    coordinates of keys are 0 and add nothing; new key heads under one norm over all heads are orthogonal copies too.
     """
     before, after = old.qk_norm, new.qk_norm
     if before is None or after is None:
