@@ -7,6 +7,7 @@ Each part runs in a process of its own, whose peak memory is what the system say
 
 import argparse
 import json
+import resource
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,6 @@ from widthwise.growth.plan.model_plan import Plan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.metrics import peak_memory_bytes
 
 FULL = {"vocab_size": 32000, "d_model": 2048, "n_layers": 14, "ffn": {"kind": "swiglu", "d_ff": 8192}}
 QUICK = {"vocab_size": 97, "d_model": 64, "n_layers": 2, "ffn": {"kind": "swiglu", "d_ff": 256}}
@@ -61,10 +61,16 @@ def random_weights(config: ModelConfig, seed: int = 0) -> dict[str, Tensor]:
     return {name: torch.empty(shape).normal_(0, 0.02, generator=generator) for name, shape in shapes.items()}
 
 
+def peak_memory_bytes() -> int:
+    """Most memory this process ever held."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def in_memory(size: str) -> dict[str, Any]:
     """All old and all new weights at once."""
     old, plan = random_weights(model(size)), growth(size)
-    resting = peak_memory_bytes(torch.device("cpu")) - n_bytes(old)
+    resting = peak_memory_bytes() - n_bytes(old)
     began = time.perf_counter()
     new = dict(plan.weights(old))
     return measured(time.perf_counter() - began, old, new, resting)
@@ -75,7 +81,7 @@ def file_to_file(size: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "old.safetensors"), Path(folder, "new.safetensors")
         subprocess.run([sys.executable, __file__, "--write", str(source), "--size", size], check=True)
-        resting = peak_memory_bytes(torch.device("cpu"))
+        resting = peak_memory_bytes()
         began = time.perf_counter()
         plan = growth(size)
         with safe_open(source, "pt") as file:
@@ -87,7 +93,7 @@ def file_to_file(size: str) -> dict[str, Any]:
 
 def measured(seconds: float, old: dict[str, Tensor], new: dict[str, Tensor], resting_bytes: int) -> dict[str, Any]:
     """resting_bytes: of the process without any weights."""
-    peak = peak_memory_bytes(torch.device("cpu")) - resting_bytes
+    peak = peak_memory_bytes() - resting_bytes
     ratio = peak / n_bytes(old)
     before, after = n_params(old), n_params(new)
     return {

@@ -22,6 +22,7 @@ from widthwise.runs.pad import pad_intended
 from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint import checkpoint_paths, find_damage
+from widthwise.training.metrics import PeakMemory
 
 STEP = 5
 WIDER = ("model.layers.1.ffn.d_ff=40", "model.layers.2.ffn.d_ff=110")
@@ -363,11 +364,15 @@ def test_rates_rise_again_behind_a_growth(source: Source, tmp_path: Path) -> Non
         assert ratios == pytest.approx(expected)
 
 
-def test_the_speed_is_that_of_the_grown_model(source: Source, tmp_path: Path) -> None:
+def test_speed_and_memory_are_those_of_the_grown_model(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grown(source, tmp_path / "grown", *WIDER)
+    monkeypatch.setattr(PeakMemory, "n_bytes", lambda self: 7)
     result = resume(tmp_path / "grown")
     records = RunDir(tmp_path / "grown").metrics()
     at = next(i for i, record in enumerate(records) if record["event"] == "grown")
     seconds = [record["step_seconds"] for record in records[at:] if record["event"] == "train"]
     tokens_per_step = saved_recipe(RunDir(tmp_path / "grown")).tokens_per_step
     assert result["tokens_per_second"] == pytest.approx(tokens_per_step / statistics.median(seconds))
+    assert result["peak_memory_bytes"] == 7

@@ -72,6 +72,15 @@ def test_result_holds_what_reports_and_comparisons_read(finished):
     assert result["pflops_days"] == pytest.approx(flops * recipe.n_tokens / 8.64e19)
 
 
+def test_peak_memory_is_of_the_run_and_not_of_what_the_process_did_before(tmp_path):
+    first = train(tiny_recipe("train.steps=3"), tmp_path / "first").peak_memory_bytes
+    if first is None:
+        pytest.skip("this system cannot reset its count")
+    torch.ones(first // 4)  # as much again, in fp32
+    second = train(tiny_recipe("train.steps=3"), tmp_path / "second").peak_memory_bytes
+    assert second == pytest.approx(first, rel=0.2)
+
+
 def test_run_stores_the_resolved_recipe_and_the_identity_of_its_data(finished):
     assert "kind: explicit" not in RunDir(finished).config_yaml()
     assert set(RunDir(finished).environment()["data"]["files"]) >= {"train.bin", "held_out.bin"}

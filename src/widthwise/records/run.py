@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
@@ -11,12 +11,16 @@ from widthwise.records.dynamic_width import TokenWidths
 from widthwise.records.record import Known, Number, Record, StoredRecord
 from widthwise.records.virtual_width import VirtualWidth
 
+Descent = Literal["grown", "baked", "padded"]
+"""Event that opens the records of a run made by a command from the state of another run."""
+DESCENTS: tuple[Descent, ...] = get_args(Descent)
+
 
 class GrowthRecord(Record):
     """A step at which the model of a run was replaced by another one, usually a larger one."""
 
-    event: Literal["growth", "grown", "baked", "padded"] = "growth"
-    """growth: by the recipe, in the course of the run; otherwise by a command, from the state of another run."""
+    event: Literal["growth"] | Descent = "growth"
+    """growth: by the recipe, in the course of the run; otherwise by a command."""
     step: int
     """Number of steps before it."""
     tokens: int
@@ -57,7 +61,7 @@ class RunResult(StoredRecord):
     """Median over the records of the last model, so that start-up, compilation and hiccups do not count."""
     wall_seconds: Known = None
     peak_memory_bytes: int | None = None
-    """Peak memory: of tensors on a GPU, otherwise of the whole process."""
+    """Most memory that this run held: of tensors on a GPU, otherwise of the whole process. None if it is unknown."""
     training_flops: Known = None
     """Training FLOPs of all steps, every pass over a token counted, those of a run that this one continues included."""
     pflops_days: Known = None

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
+from widthwise.records.run import Descent
 from widthwise.runs.descendant import continued_feed, continued_state, write_run
 from widthwise.runs.source import Source
 from widthwise.training.growth_step import adopt
@@ -28,8 +29,8 @@ from widthwise.training.observer import Observer, Silence
 class Intention:
     """The planned conversion of a run, known before its weights are read."""
 
-    verb: Literal["grown", "baked", "padded"]
-    """The event in the records of the new run; see `compute.DESCENDED`."""
+    verb: Descent
+    """The event in the records of the new run."""
     recipe: Recipe
     """The recipe of the new run, with the new model; `scaled` of its optimizer still follows from the plan."""
     plan: Plan

@@ -1,6 +1,7 @@
 """The result of a finished run, which reports and comparisons read."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
@@ -8,8 +9,8 @@ from widthwise.analysis.virtual_width import analyse_virtual_width
 from widthwise.data.held_out import HeldOut
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
-from widthwise.records.run import GrowthRecord, RunResult
-from widthwise.training.compute import DESCENDED, inherited
+from widthwise.records.run import DESCENTS, GrowthRecord, RunResult
+from widthwise.training.compute import inherited
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.validation import Validation
 
@@ -47,7 +48,8 @@ def run_result(loop: TrainingLoop, validation: Validation) -> RunResult:
         val_window_losses=validation.window_losses,
         tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
-        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in records), default=0) or None,
+        peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, DESCENTS)), default=0)
+        or None,
         cost=cost_summary(recipe.final_model, recipe.seq_len),
         training_flops=spent.training_flops,
         pflops_days=pflops_days(spent.training_flops, 1),
@@ -69,9 +71,14 @@ def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | N
 
 def _of_last_model(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Training records since the model last changed; all training records if there are none since."""
-    changes = [i for i, record in enumerate(records) if record["event"] in ("growth", *DESCENDED)]
-    trained = [[r for r in part if r["event"] == "train"] for part in (records[max(changes, default=0) :], records)]
+    trained = [[r for r in part if r["event"] == "train"] for part in (_since(records, ("growth", *DESCENTS)), records)]
     return trained[0] or trained[1]
+
+
+def _since(records: list[dict[str, Any]], events: Sequence[str]) -> list[dict[str, Any]]:
+    """The records after the last of some events; all records if there was none."""
+    found = [i for i, record in enumerate(records) if record["event"] in events]
+    return records[max(found, default=-1) + 1 :]
 
 
 def _growth(record: dict[str, Any]) -> GrowthRecord:

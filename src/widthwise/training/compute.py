@@ -4,9 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from widthwise.recipe.recipe import Recipe
-
-DESCENDED = ("grown", "baked", "padded")
-"""Events that open the metrics of a run that continues another one, with the cost of that one."""
+from widthwise.records.run import DESCENTS
 
 
 class Spent(NamedTuple):
@@ -26,5 +24,5 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """What was spent when a run began: nothing, unless it began where another one stood. records: of metrics.jsonl."""
-    found = [record for record in records if record["event"] in DESCENDED]
+    found = [record for record in records if record["event"] in DESCENTS]
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()

@@ -15,7 +15,7 @@ from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.learner import Learner
-from widthwise.training.metrics import Stopwatch, model_flops_utilization, peak_memory_bytes
+from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
 from widthwise.training.state import RunState
@@ -33,6 +33,7 @@ class TrainingLoop:
         self.config = recipe.train
         self.name = run.path.resolve().name
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._memory = PeakMemory(device)
         torch.manual_seed(self.config.seed)
         self.learner = Learner.untrained(recipe, recipe.phases[0], device)
         self.held_out = recipe.held_out(data)
@@ -173,7 +174,7 @@ class TrainingLoop:
             tokens_per_second=tokens_per_second,
             step_seconds=step_seconds,
             mfu=model_flops_utilization(tokens_per_second, learner.flops_per_token, learner.device),
-            memory_bytes=peak_memory_bytes(learner.device),
+            memory_bytes=self._memory.n_bytes(),
             **self._mtp_losses.record(),
             **choices,
             **learner.objective.record(),

@@ -1,8 +1,8 @@
 """How fast a run is and how much memory it takes."""
 
-import resource
-import sys
+import re
 import time
+from pathlib import Path
 
 import torch
 
@@ -49,12 +49,28 @@ def model_flops_utilization(
     return None if peak is None else tokens_per_second * training_flops_per_token / peak
 
 
-def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory ever held: by tensors on a GPU, elsewhere by the whole process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+class PeakMemory:
+    """Most memory held since this object was made: by tensors on a GPU, elsewhere by the whole process.
+
+    The newest object of a device counts; it resets what earlier ones read.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._is_reset = device, True
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # see proc(5): the peak becomes the memory held now
+        except OSError:
+            self._is_reset = False
+
+    def n_bytes(self) -> int | None:
+        """None where the system cannot reset its count, which then includes whatever the process did before."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
+        return None if found is None else 1024 * int(found[1])
 
 
 class Stopwatch:

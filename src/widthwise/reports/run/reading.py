@@ -6,11 +6,8 @@ from typing import Any
 
 from widthwise.config_io import parse
 from widthwise.records.certificate import Certificate
-from widthwise.records.run import GrowthRecord, Run, RunResult
+from widthwise.records.run import DESCENTS, GrowthRecord, Run, RunResult
 from widthwise.run_dir import RunDir
-
-GROWTH_VERBS = ("grown", "baked", "padded")
-"""Events that record that a run continues another one."""
 
 
 def read_run(path: Path, shown_as: str | None = None) -> Run:
@@ -32,6 +29,6 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:
     """Growths of a run. A result lists those in the course of the run; the metrics list all, finished or not."""
-    told = (*GROWTH_VERBS, *(() if result else ("growth",)))
+    told = (*DESCENTS, *(() if result else ("growth",)))
     found = [parse(GrowthRecord, record, where) for record in metrics if record.get("event") in told]
     return sorted([*(result.growth if result else ()), *found], key=lambda growth: growth.step)
