@@ -113,16 +113,22 @@ class TestNewFolder:
         assert (tmp_path / "full" / "mine").read_text() == "mine"
 
     def test_what_a_killed_process_left_is_removed_or_named(self, tmp_path):
-        """Of the same name removed; of another named, as it may be at work on another machine; what is alive stays."""
+        """Of the same name removed; of another named, or of another host, which may be at work; alive ones stay."""
         gone = subprocess.Popen(["true"])
         gone.wait()
-        leftovers = {name: tmp_path / f".{name}.{gone.pid}.0a1b2c3d" for name in ("out", "other")}
-        kept = [leftovers["other"], tmp_path / f".out.{os.getpid()}.0a1b2c3d", tmp_path / f".out.{gone.pid}.mine"]
+        here = f"{files.HOST}-{gone.pid}"
+        leftovers = {name: tmp_path / f".{name}.{here}.0a1b2c3d" for name in ("out", "other")}
+        elsewhere = [tmp_path / f".out.{host}{gone.pid}.0a1b2c3d" for host in ("not-this-host-", "")]
+        alive = tmp_path / f".out.{files.HOST}-{os.getpid()}.0a1b2c3d"
+        kept = [leftovers["other"], *elsewhere, alive, tmp_path / f".out.{here}.mine"]
         for folder in {*leftovers.values(), *kept}:
             folder.mkdir()
             (folder / "file").write_text("x")
-        with pytest.warns(UserWarning, match=r"other\.\d+\.0a1b2c3d: was left"), new_folder(tmp_path / "out"):
+        with pytest.warns(UserWarning, match="was left") as warned, new_folder(tmp_path / "out"):
             assert not leftovers["out"].exists()
+        assert sorted(str(each.message).partition(": ")[0] for each in warned) == sorted(
+            map(str, (leftovers["other"], *elsewhere))
+        )
         assert {*kept, tmp_path / "out"} == set(tmp_path.iterdir())
 
 

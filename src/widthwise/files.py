@@ -6,11 +6,12 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
@@ -18,6 +19,8 @@ from widthwise.config_io import Config, UserError, read_text
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
+HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
+"""Whose process numbers these are: machines and containers that share a folder number their own."""
 
 
 @contextmanager
@@ -90,15 +93,25 @@ PathInside = Annotated[str, pydantic.AfterValidator(_inside)]
 
 def _temporary(path: Path) -> Path:
     """Where a file or folder is written before it gets its name; nobody else writes there."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    return path.with_name(f".{path.name}.{HOST}-{os.getpid()}.{secrets.token_hex(4)}")
 
 
-def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The temporaries in a folder whose process was killed, each with the name that it was to get."""
+class Leftover(NamedTuple):
+    """A temporary that no process of this host is at work on."""
+
+    path: Path
+    name: str
+    """The name that it was to get."""
+    is_ours: bool
+    """Whether it was written on this host, so that its process has certainly ended."""
+
+
+def leftovers(folder: Path) -> Iterator[Leftover]:
+    """The temporaries in a folder whose process was killed or belongs to another host."""
     for path in folder.glob(".*.*.*"):
-        ours = re.fullmatch(r"\.(.+)\.(\d{1,9})\.[0-9a-f]{8}", path.name)
-        if ours is not None and not _is_alive(int(ours[2])):
-            yield path, ours[1]
+        found = re.fullmatch(r"\.(.+)\.(?:([\w-]+)-)?(\d{1,9})\.[0-9a-f]{8}", path.name)
+        if found is not None and not (found[2] == HOST and _is_alive(int(found[3]))):
+            yield Leftover(path, found[1], found[2] == HOST)
 
 
 def _is_alive(process: int) -> bool:
@@ -156,7 +169,8 @@ def check_free(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A folder to be filled by the block, which then becomes `folder`, whole or not at all.
 
-    What a killed process left of an earlier attempt is removed; what was left under another name is warned of.
+    What a killed process of this host left of an earlier attempt is removed; what was left under another name or by
+    another host is warned of.
     Raises UserError where `folder` is not free, and for an OSError of the block.
     """
     check_free(folder)
@@ -175,12 +189,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _clear_leftovers(folder: Path) -> None:
-    """Removes those of a folder's name; what has another name may be at work on another machine, and is named."""
-    for path, name in leftovers(folder.parent):
-        if name == folder.name:
+    """Removes what was left on this host under a folder's name, and names the rest."""
+    for path, name, is_ours in leftovers(folder.parent):
+        if is_ours and name == folder.name:
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_dir():
-            warnings.warn(f"{path}: was left by a process that was killed; it can be deleted", stacklevel=2)
+            sure = "it can" if is_ours else "unless one is at work on it on another host, it can"
+            warnings.warn(f"{path}: was left by a process that was killed; {sure} be deleted", stacklevel=2)
 
 
 def fsync_file(path: Path) -> None:

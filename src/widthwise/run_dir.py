@@ -105,8 +105,8 @@ class RunDir:
         changes = [each for each in _differences(self._begun_with(text), text) if not each.startswith(MAY_CHANGE)]
         if changes:
             raise UserError(
-                f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; a changed "
-                "recipe is another run"
+                f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
+                f"that, and `widthwise grow {self.path} KEY=VALUE --out NEW` goes on from there with other settings"
             )
         return text
 
@@ -188,6 +188,8 @@ class RunDir:
         return parse(RunResult, found, str(path))
 
     def write_result(self, result: RunResult) -> None:
+        """Writes result.json where the folder is now. Raises UserError on a full disk, RunFailed where it is gone."""
+        self.follow()
         self.fsync_metrics()
         data = result.to_data()
         content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=_digests(data)))}
@@ -228,9 +230,9 @@ class RunDir:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
         with lock:
-            for path, name in leftovers(self.path):
-                if name in WRITTEN_WHOLE:
-                    path.unlink(missing_ok=True)
+            for left in leftovers(self.path):  # of other hosts too: nobody else writes into a locked folder
+                if left.name in WRITTEN_WHOLE:
+                    left.path.unlink(missing_ok=True)
             write_atomic(holder, str(os.getpid()))
             self._handle = os.open(self.path, os.O_RDONLY)
             try:

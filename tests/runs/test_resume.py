@@ -9,10 +9,12 @@ from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir, RunFailed
+from widthwise.runs import result as result_module
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint
+from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 
 
@@ -69,7 +71,12 @@ def test_a_torn_last_record_is_written_again(finished, tmp_path):
 @pytest.mark.parametrize(
     ("name", "before", "after", "message"),
     [
-        ("config.yaml", "lr: 0.01", "lr: 0.21", r"config\.yaml: .* optimizer\.lr from 0\.01 to 0\.21"),
+        (
+            "config.yaml",
+            "lr: 0.01",
+            "lr: 0.21",
+            r"config\.yaml: .* optimizer\.lr from 0\.01 to 0\.21; .*grow .*run KEY=VALUE --out NEW`",
+        ),
         (
             "metrics.jsonl",
             '{"step": 4',
@@ -94,6 +101,28 @@ def test_a_run_that_is_moved_while_it_is_trained_goes_on_there(finished, tmp_pat
     assert not path.exists()
     assert outcome(moved) == outcome(finished)
     assert result["notes"] == [f"{path}: was moved to {moved} while the run was at work; it goes on there"]
+
+
+def test_a_run_that_is_moved_after_its_last_record_finishes_there(finished, tmp_path, monkeypatch):
+    """Before its records are read, and while the model is looked into."""
+    path, first, second = (tmp_path / name for name in ("run", "first", "second"))
+    go, analyses = TrainingLoop.go, result_module.model_analyses
+
+    def moved_afterwards(loop, watch):
+        validation = go(loop, watch)
+        path.rename(first)
+        return validation
+
+    def moved_meanwhile(*args):
+        first.rename(second)
+        return analyses(*args)
+
+    monkeypatch.setattr(TrainingLoop, "go", moved_afterwards)
+    monkeypatch.setattr(result_module, "model_analyses", moved_meanwhile)
+    train(tiny_recipe(), path)
+    assert outcome(second) == outcome(finished)
+    assert not path.exists()
+    assert not first.exists()
 
 
 def test_a_run_that_is_deleted_while_it_is_trained_fails_and_leaves_nothing(tmp_path):

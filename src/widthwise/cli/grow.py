@@ -13,7 +13,7 @@ from widthwise.config_io import UserError
 def grow(
     run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="Changes to that recipe, such as train.steps=2000.")
+        list[str] | None, typer.Argument(help="Changes to the recipe of the run, or of --to, such as train.steps=2000.")
     ] = None,
     to: Annotated[Path | None, typer.Option(help="Recipe of the larger model; default: the run's own.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new run.")] = None,

@@ -70,12 +70,13 @@ def import_hf(folder: Path | str) -> Imported:
 
 def read_config(architecture: Architecture, fields: Fields) -> ModelConfig:
     """As `Architecture.read`; what the model's own config refuses is a UserError too."""
-    with mistakes_at(f"{fields.where}: model"):
-        try:
-            return architecture.read(fields)
-        except UserError as error:
-            refused = error  # says where already
-    raise refused
+    try:
+        return architecture.read(fields)
+    except UserError:  # says where already
+        raise
+    except ValueError as error:
+        with mistakes_at(f"{fields.where}: model"):
+            raise error
 
 
 def _weights(architecture: Architecture, config: ModelConfig, folder: TensorFolder) -> dict[str, Tensor]:

@@ -199,13 +199,14 @@ class TrainingLoop:
         )
 
     def _record(self, event: str, **values: Any) -> None:
-        self._follow()
+        self.follow()
         record = {"step": self.state.step, "event": event, **values}
         self.run.append_metrics([record])
         self._recorded[event] = record["step"]
         self.observer.record(record)
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
+        """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""
         before = self.run.path
         if self.run.follow():
             self.note(f"{before}: was moved to {self.run.path} while the run was at work; it goes on there")
@@ -220,7 +221,7 @@ class TrainingLoop:
         self.state.loader = self.loader.state_dict()
         self.state.width_prices = self.learner.objective.state()
         self.state.wall_seconds = self.wall_seconds
-        self._follow()
+        self.follow()
         self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
         learner, state = self.learner, self.state.as_data()
         checkpoint.save(self.run.checkpoints, self.state.step, learner.model, learner.optimizer, state, self.run.seal())
