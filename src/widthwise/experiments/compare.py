@@ -10,7 +10,7 @@ from widthwise.experiments.runs import CONFIDENCE, Results, check_same_data, var
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend
-from widthwise.records.estimate import TIE_MARGIN
+from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -76,7 +76,7 @@ TREND_PHRASES = {
     "worse": "raises the held-out loss by {size:.4f} nats",
     "tie": "changes the held-out loss by {mean:+.4f} nats, and the whole range surely by less than {margin}",
     "cannot tell": "changes the held-out loss by {mean:+.4f} nats, but {n} cannot tell that from luck",
-    "no verdict": "changes the held-out loss by {mean:+.4f} nats: fewer than three seeds, so no verdict",
+    "no verdict": f"changes the held-out loss by {{mean:+.4f}} nats: {NO_VERDICT}",
 }
 
 

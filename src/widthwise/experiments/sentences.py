@@ -2,7 +2,7 @@
 
 from widthwise.experiments.runs import CONFIDENCE
 from widthwise.records.comparison import Variant
-from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.estimate import NO_VERDICT, Estimate, Verdict
 from widthwise.records.record import finite
 
 PHRASES = {
@@ -10,18 +10,16 @@ PHRASES = {
     "worse": "ends at a held-out loss {size:.4f} nats above {baseline}",
     "tie": "ties with {baseline}: its held-out loss differs by {mean:+.4f} nats",
     "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell that from luck",
-    "no verdict": "differs from {baseline} by {mean:+.4f} nats of held-out loss: fewer than three seeds, so no verdict",
+    "no verdict": f"differs from {{baseline}} by {{mean:+.4f}} nats of held-out loss: {NO_VERDICT}",
 }
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
     """A sentence with the difference of a variant to the baseline, its interval, and the ratios of costs."""
     phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
-    ratio = variant.ratio
-    return (
-        f"{variant.name} {phrase} ({interval(difference)}), at {ratio['params']:.3f} of the parameters, "
-        f"{ratio['training_flops']:.3f} of the training FLOPs and {ratio['kv_bytes']:.3f} of the KV cache."
-    )
+    costs = {"params": "parameters", "training_flops": "training FLOPs", "kv_bytes": "KV cache"}
+    found = [f"{finite(variant.ratio[key]):.3f} of the {title}" for key, title in costs.items() if key in variant.ratio]
+    return f"{variant.name} {phrase} ({interval(difference)}), at {', '.join(found[:-1])} and {found[-1]}."
 
 
 def difference_phrase(difference: Estimate, found: Verdict, baseline: str) -> str:

@@ -9,6 +9,8 @@ Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdi
 
 FEWEST_SEEDS = 3
 """With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
+NO_VERDICT = "fewer than three seeds, so no verdict"
+"""Why there is none, with FEWEST_SEEDS in words."""
 TIE_MARGIN = 0.01
 """Nats per token; two losses that are surely closer than this count as equal."""
 

@@ -82,7 +82,12 @@ class Quantity(ABC):
         return None if estimate is None else estimate.mean
 
     def ratio(self, variant: Variant, baseline: Variant) -> float | None:
-        """Ratio to the baseline's value: as the comparison recorded it, otherwise that of the means."""
+        """Ratio to the baseline's value: as the comparison recorded it, otherwise that of the means.
+
+        None if one is missing, and for speeds if other processes used the machine meanwhile.
+        """
+        if self.is_speed and (variant.shares_machine or baseline.shares_machine):
+            return None
         if self.name in variant.ratio:
             return variant.ratio[self.name]
         own, other = finite(self.value(variant)), finite(self.value(baseline))
@@ -132,6 +137,13 @@ def _params(part: str) -> Callable[[CostSummary], Number | None]:
 
 def _flops(part: str) -> Callable[[CostSummary], Number | None]:
     return lambda cost: cost.flops_by_part.get(part)
+
+
+def _training_flops(run: RunResult) -> Number | None:
+    """Files of older versions have it in PFLOP/s-days alone."""
+    if run.training_flops is None and run.pflops_days is not None:
+        return run.pflops_days * 8.64e19
+    return run.training_flops
 
 
 QUANTITIES: Sequence[Quantity] = (
@@ -261,9 +273,23 @@ QUANTITIES: Sequence[Quantity] = (
         is_speed=True,
     ),
     OfRun("wall_seconds", "seconds", lambda run: run.wall_seconds, 1),
-    OfRun("training_flops", "training FLOPs", lambda run: run.training_flops, has_ratio=True, is_cost=True),
-    OfRun("pflops_days", "PFLOP/s-days", lambda run: run.pflops_days, is_main=True, is_cost=True),
-    OfRun("peak_memory_bytes", "peak memory in bytes", lambda run: run.peak_memory_bytes, is_main=True, is_cost=True),
+    OfRun("training_flops", "training FLOPs", _training_flops, has_ratio=True, is_cost=True),
+    OfRun(
+        "pflops_days",
+        "PFLOP/s-days",
+        lambda run: run.pflops_days,
+        note="Training compute of all steps, in 8.64e19 FLOPs: a PFLOP per second for a day. Mean over seeds.",
+        is_main=True,
+        is_cost=True,
+    ),
+    OfRun(
+        "peak_memory_bytes",
+        "peak memory in bytes",
+        lambda run: run.peak_memory_bytes,
+        note="Most memory held in training: by tensors on a GPU, otherwise by the whole process. Mean over seeds.",
+        is_main=True,
+        is_cost=True,
+    ),
 )
 
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}

@@ -1,4 +1,6 @@
+import csv
 import html.parser
+import io
 import itertools
 import json
 import math
@@ -12,8 +14,11 @@ from fake_comparison import write_comparison
 
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
+from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.main_table import cells
 from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.page import plots
+from widthwise.reports.page.svg import styles
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -196,3 +201,9 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(comparison: Pa
     data["variants"][0]["shares_machine"] = True
     record = Comparison.model_validate(data)
     assert cells(record.variants[2], record)[-1].ratio is None
+    assert {row["tokens_per_second_ratio"] for row in csv.DictReader(io.StringIO(csv_text(record)))} == {""}
+    assert r"{*}: other processes used the machine" in latex_text(record)
+    label = plots.ratio_figure("ratios", record.variants, styles([v.name for v in record.variants]), "uniform") or ""
+    assert "KV bytes" in label
+    assert "tokens per second" not in label
+    assert "bits per byte" not in label

@@ -15,7 +15,7 @@ from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.experiments.sweep.trials import Entry
 from widthwise.records.comparison import Variant
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import NO_VERDICT, Estimate
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
@@ -28,7 +28,7 @@ ARRIVAL_SECONDS = 60.0
 OUTCOMES = {
     "better": "still stands",
     "worse": "still stands",
-    "no verdict": "has fewer than three seeds, so no verdict",
+    "no verdict": f"has {NO_VERDICT}",
 }
 """Verdict under the wider interval -> what a note says of a selected difference; any other: "can be luck"."""
 

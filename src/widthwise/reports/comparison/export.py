@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from widthwise.records.comparison import Compared, Variant
 from widthwise.records.quantities import QUANTITIES, OfModel, Quantity
-from widthwise.reports.comparison.main_table import cells, main_columns, shown_verdict
+from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
 from widthwise.reports.page.formats import MINUS, MISSING, TIMES, capital, clean, percentage, ratio
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
@@ -92,9 +92,10 @@ def _caption(comparison: Compared) -> str:
         f"{comparison.title}. Means over seeds {seeds}. Second lines: {percentage(comparison.confidence)} intervals of"
     )
     name = comparison.baseline
+    end = f" {SHARED_NOTE}." if any(variant.shares_machine for variant in comparison.variants) else ""
     if comparison.baseline_variant is None:
-        return f"{start} losses."
-    return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}."
+        return f"{start} losses.{end}"
+    return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}.{end}"
 
 
 def _latex_lines(variant: Variant, comparison: Compared) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from widthwise.records.comparison import Compared, Variant
-from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN
+from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.quantities import QUANTITIES, Quantity
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 
@@ -19,12 +19,12 @@ class Cell:
     ratio: float | None = None
 
 
-_NUMERALS = ("zero", "one", "two", "three", "four", "five")
 VERDICT_NOTE = (
     f"Better or worse: the interval of the difference excludes 0. Tie: all of it is within {TIE_MARGIN:g} nats of 0. "
-    f"Cannot tell: neither. No verdict: fewer than {_NUMERALS[FEWEST_SEEDS]} seeds."
+    f"Cannot tell: neither. {capital(NO_VERDICT)}."
 )
 NO_INTERVALS_NOTE = "No intervals are shown: a single seed gives none."
+SHARED_NOTE = "*: other processes used the machine, not comparable"
 RATIO_NOTE = f"The small number followed by {TIMES} is the ratio to {{baseline}}."
 
 
@@ -78,8 +78,6 @@ def _cell(quantity: Quantity, variant: Variant, comparison: Compared) -> Cell:
         ends = "" if n_decimals is None else interval(estimate, n_decimals, quantity.is_signed)
         return Cell(shown(estimate.mean, quantity), ends)
     other = None if variant.name == comparison.baseline else baseline
-    if other and quantity.is_speed and other.shares_machine:
-        other = None
     return Cell(shown(estimate.mean, quantity), "", quantity.ratio(variant, other) if other else None)
 
 

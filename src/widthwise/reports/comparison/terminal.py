@@ -2,7 +2,7 @@
 
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import Estimate
-from widthwise.reports.comparison.main_table import cells, main_columns, shown_verdict
+from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
 from widthwise.reports.page.formats import clean, fixed, percentage, ratio, shorten, signed
 from widthwise.reports.page.table import Table
 
@@ -42,5 +42,5 @@ def _note(comparison: Comparison) -> str:
     level, baseline = percentage(comparison.confidence), shorten(comparison.baseline, 30)
     shared = any(variant.shares_machine for variant in comparison.variants)
     return f"below: {level} interval, (ratio to {baseline}); FLOPs: forward, per token; KV B: bytes per token" + (
-        "\n*: other processes used the machine, not comparable" if shared else ""
+        f"\n{SHARED_NOTE}" if shared else ""
     )

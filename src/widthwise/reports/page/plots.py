@@ -229,7 +229,7 @@ def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Sty
     ratios = {
         each.bare_title: [None if reference is None else each.ratio(variant, reference) for variant in compared]
         for each in QUANTITIES
-        if each.has_ratio
+        if each.has_ratio and not each.is_loss
     }
     ratios = {title: own for title, own in ratios.items() if any(value is not None for value in own)}
     if not ratios:
