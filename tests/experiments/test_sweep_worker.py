@@ -170,6 +170,21 @@ def test_a_result_that_the_folder_does_not_hold_is_missed(done, tmp_path: Path, 
         run_sweep(plan, copy, COMMAND)
 
 
+def test_records_that_arrive_after_the_result_are_waited_for(done, tmp_path: Path, monkeypatch) -> None:
+    plan, folder, _ = done
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    metrics = copy / "runs" / "0.03-seed7" / "metrics.jsonl"
+    whole = metrics.read_bytes()
+    metrics.write_bytes(whole[:-100])
+    monkeypatch.setattr("widthwise.experiments.sweep.summary.time.sleep", lambda _: metrics.write_bytes(whole))
+    run_sweep(plan, copy, COMMAND)
+    metrics.write_bytes(whole[:-100])
+    monkeypatch.setattr("widthwise.experiments.sweep.summary.ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("widthwise.experiments.sweep.summary.time.sleep", lambda _: None)
+    with pytest.raises(UserError, match="records are missing"):
+        run_sweep(plan, copy, COMMAND)
+
+
 def small(folder: Path, **section: Any) -> SweepPlan:
     """Two points of one seed."""
     return plan_of(folder, {"over": {"optimizer.lr": [0.002, 0.03]}, "seeds": [4], **section})

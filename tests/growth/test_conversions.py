@@ -179,6 +179,17 @@ def test_conversions_in_words() -> None:
             {"attention": {"bias": False}},
             "bias: got False where it was True; growth takes",
         ),
+        (
+            {"ffn": {**HOURGLASS, "n_blocks": 1}},
+            {"ffn": {}},
+            "layers.0.ffn.kind: got 'swiglu' where it was 'hourglass'; growth has no conversion for it",
+        ),
+        (
+            {"ffn": HOURGLASS},
+            {"ffn": {**HOURGLASS, "norm": "reordered"}},
+            "layers.0.ffn.norm: got 'reordered' where it was 'pre', which would change the function",
+        ),
+        ({"ffn": HOURGLASS}, {"ffn": {**HOURGLASS, "norm": "shared"}}, "layers.0.ffn.norm: got 'shared'"),
         ({"mtp": {}}, {"mtp": None}, "mtp: got None where it was"),
         ({"mtp": {}}, {"mtp": {"n_depths": 2}}, "mtp.n_depths: got 2 where it was 1; growth has no conversion for it"),
         (
@@ -192,3 +203,9 @@ def test_what_would_start_otherwise_is_refused(base: Changes, changes: Changes, 
     with pytest.raises(UserError) as raised:
         plan_growth(small_model(**base), small_model(**{**base, **changes}))
     assert message in str(raised.value)
+
+
+def test_a_norm_is_the_same_whether_the_hourglass_or_its_layer_names_it() -> None:
+    layer, own = (small_model(ffn={**HOURGLASS, "norm": norm}) for norm in (None, "pre"))
+    for old, new in ((layer, own), (own, layer)):
+        assert expansions(plan_growth(old, new)) == []

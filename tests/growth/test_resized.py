@@ -6,6 +6,7 @@ import pytest
 from growth_cases import shaped, small_model
 
 from widthwise.config_io import UserError, merge
+from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.resized import NewSizes, resized
 
@@ -63,6 +64,15 @@ def test_added_layers_lie_between_the_slim_ends() -> None:
     assert all((layer.d_in, layer.d_out) == (layer.d_model,) * 2 for layer in found.layers[1:-1])
 
 
+def test_a_layer_added_between_unlike_ones_is_the_new_one() -> None:
+    """The copy of layer 1 is wide enough for layer 2, but has one head less."""
+    old = shaped([20, 8, 12, 20])
+    wanted = resized(old, NewSizes(d_model=24, add_layers=1))
+    assert [layer.attention.n_heads for layer in wanted.layers] == [5, 2, 2, 3, 5]
+    assert align(old, wanted).layers in ((0, 1, None, 2, 3), (0, None, 1, 2, 3))
+    plan_growth(old, wanted)
+
+
 def test_groups_keep_their_size() -> None:
     attention = {"head_dim": 2, "kv_group_size": 3}
     found = resized(small_model(attention=attention), NewSizes(n_heads=9)).layers[0].attention
@@ -75,9 +85,13 @@ def test_groups_keep_their_size() -> None:
         (
             {"shape": {"kind": "explicit", "widths": [20, 8, 16]}},
             {"n_heads": 6},
-            "n_heads: got 6 for all layers, which have 2, 4, 5",
+            "n_heads: got 6 for all layers, which have 2, 4, 5; name single ones, as model.layers.0.attention.n_heads=",
         ),
-        ({"layers": {1: {"ffn": {"d_ff": 11}}}}, {"d_ff": 20}, "d_ff: got 20 for all layers, which have 10, 11"),
+        (
+            {"layers": {1: {"ffn": {"d_ff": 11}}}},
+            {"d_ff": 20},
+            "d_ff: got 20 for all layers, which have 10, 11; name single ones, as model.layers.0.ffn.d_ff=20",
+        ),
         (
             {"shape": {"kind": "explicit", "widths": [20, 8, 16]}},
             {"d_model": 13},

@@ -171,5 +171,7 @@ def test_every_layer_may_be_written_out() -> None:
     template = tiny_recipe(f"growth=[{{at_step: 4, model: {WIDER_AND_DEEPER}}}]")
     wanted = tiny_recipe("model.d_model=24", "model.n_layers=5", "model.shape.widths=[32, 24, 24, 24, 32]")
     event = GrowthEvent(at_step=4, model=wanted.explicit_model)
-    explicit = tiny_recipe().model_copy(update={"growth": (event,)})
-    assert explicit.final_model == template.final_model
+    recipe = tiny_recipe()
+    assert recipe.final_model != template.final_model  # derived and kept, yet not by the copies
+    for explicit in (checked_copy(recipe, "recipe", growth=(event,)), recipe.model_copy(update={"growth": (event,)})):
+        assert explicit.final_model == template.final_model

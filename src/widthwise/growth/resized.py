@@ -43,14 +43,14 @@ def resized(model: ModelConfig, sizes: NewSizes) -> ModelConfig:
     if sizes.d_model is not None:
         model = _with_d_model(model, sizes.d_model)
     if sizes.d_ff is not None:
-        d_ff = sizes.d_ff
-        _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)))
+        d_ff, key = sizes.d_ff, f"ffn.{_hidden_key(model.layers[0].ffn)}"
+        _check_alike(model, "d_ff", d_ff, lambda layer: getattr(layer.ffn, _hidden_key(layer.ffn)), key)
         model = _with_layers(
             model, lambda layer: {"ffn": checked_copy(layer.ffn, "ffn", **{_hidden_key(layer.ffn): d_ff})}
         )
     heads = {name: size for name in ("n_heads", "n_kv_heads", "head_dim") if (size := getattr(sizes, name)) is not None}
     for name, size in heads.items():
-        _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name))
+        _check_alike(model, name, size, lambda layer, name=name: getattr(layer.attention, name), f"attention.{name}")
     if heads:
         model = _with_layers(model, lambda layer: {"attention": _attention(layer.attention, **heads)})
     return _with_added_layers(model, sizes.add_layers)
@@ -63,13 +63,13 @@ def _hidden_key(ffn: FFN) -> str:
     return next(iter(ffn.hidden_axes))
 
 
-def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any]) -> None:
-    """Raises UserError if layers have different values, which one number cannot replace."""
+def _check_alike(model: ModelConfig, name: str, size: int, found_in: Callable[[LayerConfig], Any], key: str) -> None:
+    """Raises UserError if layers have different values, which one number cannot replace. key: of a layer's config."""
     found = sorted({found_in(layer) for _, layer in model.named_layers()}, key=str)
     if len(found) > 1:
         raise UserError(
             f"{name}: got {size} for all layers, which have {', '.join(map(str, found))}; name single ones, as "
-            "model.layers.0.ffn.d_ff=96, or give --to RECIPE"
+            f"model.layers.0.{key}={size}, or give --to RECIPE"
         )
 
 

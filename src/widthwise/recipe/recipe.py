@@ -1,9 +1,9 @@
 """The recipe: everything a run needs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import pydantic
 from pydantic import Field
@@ -89,8 +89,7 @@ class TrainConfig(Config):
 class Recipe(Config):
     """A run. `model` is either a template with a shape, or every layer; `resolved` turns the first into the second.
 
-    Models are derived once and kept: make a recipe with other values by `checked_copy`, which derives them anew, not by
-    `model_copy`.
+    Models are derived once and kept; a copy derives them anew.
     """
 
     model: ModelSection
@@ -104,6 +103,12 @@ class Recipe(Config):
     """Moments at which the model becomes a larger one that computes the same, first to last."""
     rewarmup: Rewarmup | None = None
     """Written by `widthwise grow` for the run that it makes."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        for derived in ("explicit_model", "phases"):
+            vars(copied).pop(derived, None)
+        return copied
 
     @cached_property
     def explicit_model(self) -> ModelConfig:

@@ -195,10 +195,18 @@ class Findings:
 
 
 def _arrived(run: RunDir) -> RunResult:
-    """The result of a run that has finished, perhaps on another machine."""
+    """The result of a run that has finished, perhaps on another machine, whose files arrive one by one.
+
+    Raises UserError if it is not whole after ARRIVAL_SECONDS.
+    """
     deadline = time.monotonic() + ARRIVAL_SECONDS
-    while (result := run.result()) is None:
+    while True:
+        try:
+            if (result := run.result()) is not None:
+                return result
+            missing = UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
+        except UserError as error:
+            missing = error
         if time.monotonic() > deadline:
-            raise UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
+            raise missing
         time.sleep(0.5)
-    return result

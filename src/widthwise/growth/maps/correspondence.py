@@ -47,7 +47,7 @@ class Correspondence:
 
 
 def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | None = None) -> Correspondence:
-    """`layers`, checked; or if None, the alignment that widens layers least, and then spaces added ones most evenly.
+    """`layers`, checked; or if None, the alignment in which layers lose nothing, widen least, and lie most evenly.
 
     Raises UserError if `layers` is invalid, or if no alignment makes every layer at least as wide as it was.
     """
@@ -62,8 +62,9 @@ def align(old: ModelConfig, new: ModelConfig, layers: tuple[int | None, ...] | N
     return Correspondence(layers)
 
 
-Placing = tuple[float, float, tuple[int, ...]]
-"""Sum of the widenings in coordinates, unevenness of the spacing, and the new position of each old layer so far."""
+Placing = tuple[int, float, float, tuple[int, ...]]
+"""Layers that would lose heads or hidden units, sum of the widenings in coordinates, unevenness of the spacing, and the
+new position of each old layer so far."""
 
 
 def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
@@ -72,16 +73,17 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
         raise UserError(f"n_layers: got {n_new} where there were {n_old}; growth takes nothing away")
     # Dynamic programme. best[i]: the cheapest placing of the first i old layers among the new layers seen so far.
     # i runs downwards, so that best[i - 1] does not use the new layer j yet.
-    best: list[Placing | None] = [(0.0, 0.0, ()), *[None] * n_old]
+    best: list[Placing | None] = [(0, 0.0, 0.0, ()), *[None] * n_old]
     for j in range(n_new):
         for i in range(min(j + 1, n_old), 0, -1):
             before, a, b = best[i - 1], old.layers[i - 1], new.layers[j]
             if before is None or not _can_become(a, b):
                 continue
             unevenness = abs((j + 0.5) / n_new - (i - 0.5) / n_old)
-            found = (before[0] + b.d_model - a.d_model, before[1] + unevenness, (*before[2], j))
+            widening = b.d_model - a.d_model
+            found = (before[0] + _loses(a, b), before[1] + widening, before[2] + unevenness, (*before[3], j))
             here = best[i]
-            if here is None or found[:2] < here[:2]:
+            if here is None or found[:3] < here[:3]:
                 best[i] = found
     placed = best[n_old]
     if placed is None:
@@ -89,9 +91,15 @@ def _aligned(old: ModelConfig, new: ModelConfig) -> tuple[int | None, ...]:
             f"d_model: layers of widths {old.widths} cannot become layers of widths {new.widths} in this order, each "
             "at least as wide as it was"
         )
-    places = {place: i for i, place in enumerate(placed[2])}
+    places = {place: i for i, place in enumerate(placed[3])}
     return tuple(places.get(j) for j in range(n_new))
 
 
 def _can_become(old: LayerConfig, new: LayerConfig) -> bool:
     return new.d_model >= old.d_model and new.d_in >= old.d_in and new.d_out >= old.d_out
+
+
+def _loses(old: LayerConfig, new: LayerConfig) -> bool:
+    """Whether a layer would have fewer heads or hidden units, which growth refuses: another one is the kept one."""
+    before, after = ((each.attention.n_heads, sum(each.ffn.hidden_widths)) for each in (old, new))
+    return before[0] > after[0] or (type(old.ffn) is type(new.ffn) and before[1] > after[1])

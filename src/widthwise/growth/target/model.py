@@ -119,9 +119,9 @@ def _added_layer(layer: LayerConfig, asked: LayerConfig, near: LayerConfig) -> L
 
 
 def _check_norms_stay(old: LayerConfig, new: LayerConfig, where: str) -> None:
-    """Raises UserError if the feed-forward becomes another kind that places its norms differently."""
+    """Raises UserError if the feed-forward places its norms differently; one block alone may share the norm before."""
     before, after = (layer.ffn.norm_placement(layer.norm_placement) for layer in (old, new))
-    if type(old.ffn) is not type(new.ffn) and before != after and (before, after) != ("pre", "shared"):
+    if type(old.ffn) is type(new.ffn) or (before, after) != ("pre", "shared"):
         must_agree(where, before, after)
 
 

@@ -37,7 +37,7 @@ class BlockOptions(Config):
 class HourglassConfig(BlockOptions, FFNConfig):
     """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
 
-    kept = ("norm", "block_multiplier")
+    kept = ("block_multiplier",)
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.model.agreement import all_must_agree, must_agree
+from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component
@@ -100,7 +100,7 @@ class FFNConfig(Config, ABC):
         there. reads_more: whether the layer reads a wider stream than before. Raises ValueError `field: ...` if `old`
         cannot become this without changing the function.
         """
-        must_agree("kind", old.kind, self.kind)
+        must_stay(("kind",), old, self)
         all_must_agree(self.kept or (), old, self)
         return self
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from widthwise.config_io import Config, UserError
-from widthwise.model.agreement import all_must_agree
+from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component
 from widthwise.model.norm import NormConfig
@@ -139,8 +139,7 @@ class ResidualConfig(Config, ABC):
         A class that other kinds can be converted to overrides this. d_model, widths: of the old model's head and
         layers. Raises ValueError `field: ...` if `old` cannot become this without changing the function.
         """
-        if type(old) is not type(self):
-            raise ValueError(f"kind: got {self.kind} where it was {old.kind}; growth takes nothing away")
+        must_stay(("kind",), old, self)
         all_must_agree(self.kept or (), old, self)
         return self
 
