@@ -1,13 +1,14 @@
 """No control character from a name, a table or a generated text reaches the terminal."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 from rich.table import Table
 from rich.text import Text
 
-from widthwise.cli.terminal import progress_console, remark, say, table_console
+from widthwise.cli.terminal import progress_console, remark, say, say_text, table_console
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07 \x9b31m \x7f \r \u202e"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -35,9 +36,19 @@ def test_names_of_files_and_prompts_are_printed_without_any(recipe: Path, tmp_pa
     run = tmp_path / "a\x1b[31mred run"
     code, *printed = widthwise("train", recipe, "--out", run)
     assert code == 0
-    printed += widthwise("generate", run, "--prompt", "a\x1b[2J\n\tb", "--max-new-tokens", 20)[1:]
     printed += widthwise("train", tmp_path / "\x9b2J.yaml")[1:]
     text = "".join(printed)
     assert not CONTROLS.search(text)
-    assert "\n\tb" in text
     assert "red run" in text
+    prompt = "a\x1b[2J\r\n\tb"
+    assert prompt in widthwise("generate", run, "--prompt", prompt, "--max-new-tokens", 2)[1]
+
+
+def test_generated_text_is_cleaned_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    say_text(ESCAPES)
+    assert capsys.readouterr().out == f"{ESCAPES}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    say_text(f"a\n\tb {ESCAPES}")
+    out = capsys.readouterr().out
+    assert out.startswith("a\n\tb ")
+    assert not CONTROLS.search(out)

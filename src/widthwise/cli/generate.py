@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from widthwise.cli.terminal import remark, say, say_json
+from widthwise.cli.terminal import remark, say_json, say_text
 from widthwise.config_io import UserError
 
 
@@ -62,7 +62,7 @@ def generate(
         rows = [{"prompt": text, "continuation": answer} for text, answer in zip(texts, continuations)]
         say_json({"run": str(run), "step": trained.step, "continuations": rows, **drafting})
         return
-    say("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
+    say_text("\n\n".join(text + answer for text, answer in zip(texts, continuations)))
     if drafting:
         remark(_shown(drafting["speculative"]))
 

@@ -1,4 +1,4 @@
-"""The border to the terminal: whatever a verb prints goes through here, and control characters stay behind.
+"""The border to the terminal: whatever a verb prints goes through here, and no control character reaches a screen.
 
 Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
 repaint the screen or rename its window.
@@ -43,6 +43,11 @@ def progress_console() -> Console:
 def say(*lines: str) -> None:
     """Lines on standard output, as long as they are."""
     print(*map(printable, lines), sep="\n")
+
+
+def say_text(text: str) -> None:
+    """Generated text on standard output: without control characters on a terminal, as it is in a file or pipe."""
+    print(printable(text) if sys.stdout.isatty() else text)
 
 
 def remark(*lines: str) -> None:

@@ -13,6 +13,7 @@ from widthwise.reports.page.formats import (
     fixed,
     interval,
     plain,
+    printable,
     ratio,
     shorten,
     si,
@@ -70,6 +71,15 @@ def test_clean_text_is_one_line_without_control_characters(text: str) -> None:
     cleaned = clean(text)
     assert cleaned.isprintable() or not any(ord(letter) < 32 or letter in "\x7f\x9b\u2028\u2029" for letter in cleaned)
     assert len(shorten(text, 9)) <= 9
+
+
+def test_printable_text_loses_no_line_end_and_no_mark_of_direction() -> None:
+    """Embedding, override and isolate could show a name backwards; marks beside letters cannot."""
+    assert printable("a\r\nb\tc\fd\n") == "a\nb\tc d\n"
+    marks = "\u05d0\u200f!\u200e \u0628\u061c \u200d"
+    assert printable(marks) == marks
+    refused = "\x1b\r\x9b\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    assert printable(refused) == "\N{REPLACEMENT CHARACTER}" * len(refused)
 
 
 def test_plain_shows_any_json_value() -> None:

@@ -19,8 +19,11 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u20
 
 
 def printable(text: str) -> str:
-    """Text of any origin for a terminal or a page: control characters become replacement characters."""
-    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Text of any origin for a terminal or a page: control characters become replacement characters.
+
+    Line ends of Windows become newlines, and form feeds spaces. Marks of direction in Arabic or Hebrew text stay.
+    """
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\f", " "))
 
 
 def clean(text: str) -> str:
