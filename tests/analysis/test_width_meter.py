@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
+from dynamic_models import AS_WRITTEN, DYNAMIC, exact_units, model_of
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,7 +15,6 @@ from widthwise.kernels import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
-from widthwise.model.ffn.unit_ranks import unit_ranks
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.validation import validate
@@ -86,7 +85,7 @@ def test_a_grown_layer_counts_the_units_that_it_has():
     resolved = to_data(model_of(DYNAMIC).config)
     resolved["layers"][0]["ffn"]["grown_from"] = [100, 150]  # of 216
     summary, fractions = metered(build(parse(ModelConfig, resolved), seed=1), *BATCHES)
-    widest = unit_ranks((100, 150, 216))
+    widest = [float(rank) for rank, _ in exact_units((100, 150, 216))]
     assert summary["layers"][0]["max_units"] == sum(rank < fractions[0].max() for rank in widest)
     assert summary["layers"][0]["dead_share"] == pytest.approx(1 - summary["layers"][0]["max_units"] / 216)
     sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]

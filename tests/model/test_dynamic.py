@@ -6,6 +6,7 @@ from itertools import cycle, product
 
 import pytest
 import torch
+from dynamic_models import exact_units
 from measured import counted_flops
 from model_cases import config, decoder, random_tokens, template
 from test_ffn_contract import build, context, norm_site, random_input
@@ -16,7 +17,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.ffn.unit_ranks import old_index, unit_ranks
+from widthwise.model.ffn.unit_ranks import old_index
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.model.init import fill
 from widthwise.model.norm import NormConfig, NormSite
@@ -488,7 +489,7 @@ class TestGrown:
     def test_used_units_are_those_whose_rank_lies_below_the_fraction(self):
         found = grown(grown(layer(d_ff=FIRST), ONCE), TWICE)
         fraction = torch.linspace(0, 1, 401, dtype=torch.float64)
-        ranks = torch.tensor(unit_ranks((FIRST, ONCE, TWICE)), dtype=torch.float64)
+        ranks = torch.tensor([float(rank) for rank, _ in exact_units((FIRST, ONCE, TWICE))], dtype=torch.float64)
         centres = torch.tensor([rank * FIRST for rank in ranks.tolist()], dtype=torch.float64)
         near = ((FIRST * fraction[:, None] - centres).abs() < 1e-9).any(dim=1)  # where rounding may decide
         used = found.used_units(FIRST * fraction)
@@ -502,7 +503,9 @@ class TestGrown:
     def test_buckets_hold_the_units_that_a_mask_reaches(self, kind):
         found, progress = grown(grown(layer(mask=kind, d_ff=FIRST), ONCE), TWICE), torch.ones(())
         width = torch.linspace(0, FIRST, 77, dtype=torch.float64)
-        centres = FIRST * torch.tensor(unit_ranks((FIRST, ONCE, TWICE)), dtype=torch.float64)
+        centres = torch.tensor(
+            [float(FIRST * rank) for rank, _ in exact_units((FIRST, ONCE, TWICE))], dtype=torch.float64
+        )
         reached = (found.mask.edge(progress).mask(width[:, None], centres) > 0).sum(dim=1)
         expected = sum(min(edge for edge in (0, *bucket_edges(TWICE)) if edge >= n) for n in reached.tolist())
         assert found.bucketed_units(width, progress) == expected

@@ -1,28 +1,22 @@
 """The ranks of the units of grown dynamic-width layers, against a merge of exact fractions."""
 
-from fractions import Fraction
 from itertools import accumulate
 
 import pytest
 import torch
+from dynamic_models import exact_units
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.model.ffn.unit_ranks import grown_centres, old_index, unit_ranks
+from widthwise.model.ffn.unit_ranks import grown_centres, old_index
 
 GROWTHS = st.lists(st.integers(1, 90), min_size=2, max_size=4).map(lambda added: tuple(accumulate(added)))
 """Sizes of a layer that was grown once to three times."""
 
 
-def merged(sizes):
-    """(rank, place before the last growth or -1) of every unit."""
-    units = []
-    for before, after in zip((0, *sizes), sizes):
-        n = after - before
-        old = [(rank, place) for place, (rank, _) in enumerate(units)]
-        new = [(Fraction(2 * j + 1, 2 * n), -1) for j in range(n)]
-        units = sorted(old + new, key=lambda unit: unit[0])  # stable, so old ones stay in front
-    return units
+def centres_of(sizes):
+    """The centre of every unit."""
+    return grown_centres(sizes, torch.ones((), dtype=torch.float64, device="cpu")).tolist()
 
 
 def first_places(sizes):
@@ -36,25 +30,23 @@ def first_places(sizes):
 
 @given(GROWTHS)
 def test_equals_the_exact_merge(sizes):
-    expected = merged(sizes)
-    assert unit_ranks(sizes) == tuple(float(rank) for rank, _ in expected)
-    assert old_index(sizes) == [place for _, place in expected]
+    assert old_index(sizes) == [place for _, place in exact_units(sizes)]
 
 
 @given(GROWTHS)
-def test_ranks_ascend_and_the_old_ones_stay_in_their_order(sizes):
-    ranks, index = unit_ranks(sizes), old_index(sizes)
-    assert len(ranks) == len(index) == sizes[-1]
-    assert list(ranks) == sorted(ranks)
-    assert 0 < ranks[0] <= ranks[-1] < 1
+def test_centres_ascend_and_the_old_ones_stay_in_their_order(sizes):
+    centres, index = centres_of(sizes), old_index(sizes)
+    assert len(centres) == len(index) == sizes[-1]
+    assert centres == sorted(centres)
+    assert 0 < centres[0] <= centres[-1] < sizes[0]
     assert [place for place in index if place >= 0] == list(range(sizes[-2]))
-    assert tuple(rank for rank, place in zip(ranks, index) if place >= 0) == unit_ranks(sizes[:-1])
+    assert [centre for centre, place in zip(centres, index) if place >= 0] == centres_of(sizes[:-1])
 
 
 @given(GROWTHS)
 def test_every_width_keeps_its_share_of_the_new_units(sizes):
     """Up to half a unit for each batch of units that were added."""
-    ranks = torch.tensor(unit_ranks(sizes), dtype=torch.float64)
+    ranks = torch.tensor(centres_of(sizes), dtype=torch.float64) / sizes[0]
     for fraction in (0.1, 1 / 3, 0.5, 0.77, 1.0):
         assert abs(int((ranks < fraction).sum()) - fraction * sizes[-1]) <= len(sizes) / 2 + 1e-9
 
@@ -65,28 +57,27 @@ def test_the_first_units_keep_their_centres_to_the_bit(dtype, sizes):
     centres = grown_centres(sizes, torch.ones((), dtype=dtype))
     assert centres.dtype == dtype
     assert centres[first_places(sizes)].tolist() == [i + 0.5 for i in range(sizes[0])]
-    expected = torch.tensor([float(rank * sizes[0]) for rank, _ in merged(sizes)], dtype=torch.float64)
+    expected = torch.tensor([float(rank * sizes[0]) for rank, _ in exact_units(sizes)], dtype=torch.float64)
     assert torch.equal(centres, expected.to(dtype))
 
 
 def test_doubling_puts_each_new_unit_behind_an_old_one():
     assert old_index((3, 6)) == [0, -1, 1, -1, 2, -1]
-    assert unit_ranks((3, 6)) == (1 / 6, 1 / 6, 1 / 2, 1 / 2, 5 / 6, 5 / 6)
+    assert centres_of((3, 6)) == [0.5, 0.5, 1.5, 1.5, 2.5, 2.5]
 
 
-def test_a_layer_that_was_not_grown_has_the_ranks_of_its_index():
-    assert unit_ranks((5,)) == (0.1, 0.3, 0.5, 0.7, 0.9)
+def test_a_layer_that_was_not_grown_has_the_centres_of_its_index():
+    assert centres_of((5,)) == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
 def test_neither_default_type_nor_default_device_matters():
     sizes = (49, 61, 100)
-    expected = unit_ranks(sizes), old_index(sizes)
+    expected = centres_of(sizes), old_index(sizes)
     for dtype in (torch.bfloat16, torch.float64):
-        unit_ranks.cache_clear()
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
             with torch.device("meta"):
-                assert (unit_ranks(sizes), old_index(sizes)) == expected
+                assert (centres_of(sizes), old_index(sizes)) == expected
         finally:
             torch.set_default_dtype(before)

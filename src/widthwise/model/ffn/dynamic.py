@@ -4,7 +4,7 @@ Source: Dynamic Width Feedforward Networks (Aardvark, 2025), whose method is sco
 written, all its tokens use half of the units; the other scores and masks make a width that is actually learned.
 
 A width, a centre or a temperature is measured in units that the layer had before any growth, so that it keeps its
-meaning when units are inserted (see `unit_ranks`). Counts of units refer to those it has now.
+meaning when units are inserted (see unit_ranks.py). Counts of units refer to those it has now.
 """
 
 import math

@@ -9,17 +9,10 @@ exactly the old units that it used.
 increasing.
 """
 
-from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-
-@cache
-def unit_ranks(sizes: tuple[int, ...]) -> tuple[float, ...]:
-    """The rank of every unit, ascending."""
-    return tuple(_unsorted(sizes, 1, torch.device("cpu")).sort().values.tolist())
 
 
 def old_index(sizes: tuple[int, ...]) -> list[int]:
