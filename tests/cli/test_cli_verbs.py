@@ -47,7 +47,7 @@ SLOTS = "model.residual={kind: hyper_connections, n_fractions: 4, n_slots: 12, e
 def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widthwise) -> None:
     code, table, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}")
     assert code == 0
-    header, lines = table.split("costs (")[1].split("parameters", 1)[0], table.splitlines()
+    header, lines = table.rsplit("costs", 1)[1].split("parameters", 1)[0], table.splitlines()
     for word in ("model", "hyper_connections", "mtp 2", "baseline", "plain", "uniform", "ratio"):
         assert word in header
     values = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in lines)}
@@ -55,11 +55,12 @@ def test_inspect_shows_a_virtual_width_beside_the_plain_model(recipe: Path, widt
     assert values["virtual width, times d_model"] == ["3", "1", "3.0000"]
     sites, reduction, gains = 6 * 2 * (2 * 12 * 20 + 8 * 20 + 8), 96 * 32, 96
     assert values["parameters, residual"] == [f"{sites + reduction + gains:,}", "0", "-"]
-    assert values["FLOPs per token, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
+    assert values["FLOPs per token, forward, embedding"] == [f"{2 * 32 * 96:,}", "0", "-"]
     _, out, _ = widthwise("inspect", recipe, SLOTS, "model.mtp={n_depths: 2}", "--json")
     summary = json.loads(out)
     assert values["parameters, mtp"] == [f"{summary['params']['mtp']:,}", "0", "-"]
-    assert values["FLOPs per token, mtp"] == [f"{summary['flops_by_part']['mtp']:,}", "0", "-"]
+    assert "FLOPs per token, forward, mtp" not in values
+    assert values["FLOPs per token, training, mtp"] == [f"{3 * summary['flops_by_part']['mtp']:,}", "0", "-"]
     assert summary["flops_per_token"]["training"] > 3 * summary["flops_per_token"]["forward"]
 
 

@@ -168,6 +168,7 @@ def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path, text: str, 
     ("axes", "named"),
     [
         (Axes("flop", "val_loss"), r"--x: got 'flop'; did you mean 'flops'"),
+        (Axes("val_perplexity", "val_loss"), r"--x: got 'val_perplexity'"),
         (Axes("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
         (Axes("params", "train_loss"), r"train_loss is None"),
         (Axes("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),

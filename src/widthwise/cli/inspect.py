@@ -63,7 +63,7 @@ def layer_table(summary: dict[str, Any]) -> Table:
         for row in summary["layers"]
     ]
     header = [*SIZES, "FFN hidden", *(quantity.brief_title for quantity in COSTS.values())]
-    return Table("layers (FLOPs and bytes per token)", header, rows)
+    return Table("layers (forward FLOPs and bf16 bytes per token)", header, rows)
 
 
 def cost_table(summary: dict[str, Any]) -> Table:
@@ -77,7 +77,7 @@ def cost_table(summary: dict[str, Any]) -> Table:
         if value or other:
             cells = [_exact(other), f"{value / other:.4f}" if other else "-"] if baseline else []
             rows.append([quantity.title, _exact(value), *cells])
-    return Table("costs (FLOPs and bytes per token)", header, rows)
+    return Table("costs", header, rows)
 
 
 def _kind(cost: CostSummary) -> str:

@@ -204,7 +204,7 @@ QUANTITIES: Sequence[Quantity] = (
     OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
     OfModel(
         "flops",
-        "FLOPs per token",
+        "FLOPs per token, forward",
         lambda cost: cost.flops_per_token.forward,
         None,
         "Forward pass at the recipe's sequence length with full attention (every token attends to all positions), as "
@@ -214,10 +214,14 @@ QUANTITIES: Sequence[Quantity] = (
         is_main=True,
         has_ratio=True,
     ),
-    *(OfModel(f"flops_{part}", f"FLOPs per token, {part}", _flops(part)) for part in PARTS),
+    *(
+        OfModel(f"flops_{part}", f"FLOPs per token, forward, {part}", _flops(part))
+        for part in PARTS
+        if part != "mtp"  # forward FLOPs leave it out
+    ),
     OfModel(
         "flops_causal",
-        "FLOPs per token, causal attention",
+        "FLOPs per token, forward, causal",
         lambda cost: cost.flops_per_token.forward_causal,
         column="flops_per_token_forward_causal",
         has_ratio=True,
@@ -227,6 +231,12 @@ QUANTITIES: Sequence[Quantity] = (
         "FLOPs per token, training",
         lambda cost: cost.flops_per_token.training,
         column="flops_per_token_training",
+    ),
+    OfModel(
+        "flops_training_mtp",
+        "FLOPs per token, training, mtp",
+        lambda cost: cost.flops_per_token.training_mtp,
+        column="flops_per_token_training_mtp",
     ),
     OfModel("d_model", "d_model", lambda cost: cost.d_model, 0),
     OfModel(
@@ -243,7 +253,7 @@ QUANTITIES: Sequence[Quantity] = (
     OfModel("virtual_width", "virtual width, times d_model", lambda cost: cost.virtual_width, 2),
     OfModel(
         "kv_bytes",
-        "KV bytes per token",
+        "KV bytes per token (bf16)",
         lambda cost: cost.kv_bytes_per_token,
         None,
         "Key and value cache of one token over all layers, in bf16.",
@@ -254,7 +264,7 @@ QUANTITIES: Sequence[Quantity] = (
     ),
     OfModel(
         "activation_bytes",
-        "activation bytes per token",
+        "activation bytes per token (bf16)",
         lambda cost: cost.activation_bytes_per_token,
         short="act. B",
         column="activation_bytes_per_token",

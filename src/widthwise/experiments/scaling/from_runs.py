@@ -16,7 +16,9 @@ from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
 
 METRICS = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
-"""Quantities that y can be; x can be any other one."""
+"""Quantities that y can be."""
+X_QUANTITIES = [name for name in (*OF_RUNS, *OF_MODELS) if name not in (*METRICS, "val_perplexity")]
+"""Those that x can be: all that do not measure how good a model is."""
 BY_FOLDER = "folder"
 """Value of --group-by that groups models by their folder instead of a recipe key."""
 
@@ -115,7 +117,7 @@ def read_measured(paths: Iterable[Path], axes: Axes) -> MeasuredModels:
 def _check_names(axes: Axes) -> None:
     """Raises UserError for a name of a quantity that runs do not have."""
     for option, name, allowed in (
-        ("--x", axes.x, [name for name in (*OF_RUNS, *OF_MODELS) if name not in METRICS]),
+        ("--x", axes.x, X_QUANTITIES),
         ("--y", axes.y, METRICS),
     ):
         if name not in allowed:
