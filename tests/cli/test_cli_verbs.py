@@ -261,6 +261,27 @@ def test_a_folder_that_may_not_be_entered_is_one_line(tmp_path: Path, widthwise,
     assert widthwise("report", tmp_path) == (2, "", f"error: {tmp_path}/comparison.json: Permission denied\n")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("inspect", "x.yaml"), ("export", "run", "folder"), ("data", "prepare", "x.txt"), ("lm_eval", "run")]
+)
+def test_a_verb_of_one_process_is_refused_once_under_torchrun(arguments: tuple, widthwise, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        found.append(widthwise(*arguments))
+    assert [(code, out) for code, out, _ in found] == [(2, "")] * 3
+    first, *others = (error for _, _, error in found)
+    assert first.startswith(f"error: WORLD_SIZE: got 3; `widthwise {arguments[0]}` ")
+    assert (first.count("\n"), others) == (1, ["", ""])
+
+
+def test_one_process_under_torchrun_runs_every_verb(recipe: Path, widthwise, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    assert widthwise("inspect", recipe)[0] == 0
+
+
 def test_no_arguments_print_the_help_alone(widthwise) -> None:
     code, out, error = widthwise()
     assert (code, error) == (2, "")

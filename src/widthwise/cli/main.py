@@ -34,6 +34,9 @@ from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
 from widthwise.training.stopping import Interrupted
 
+ON_SEVERAL_PROCESSES = ("train", "resume")
+"""Verbs that work under torchrun, where every process runs the same command."""
+
 app = typer.Typer(
     name="widthwise",
     help="Design, train and compare language models whose width is a design variable.",
@@ -65,6 +68,21 @@ app.command("lm_eval", context_settings=PASSED_ON)(lm_eval)
 app.command("import")(import_)
 app.command()(export)
 app.add_typer(data_app, name="data")
+
+
+@app.callback()
+def check_processes(context: typer.Context) -> None:
+    """Refuses other verbs under torchrun. All its processes leave; the first says why."""
+    n_processes, verb = os.environ.get("WORLD_SIZE", "1"), context.invoked_subcommand
+    if n_processes == "1" or verb in ON_SEVERAL_PROCESSES:
+        return
+    if os.environ.get("RANK", "0") != "0":
+        raise typer.Exit(2)
+    allowed = ", ".join(ON_SEVERAL_PROCESSES)
+    raise UserError(
+        f"WORLD_SIZE: got {n_processes}; `widthwise {verb}` runs in one process; start it without torchrun (verbs "
+        f"that work under torchrun: {allowed})"
+    )
 
 
 def main() -> None:
