@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +19,7 @@ from widthwise.config_io import Config, UserError, read_text
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
+HASHED_BYTES_AT_ONCE = 2**22
 HOST = re.sub(r"\W+", "-", socket.gethostname(), flags=re.ASCII)[:32] or "host"
 """Whose process numbers these are: machines and containers that share a folder number their own."""
 
@@ -221,10 +222,17 @@ def is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def file_sha256(path: Path) -> str:
-    """sha256 (hex) of a file. Raises UserError where it cannot be read."""
-    with reading(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def file_sha256(path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> str:
+    """sha256 (hex) of a file; `has_read` is called with the bytes of each part.
+
+    Raises UserError where the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with reading(path), open(path, "rb", buffering=0) as file:
+        while part := file.read(HASHED_BYTES_AT_ONCE):
+            digest.update(part)
+            has_read(len(part))
+    return digest.hexdigest()
 
 
 class FileRecord(Config):
@@ -234,7 +242,7 @@ class FileRecord(Config):
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> "FileRecord":
-        """The record of a file as it is now; reads every byte. Raises UserError where it cannot be read."""
+    def of(cls, path: Path, has_read: Callable[[int], object] = lambda n_bytes: None) -> "FileRecord":
+        """The record of a file as it is now; reads every byte. Arguments and errors as `file_sha256`."""
         with reading(path):
-            return cls(n_bytes=path.stat().st_size, sha256=file_sha256(path))
+            return cls(n_bytes=path.stat().st_size, sha256=file_sha256(path, has_read))

@@ -67,7 +67,19 @@ def test_adopt_names_what_is_missing_from_the_command(tmp_path):
     assert "--held-out" in result.stderr
 
 
-@pytest.mark.parametrize("verb", ["prepare", "adopt"])
+def test_verify_reads_a_folder_and_names_what_is_damaged(tmp_path):
+    run("synthetic", "--out", tmp_path / "out", "--tokenizer", "bytes")
+    checked = run_verb("verify", tmp_path / "out")
+    assert checked.exit_code == 0
+    assert f"{PreparedData.open(tmp_path / 'out').train.n_tokens:,}" in checked.stdout
+    assert "checking the tokens" in checked.stderr
+    content = bytearray((tmp_path / "out/held_out.bin").read_bytes())
+    content[7] ^= 1
+    (tmp_path / "out/held_out.bin").write_bytes(content)
+    assert "held_out.bin: its checksum differs" in str(run_verb("verify", tmp_path / "out").exception)
+
+
+@pytest.mark.parametrize("verb", ["prepare", "adopt", "verify"])
 def test_help_lists_the_verb_and_shows_an_example(verb):
     assert verb in run_verb("--help").stdout
     assert f"widthwise data {verb}" in run_verb(verb, "--help").stdout

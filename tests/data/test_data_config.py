@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 
 from widthwise.config_io import UserError, parse, to_data
@@ -17,7 +19,7 @@ def cache(tmp_path, monkeypatch):
 
 def test_an_empty_recipe_part_is_the_standard_library_with_all_defaults_written_out():
     config = parse(DataConfig, {})
-    expected = {"corpus": "python-stdlib", "path": None, "tokenizer": "bpe-4096", "held_out": 0.05}
+    expected = {"corpus": "python-stdlib", "path": None, "tokenizer": "bpe-4096", "held_out": 0.05, "verify": "full"}
     assert to_data(config) == expected
     assert parse(DataConfig, to_data(config)) == config
     assert DataConfig() == config
@@ -25,7 +27,13 @@ def test_an_empty_recipe_part_is_the_standard_library_with_all_defaults_written_
 
 def test_a_path_takes_the_place_of_the_corpus():
     config = parse(DataConfig, {"path": "somewhere"})
-    assert to_data(config) == {"corpus": None, "path": "somewhere", "tokenizer": None, "held_out": None}
+    assert to_data(config) == {
+        "corpus": None,
+        "path": "somewhere",
+        "tokenizer": None,
+        "held_out": None,
+        "verify": "full",
+    }
     assert parse(DataConfig, to_data(config)) == config
 
 
@@ -42,6 +50,27 @@ def test_a_path_takes_the_place_of_the_corpus():
 def test_mistakes_are_refused(data, message):
     with pytest.raises(UserError, match=message):
         parse(DataConfig, data)
+
+
+@pytest.mark.parametrize("verify", ["full", "sizes"])
+def test_a_start_reads_every_byte_unless_told_to_trust_sizes(tmp_path, verify):
+    prepare(named_corpus("synthetic"), tmp_path / "out", tokenizer="bytes")
+    content = bytearray((tmp_path / "out/train.bin").read_bytes())
+    content[1000] ^= 1
+    (tmp_path / "out/train.bin").write_bytes(content)
+    config = parse(DataConfig, {"path": str(tmp_path / "out"), "verify": verify})
+    data = open_data(config)
+    with pytest.raises(UserError, match="its checksum differs") if verify == "full" else nullcontext():
+        config.check(data)
+
+
+def test_sizes_still_needs_the_tokenizer_that_made_the_data(tmp_path):
+    prepare(named_corpus("synthetic"), tmp_path / "out", tokenizer="bytes")
+    path = tmp_path / "out/tokenizer_spec.json"
+    path.write_text(path.read_text().replace("bytes", "bytez"))
+    config = parse(DataConfig, {"path": str(tmp_path / "out"), "verify": "sizes"})
+    with pytest.raises(UserError, match=r"tokenizer_spec\.json"):
+        config.check(open_data(config))
 
 
 def test_a_corpus_is_prepared_once(cache, monkeypatch):

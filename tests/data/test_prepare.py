@@ -125,7 +125,8 @@ def test_progress_reports_each_stage_up_to_all_bytes(tmp_path):
     n_bytes = data.manifest.corpus.n_bytes
     assert seen["reading"] == (n_bytes, None)
     assert seen["tokenizing"] == (n_bytes, n_bytes)
-    assert list(seen) == ["reading", "training the tokenizer", "tokenizing"]
+    assert seen["computing checksums"][0] == seen["computing checksums"][1]
+    assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
 
 
 def test_bad_options_are_refused_before_any_reading(tmp_path):

@@ -37,6 +37,15 @@ def test_a_copied_folder_is_complete_in_itself(folder):
     assert data.train.n_documents == data.manifest.splits.train.n_documents
 
 
+def test_verify_tells_how_far_it_is(folder):
+    data, seen = PreparedData.open(folder), []
+    data.verify(lambda *report: seen.append(report))
+    n_bytes = sum(record.n_bytes for record in data.manifest.files.values())
+    n_token_bytes = sum((folder / name).stat().st_size for name in ("train.bin", "held_out.bin"))
+    assert ("checking the data", n_bytes, n_bytes) in seen
+    assert seen[-1] == ("checking the tokens", n_token_bytes, n_token_bytes)
+
+
 def test_a_folder_without_manifest_is_refused(folder):
     (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="its preparation never finished"):

@@ -92,6 +92,23 @@ def adopt_command(
     _show(adopted.manifest, out, as_json)
 
 
+@data_app.command("verify")
+def verify_command(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare or adopt.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Read a prepared folder and check every checksum and every token, as a run does before its first step.
+
+    Example: `widthwise data verify data/books`
+    """
+    from widthwise.data.prepared import PreparedData
+
+    data = PreparedData.open(folder)
+    with _progress_shown() as progress:
+        data.verify(progress)
+    _show(data.manifest, data.path, as_json)
+
+
 @contextmanager
 def _progress_shown() -> Iterator["ProgressCallback"]:
     """Progress on standard error, so that the output of --json stays clean."""

@@ -34,19 +34,40 @@ def shown_progress(console: "Console") -> Iterator["Observer"]:
         yield BarObserver(bar)
 
 
+class _Pace:
+    """How fast a stage of a preparation goes on, since its first report."""
+
+    def __init__(self, stage: str = "", n_bytes: int = 0):
+        self.stage = stage
+        self._n_bytes_before, self._began = n_bytes, time.monotonic()
+
+    def bytes_per_second(self, n_bytes: int) -> float | None:
+        """None while nothing was done."""
+        seconds = time.monotonic() - self._began
+        return (n_bytes - self._n_bytes_before) / seconds if n_bytes > self._n_bytes_before and seconds > 0 else None
+
+
 class BarObserver:
     """One bar for each preparation and each run."""
 
     def __init__(self, bar: "Progress"):
         self._bar = bar
         self._description = ""
+        self._pace = _Pace()
         self._task = bar.add_task("", visible=False, rate="", loss="")
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """Shows the progress in megabytes."""
+        """Shows the progress in megabytes; the bar itself shows the time left where the total is known."""
         if stage != self._description:
-            self._begin(stage, n_bytes_total and round(n_bytes_total / 1e6))
-        self._bar.update(self._task, completed=round(n_bytes / 1e6), rate="MB")
+            self._begin(stage, None)
+            self._pace = _Pace(stage, n_bytes)
+        rate = self._pace.bytes_per_second(n_bytes)
+        self._bar.update(
+            self._task,
+            total=n_bytes_total and round(n_bytes_total / 1e6),
+            completed=round(n_bytes / 1e6),
+            rate="MB" if rate is None else f"MB  {rate / 1e6:.1f} MB/s",
+        )
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._begin(name, n_steps)
@@ -79,17 +100,23 @@ class LineObserver:
 
     def __init__(self, console: "Console"):
         self._console = console
-        self._stage, self._shown_at = "", 0.0
+        self._pace, self._shown_at = _Pace(), 0.0
         self._name, self._n_steps = "", 0
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         """Prints at most one line every few seconds."""
         now = time.monotonic()
-        if stage == self._stage and now - self._shown_at < SECONDS_BETWEEN_LINES:
+        if stage != self._pace.stage:
+            self._pace = _Pace(stage, n_bytes)
+        elif now - self._shown_at < SECONDS_BETWEEN_LINES:
             return
-        self._stage, self._shown_at = stage, now
-        of_total = f" of {n_bytes_total / 1e6:.1f}" if n_bytes_total else ""
-        self.message(f"{stage}: {n_bytes / 1e6:.1f}{of_total} MB")
+        self._shown_at = now
+        line = f"{stage}: {n_bytes / 1e6:.1f}" + (f" of {n_bytes_total / 1e6:.1f} MB" if n_bytes_total else " MB")
+        if rate := self._pace.bytes_per_second(n_bytes):
+            line += f"  {rate / 1e6:.1f} MB/s"
+            if n_bytes_total:
+                line += f"  {_duration((n_bytes_total - n_bytes) / rate)} left"
+        self.message(line)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._name, self._n_steps = name, n_steps

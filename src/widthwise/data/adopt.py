@@ -63,8 +63,7 @@ class _Adoption:
             for path_of in (bin_path, idx_path):
                 self._bring(path_of(tokens.prefix), path_of(folder / name))
         self._tokenizer.save(folder)
-        self._progress("computing checksums", 0, None)
-        files = record_files(folder)
+        files = record_files(folder, self._progress)
         write_manifest(
             folder,
             tokenizer=self._tokenizer,

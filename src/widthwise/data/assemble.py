@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from widthwise.config_io import UserError
+from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
 from widthwise.data.prepared import (
     FORMAT_VERSION,
     MANIFEST,
@@ -38,9 +39,11 @@ def assemble(out: Path | str, fill: Callable[[Path], None], reuse: bool = False)
     return PreparedData.open(out)
 
 
-def record_files(folder: Path) -> dict[str, FileRecord]:
+def record_files(folder: Path, progress: ProgressCallback = ignore_progress) -> dict[str, FileRecord]:
     """Size and checksum of every file in a folder, by name."""
-    return {path.name: FileRecord.of(path) for path in sorted(folder.iterdir())}
+    paths = sorted(folder.iterdir())
+    done = Counter(progress, "computing checksums", sum(path.stat().st_size for path in paths))
+    return {path.name: FileRecord.of(path, done.add) for path in paths}
 
 
 def write_manifest(

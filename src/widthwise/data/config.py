@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
@@ -34,6 +34,8 @@ class DataConfig(Config):
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
     """The fraction of documents kept for validation."""
+    verify: Literal["full", "sizes"] = "full"
+    """What is checked whenever a run starts: `full` reads every byte; `sizes` trusts files of the right size."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -57,6 +59,16 @@ class DataConfig(Config):
     @classmethod
     def _check_tokenizer(cls, spec: str | None) -> str | None:
         return None if spec is None else check_spec(spec)
+
+    def check(self, data: PreparedData, progress: ProgressCallback = ignore_progress) -> None:
+        """Checks opened data, whose sizes, manifest and index are known to agree, as far as `verify` says.
+
+        Raises UserError as `PreparedData.verify`; `sizes` leaves damage unseen that keeps the size of a file.
+        """
+        if self.verify == "full":
+            data.verify(progress)
+        else:
+            data.check_tokenizer()
 
 
 def open_data(config: DataConfig, progress: ProgressCallback = ignore_progress) -> PreparedData:

@@ -14,6 +14,18 @@ def ignore_progress(stage: str, n_bytes: int, n_bytes_total: int | None) -> None
     """A progress callback that does nothing."""
 
 
+class Counter:
+    """Adds up the bytes of one stage for a progress callback."""
+
+    def __init__(self, progress: ProgressCallback, stage: str, n_bytes_total: int | None):
+        self._progress, self._stage, self._total = progress, stage, n_bytes_total
+        self.n_bytes = 0
+
+    def add(self, n_bytes: int) -> None:
+        self.n_bytes += n_bytes
+        self._progress(self._stage, self.n_bytes, self._total)
+
+
 @dataclass(frozen=True)
 class Document:
     """One text. `name` says where it came from; only `text` is trained on."""

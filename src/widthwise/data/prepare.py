@@ -98,7 +98,7 @@ class _Preparation:
             ),
             held_out_fraction=self._held_out,
             splits=Splits(train=train, held_out=held_out),
-            files=record_files(folder),
+            files=record_files(folder, self._progress),
         )
 
     def _training_texts(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse
-from widthwise.data.documents import ProgressCallback, ignore_progress
+from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
 from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
@@ -131,20 +131,24 @@ class PreparedData:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
 
+    def check_tokenizer(self) -> None:
+        """Raises UserError as `tokenizer`, which is not opened before it is needed."""
+        _ = self.tokenizer
+
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
         """Checks all checksums, the tokenizer, and every token against its size. Raises UserError naming the file."""
-        n_done, n_bytes = 0, sum(record.n_bytes for record in self.manifest.files.values())
+        done = Counter(progress, "checking the data", sum(record.n_bytes for record in self.manifest.files.values()))
         for name, record in self.manifest.files.items():
-            if file_sha256(self.path / name) != record.sha256:
+            if file_sha256(self.path / name, done.add) != record.sha256:
                 raise UserError(
                     f"{self.path / name}: its checksum differs from the manifest's; it is damaged: "
                     "delete the folder and prepare it again"
                 )
-            n_done += record.n_bytes
-            progress("checking the data", n_done, n_bytes)
-        for split in (self.train, self.held_out):
-            for _ in checked_parts(split, self.tokenizer.vocab_size):
-                pass
+        splits = (self.train, self.held_out)
+        done = Counter(progress, "checking the tokens", sum(split.n_bytes for split in splits))
+        for split in splits:
+            for part in checked_parts(split, self.tokenizer.vocab_size):
+                done.add(part.nbytes)
 
 
 def is_prepared(path: Path) -> bool:

@@ -139,9 +139,13 @@ class TokenFile:
     def n_documents(self) -> int:
         return len(self.document_starts) - 1
 
+    @property
+    def n_bytes(self) -> int:
+        """The size of `prefix.bin`."""
+        return self.n_tokens * self.dtype.itemsize
+
     def _map_tokens(self) -> np.ndarray:
-        path = bin_path(self.prefix)
-        wanted_bytes = self.n_tokens * self.dtype.itemsize
+        path, wanted_bytes = bin_path(self.prefix), self.n_bytes
         with reading(path):
             n_bytes = path.stat().st_size
             if n_bytes != wanted_bytes:

@@ -110,7 +110,8 @@ class _Launch:
                 f"the number of tokens of tokenizer {tokenizer.spec}"
             )
         recipe.held_out(data).check()
-        data.verify(self.observer.preparing)  # the run vouches for the checksums, and a stray token would stop it later
+        # The run vouches for the checksums, and a stray token would stop it later.
+        recipe.data.check(data, self.observer.preparing)
         return data
 
     def _check_same_data(self, data: PreparedData) -> None:

@@ -1,0 +1,49 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from widthwise.cli import progress as progress_module
+from widthwise.cli.progress import shown_progress
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 100.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(progress_module, "time", clock)
+    return clock
+
+
+def test_lines_show_the_rate_and_the_time_left_of_each_stage(clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=80)) as observer:
+        observer.preparing("reading", 0, None)
+        clock.seconds += 10
+        observer.preparing("reading", 30_000_000, None)
+        observer.preparing("tokenizing", 2_000_000, 100_000_000)  # of an earlier process
+        clock.seconds += 7
+        observer.preparing("tokenizing", 16_000_000, 100_000_000)
+        observer.preparing("tokenizing", 17_000_000, 100_000_000)  # too soon for another line
+    assert written.getvalue().splitlines() == [
+        "reading: 0.0 MB",
+        "reading: 30.0 MB  3.0 MB/s",
+        "tokenizing: 2.0 of 100.0 MB",
+        "tokenizing: 16.0 of 100.0 MB  2.0 MB/s  0:00:42 left",
+    ]
+
+
+def test_a_bar_shows_the_rate(clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=120, force_terminal=True)) as observer:
+        observer.preparing("tokenizing", 0, 100_000_000)
+        clock.seconds += 4
+        observer.preparing("tokenizing", 50_000_000, 100_000_000)
+    assert "MB  12.5 MB/s" in written.getvalue()
