@@ -243,6 +243,7 @@ def test_help_has_an_example(verb: str, widthwise) -> None:
         (("generate", "run", "--seed", 10**20), "'--seed'"),
         (("generate", "run", "--max-new-tokens", 0), "'--max-new-tokens'"),
         (("compare", "train.steps=3"), "got no recipe"),
+        (("compare", "x.yaml", "--study", "mine"), "goes with --storage"),
     ],
 )
 def test_a_mistake_in_the_arguments_is_one_line(arguments: tuple, named: str, widthwise) -> None:

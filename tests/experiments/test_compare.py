@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,11 @@ from widthwise.config_io import UserError
 from widthwise.experiments import compare
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import ComparisonPlan, read_plan
-from widthwise.run_dir import RunDir
+from widthwise.experiments.sharing import worker
+from widthwise.experiments.sharing.queue import Queue
+from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
+from widthwise.records.comparison import Comparison
+from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.stopping import Interrupted
 
 RECIPE = {
@@ -143,3 +148,57 @@ def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None
     assert "fewer than three seeds, so no verdict" in comparison["sentence"]
     assert "one seed gives no interval" in comparison["sentence"]
     assert "nan" not in comparison["sentence"]
+
+
+PAIR = {"seeds": [3], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
+COMMAND = "widthwise compare short.yaml"
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> ComparisonPlan:
+    """Two variants and one seed."""
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump({**RECIPE, "compare": PAIR}, sort_keys=False))
+    return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
+
+
+def share(plan: ComparisonPlan, folder: Path) -> Comparison:
+    return run_plan(plan, folder, COMMAND, storage_url=sqlite_url(folder.parent / "study.db"))
+
+
+def test_a_run_that_fails_in_a_shared_comparison_stops_its_worker_and_waits_for_another(
+    short: ComparisonPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(recipe, path, observer):
+        raise RunFailed(f"{path}: loss is nan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "train_or_resume", diverge)
+        with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
+            share(short, tmp_path / "out")
+    queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "short", {})
+    assert [entry.state for entry in queue.entries().values()] == ["waiting", "waiting"]
+    assert len(share(short, tmp_path / "out").variants) == 2
+    assert {key: entry.state for key, entry in queue.entries().items()} == dict.fromkeys(short.runs, "finished")
+    shared, alone = share(short, tmp_path / "out"), run_plan(short, tmp_path / "out", COMMAND)
+    assert {**shared, "created": None} == {**alone, "created": None}
+
+
+def test_a_study_of_another_comparison_and_another_folder_are_refused(short: ComparisonPlan, tmp_path: Path) -> None:
+    share(short, tmp_path / "out")
+    with pytest.raises(UserError, match=r"study short in sqlite.*is one of another comparison.*--study"):
+        share(replace(short, match="flops"), tmp_path / "out")
+    with pytest.raises(UserError, match="its workers use another folder"):
+        share(short, tmp_path / "other")
+
+
+def test_a_shared_run_on_other_data_is_not_counted_as_finished(short: ComparisonPlan, tmp_path: Path) -> None:
+    """Whoever deletes it can go on."""
+    run_plan(short, tmp_path / "out", COMMAND)
+    environment = tmp_path / "out" / "runs" / "slow-seed3" / "environment.json"
+    record = json.loads(environment.read_text())
+    record["data"]["corpus"]["fingerprint"] = "of another Python"
+    environment.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
+        share(short, tmp_path / "out")
+    shutil.rmtree(environment.parent)
+    assert len(share(short, tmp_path / "out").variants) == 2

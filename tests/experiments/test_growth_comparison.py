@@ -1,6 +1,7 @@
 """A comparison whose variants grow, from recipe to report, and a family branched from one of its runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from widthwise.experiments import family
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.plan import read_plan
+from widthwise.experiments.sharing.storage import sqlite_url
 from widthwise.run_dir import RunDir
 from widthwise.runs.source import Source
 from widthwise.runs.trained import load_trained
@@ -46,6 +48,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 def losses(run: Path, event: str = "train") -> list[dict]:
     found = [record for record in RunDir(run).metrics() if record["event"] == event]
     return [{key: value for key, value in record.items() if key not in MEASURED_KEYS} for record in found]
+
+
+def test_a_shared_comparison_goes_on_in_a_folder_and_finds_the_same(done: tuple[Path, dict], tmp_path: Path) -> None:
+    folder, found = done
+    plan = read_plan([write(tmp_path / "recipe.yaml", {**RECIPE, "compare": COMPARE})])
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    shutil.rmtree(copy / "runs" / "exact-seed5")
+    shared = run_plan(plan, copy, found["command"], storage_url=sqlite_url(tmp_path / "study.db"))
+    for own, other in zip(shared["variants"], found["variants"], strict=True):
+        for key in ("name", "val_loss", "train_loss", "difference", "verdict", "cost"):
+            assert own[key] == other[key]
 
 
 def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow(done: tuple[Path, dict]) -> None:

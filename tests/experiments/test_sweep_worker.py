@@ -13,17 +13,19 @@ import pytest
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
+from widthwise.experiments.sharing import worker as worker_module
+from widthwise.experiments.sharing.queue import Claim, Queue
+from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway, sqlite_url
+from widthwise.experiments.sharing.trials import Entry
+from widthwise.experiments.sharing.worker import shared_queue
 from widthwise.experiments.statistics import paired_difference
-from widthwise.experiments.sweep import worker as sweep_module
 from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
-from widthwise.experiments.sweep.queue import Claim, Queue
-from widthwise.experiments.sweep.storage import Heartbeat, Storage, StorageAway, sqlite_url
 from widthwise.experiments.sweep.summary import Findings
-from widthwise.experiments.sweep.trials import Entry
-from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.experiments.sweep.worker import WORDS, run_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
+from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
 
 SEEDS = [4, 7, 9]
@@ -165,7 +167,7 @@ def test_a_result_that_the_folder_does_not_hold_is_missed(done, tmp_path: Path, 
     plan, folder, _ = done
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / "runs" / "0.03-seed7" / "result.json").unlink()
-    monkeypatch.setattr("widthwise.experiments.sweep.summary.ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("widthwise.experiments.runs.ARRIVAL_SECONDS", 0.0)
     with pytest.raises(UserError, match=r"0\.03-seed7: the study says that it has finished"):
         run_sweep(plan, copy, COMMAND)
 
@@ -176,11 +178,11 @@ def test_records_that_arrive_after_the_result_are_waited_for(done, tmp_path: Pat
     metrics = copy / "runs" / "0.03-seed7" / "metrics.jsonl"
     whole = metrics.read_bytes()
     metrics.write_bytes(whole[:-100])
-    monkeypatch.setattr("widthwise.experiments.sweep.summary.time.sleep", lambda _: metrics.write_bytes(whole))
+    monkeypatch.setattr("widthwise.experiments.runs.time.sleep", lambda _: metrics.write_bytes(whole))
     run_sweep(plan, copy, COMMAND)
     metrics.write_bytes(whole[:-100])
-    monkeypatch.setattr("widthwise.experiments.sweep.summary.ARRIVAL_SECONDS", 0.0)
-    monkeypatch.setattr("widthwise.experiments.sweep.summary.time.sleep", lambda _: None)
+    monkeypatch.setattr("widthwise.experiments.runs.ARRIVAL_SECONDS", 0.0)
+    monkeypatch.setattr("widthwise.experiments.runs.time.sleep", lambda _: None)
     with pytest.raises(UserError, match="records are missing"):
         run_sweep(plan, copy, COMMAND)
 
@@ -197,7 +199,7 @@ def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_pa
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_module, "train_or_resume", interrupt)
+        patch.setattr(worker_module, "train_or_resume", interrupt)
         with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same sweep command goes on") as stopped:
             run_sweep(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
@@ -220,7 +222,7 @@ def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: P
         return train_or_resume(recipe, path, observer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_module, "train_or_resume", full)
+        patch.setattr(worker_module, "train_or_resume", full)
         found = run_sweep(plan, tmp_path, COMMAND)
     assert points(found)["0.002"]["reason"] == "runs/0.002-seed4: disk full"
     assert points(found)["0.03"]["state"] == "finished"
@@ -237,7 +239,7 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypa
             raise RunInUse(f"{path}: is in use by process 1")
         return train_or_resume(recipe, path, observer)
 
-    monkeypatch.setattr(sweep_module, "train_or_resume", held_at_first)
+    monkeypatch.setattr(worker_module, "train_or_resume", held_at_first)
     found = run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))
     assert found["study"]["n_finished"] == 2
     assert calls == ["0.002-seed4"] * 3 + ["0.03-seed4"]
@@ -256,11 +258,20 @@ def test_a_database_that_goes_away_fails_no_point(tmp_path: Path, monkeypatch) -
     assert run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))["study"]["n_finished"] == 2
 
 
-def test_a_signal_ends_the_waiting_for_others() -> None:
-    signalled = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    signalled.start()
-    with pytest.raises(Interrupted, match="the same sweep command goes on") as stopped:
-        sweep_module._wait(60)
+class Impatient(Silence):
+    """Sends a signal soon after the first message."""
+
+    def message(self, text: str) -> None:
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+
+
+def test_a_signal_ends_the_waiting_for_others(tmp_path: Path) -> None:
+    plan = small(tmp_path)
+    other = shared_queue(WORDS, plan.identity, tmp_path, sqlite_url(tmp_path / "study.db"), "tiny", None)
+    other.fill(plan.keys)
+    assert all(other.claim() for _ in plan.keys)
+    with pytest.raises(Interrupted, match="stopped while waiting; the same sweep command goes on") as stopped:
+        run_sweep(plan, tmp_path, COMMAND, observer=Impatient())
     assert stopped.value.exit_code == 143
 
 

@@ -7,6 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.workers import HeartbeatOption, StudyOption, storage_option
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:
@@ -26,11 +27,15 @@ def compare(
         str | None,
         typer.Option(help="What variants must match: params, active_params, flops, kv_bytes, training_flops, none."),
     ] = None,
+    storage: Annotated[str | None, storage_option("one worker does all runs")] = None,
+    study: StudyOption = None,
+    heartbeat: HeartbeatOption = 60,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
 
-    Finished runs are not repeated: the same command continues an interrupted comparison.
+    Finished runs are not repeated: the same command continues an interrupted comparison. Started several times with
+    --storage, on one machine or on several that share the folder, it divides the runs.
 
     Example: `widthwise compare configs/uniform_200m.yaml configs/x_200m.yaml train.steps=2000`
     """
@@ -40,21 +45,32 @@ def compare(
     paths = [Path(argument) for argument in recipes if "=" not in argument]
     if not paths:
         raise UserError("compare: got no recipe; name one with a compare section, or several")
+    if study and storage is None:
+        raise UserError(f"--study: got {study!r}; goes with --storage, the database that holds the study")
     plan = read_plan(paths, overrides, seed or (), match)
-    run_and_report(plan, out or Path("runs") / plan.title, as_json)
+    run_and_report(plan, out or Path("runs") / plan.title, as_json, storage, study, heartbeat)
 
 
-def run_and_report(plan: "ComparisonPlan", folder: Path, as_json: bool) -> None:
-    """Trains the runs of the plan, shows their progress, and prints the result."""
+def run_and_report(
+    plan: "ComparisonPlan",
+    folder: Path,
+    as_json: bool,
+    storage: str | None = None,
+    study: str | None = None,
+    heartbeat: int = 60,
+) -> None:
+    """Trains the runs of the plan, shows their progress, and prints the result. storage, study, heartbeat: as `compare`
+    takes them."""
     from widthwise.cli.progress import shown_progress
     from widthwise.experiments.compare import run_plan
+    from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.reports.comparison.terminal import comparison_table
     from widthwise.reports.writing import write_report
     from widthwise.runs.environment import command_line
 
     with shown_progress(progress_console()) as observer:
         observer.message(plan.workload)
-        comparison = run_plan(plan, folder, command_line(), observer)
+        comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat))
     files = write_report([folder])
     if as_json:
         say_json(comparison)

@@ -7,6 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.workers import HeartbeatOption, StudyOption, storage_option
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown, si
@@ -15,7 +16,7 @@ from widthwise.reports.page.table import Table
 if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
 
-WHAT, WORKERS, LADDER = "What to vary", "Workers", "A ladder of sizes"
+WHAT, LADDER = "What to vary", "A ladder of sizes"
 WORK = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
 LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
 RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
@@ -51,26 +52,9 @@ def sweep(
         int | None, typer.Option(rich_help_panel=WHAT, min=1, help="Points of a search, not counting the baseline.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE.")] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=WORKERS,
-            envvar="WIDTHWISE_STORAGE",
-            show_envvar=True,
-            help="Database, such as postgresql+psycopg://USER@HOST/NAME; default: a file in the folder.",
-        ),
-    ] = None,
-    study: Annotated[
-        str | None, typer.Option(rich_help_panel=WORKERS, help="Name of the study in the database; default: RECIPE.")
-    ] = None,
-    heartbeat: Annotated[
-        int,
-        typer.Option(
-            rich_help_panel=WORKERS,
-            min=1,
-            help="Seconds between a worker's heartbeats; after missing three it counts as dead.",
-        ),
-    ] = 60,
+    storage: Annotated[str | None, storage_option("a file in the folder")] = None,
+    study: StudyOption = None,
+    heartbeat: HeartbeatOption = 60,
     ladder: Annotated[
         bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
     ] = False,
@@ -131,7 +115,7 @@ def _run_and_report(
     plan: "SweepPlan", folder: Path, storage: str | None, study: str | None, heartbeat: int, as_json: bool
 ) -> None:
     from widthwise.cli.progress import shown_progress
-    from widthwise.experiments.sweep.storage import Heartbeat
+    from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.run_dir import RunFailed

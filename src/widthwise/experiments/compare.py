@@ -6,36 +6,83 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import CONFIDENCE, Results, check_same_data, variant_of, windows
+from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
+from widthwise.experiments.sharing.queue import Queue
+from widthwise.experiments.sharing.storage import Heartbeat
+from widthwise.experiments.sharing.worker import Words, Worker, shared_queue
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
-from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train_or_resume
-from widthwise.training.observer import Observer
+from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
+WORDS = Words(verb="compare", experiment="comparison", task="run")
 
-def run_plan(plan: ComparisonPlan, folder: Path, command: str, observer: Observer | None = None) -> Comparison:
+
+def run_plan(
+    plan: ComparisonPlan,
+    folder: Path,
+    command: str,
+    observer: Observer | None = None,
+    storage_url: str | None = None,
+    study_name: str | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> Comparison:
     """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
-    Returns the comparison. A run that fails stops the comparison; finished runs are kept and not repeated.
-    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python.
+    storage_url: a database that Optuna can use; all workers with the same one divide the runs, and each returns when
+    the last has finished. Default: this process does all. Returns the comparison. A run that fails stops the comparison
+    (other workers when they come to that run); finished runs are kept and not repeated. Raises UserError if finished
+    runs saw different data from the present, as after an upgrade of Python.
     """
-    first = RunDir(folder / plan.run_path(plan.baseline, plan.seeds[0]))
-    results: dict[str, list[RunResult]] = {name: [] for name in plan.recipes}
-    for seed in plan.seeds:
-        for name in plan.recipes:
-            run = RunDir(folder / plan.run_path(name, seed))
-            with interruption_adds("the same compare command goes on with the comparison"):
-                results[name].append(train_or_resume(plan.run_recipe(name, seed), run.path, observer))
-            check_same_data(run, first)
-    comparison = summarise(plan, results, first.environment(), command)
+    work = _Work(plan, folder, observer or Silence())
+    if storage_url is None:
+        work.alone()
+    else:
+        work.share(shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat))
+    comparison = summarise(plan, work.results(), work.first.environment(), command)
     comparison.write(folder)
     return comparison
+
+
+class _Work:
+    def __init__(self, plan: ComparisonPlan, folder: Path, observer: Observer):
+        self._plan, self._folder, self._observer = plan, folder, observer
+        self.first = self._run(plan.baseline, plan.seeds[0])
+
+    def alone(self) -> None:
+        for name, seed in self._plan.runs.values():
+            with interruption_adds(WORDS.advice):
+                train_or_resume(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._observer)
+            self._check_same_data(name, seed)
+
+    def share(self, queue: Queue) -> None:
+        """An exception puts a run back into the queue, so that one machine's trouble does not stop the others."""
+        worker = Worker(WORDS, queue, list(self._plan.runs), self._observer)
+        for claim in worker.claims():
+            with worker.at_work_on(claim):
+                name, seed = self._plan.runs[claim.key]
+                result = worker.train(self._plan.run_recipe(name, seed), self._run(name, seed).path)
+                self._check_same_data(name, seed)
+                claim.finish(finite(result.val_loss))
+
+    def results(self) -> Mapping[str, Results]:
+        """Variant -> one result per seed, when all have finished."""
+        found = {name: [arrived(self._run(name, seed)) for seed in self._plan.seeds] for name in self._plan.recipes}
+        for name, seed in self._plan.runs.values():
+            self._check_same_data(name, seed)
+        return found
+
+    def _run(self, name: str, seed: int) -> RunDir:
+        return RunDir(self._folder / self._plan.run_path(name, seed))
+
+    def _check_same_data(self, name: str, seed: int) -> None:
+        if self.first.exists:  # another worker may be about to begin it
+            check_same_data(self._run(name, seed), self.first)
 
 
 def summarise(

@@ -1,5 +1,7 @@
 """The plan of a comparison: matched recipes, seeds, and one run for each pair."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +55,18 @@ class ComparisonPlan:
     @property
     def baseline(self) -> str:
         return next(iter(self.recipes))
+
+    @property
+    def runs(self) -> dict[str, tuple[str, int]]:
+        """Name of a run's folder -> its variant and seed, in the order of training, seed by seed."""
+        return {self.run_path(name, seed).name: (name, seed) for seed in self.seeds for name in self.recipes}
+
+    @property
+    def identity(self) -> str:
+        """Equal for comparisons that may share a study: all that decides what comparison.json holds."""
+        recipes = [[name, to_data(recipe)] for name, recipe in self.recipes.items()]
+        described = [recipes, list(self.seeds), self.match, self.trend and to_data(self.trend)]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
     @property
     def workload(self) -> str:

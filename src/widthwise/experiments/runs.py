@@ -2,6 +2,7 @@
 
 import math
 import string
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from widthwise.shape.breakdown import ratios
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 CONFIDENCE = 0.95
+ARRIVAL_SECONDS = 60.0
+"""How long a result written by another machine may take to appear on a network file system."""
 
 Results = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
@@ -33,6 +36,24 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 def run_path(name: str, seed: int) -> Path:
     """Path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
+
+
+def arrived(run: RunDir) -> RunResult:
+    """The result of a run that has finished, perhaps on another machine, whose files arrive one by one.
+
+    Raises UserError if it is not whole after ARRIVAL_SECONDS.
+    """
+    deadline = time.monotonic() + ARRIVAL_SECONDS
+    while True:
+        try:
+            if (result := run.result()) is not None:
+                return result
+            missing = UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
+        except UserError as error:
+            missing = error
+        if time.monotonic() > deadline:
+            raise missing
+        time.sleep(0.5)
 
 
 def check_same_data(run: RunDir, first: RunDir) -> None:

@@ -1,6 +1,5 @@
 """The results of a sweep, over all its points."""
 
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,22 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.config_io import UserError
-from widthwise.experiments.runs import CONFIDENCE, Results, check_same_data, run_path, variant_of, windows
+from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, run_path, variant_of, windows
 from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
+from widthwise.experiments.sharing.trials import Entry
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
-from widthwise.experiments.sweep.trials import Entry
 from widthwise.records.comparison import Variant
 from widthwise.records.estimate import NO_VERDICT, Estimate
 from widthwise.records.record import finite
-from widthwise.records.run import RunResult
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import environment
-
-ARRIVAL_SECONDS = 60.0
-"""How long a result written by another machine may take to appear on a network file system."""
 
 OUTCOMES = {
     "better": "still stands",
@@ -111,7 +105,7 @@ class Findings:
 
     def _read(self, name: str) -> Results:
         runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.config.seeds]
-        results = [_arrived(run) for run in runs]
+        results = [arrived(run) for run in runs]
         for run in runs:
             check_same_data(run, self._first_run or runs[0])
         return results
@@ -192,21 +186,3 @@ class Findings:
             f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
         )
-
-
-def _arrived(run: RunDir) -> RunResult:
-    """The result of a run that has finished, perhaps on another machine, whose files arrive one by one.
-
-    Raises UserError if it is not whole after ARRIVAL_SECONDS.
-    """
-    deadline = time.monotonic() + ARRIVAL_SECONDS
-    while True:
-        try:
-            if (result := run.result()) is not None:
-                return result
-            missing = UserError(f"{run.path}: the study says that it has finished, but it holds no result.json")
-        except UserError as error:
-            missing = error
-        if time.monotonic() > deadline:
-            raise missing
-        time.sleep(0.5)

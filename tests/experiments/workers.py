@@ -1,9 +1,9 @@
-"""Workers of one sweep in processes of their own, some of which are killed; run by test_sweep_workers.py.
+"""Workers of one experiment in processes of their own, some of which are killed; run by test_workers.py.
 
-sweep_workers.py RECIPE FOLDER STORAGE KILL...    workers: each KILL is one, killed with SIGKILL after so many training
-                                                  steps, 0: not killed, and behind its first step it waits for
-                                                  the end of those that are; those of "6,0" begin at once, the
-                                                  next KILL after their end
+workers.py RECIPE FOLDER STORAGE KILL...    workers of the sweep or comparison of a recipe: each KILL is one, killed
+                                            with SIGKILL after so many training steps, 0: not killed, and behind its
+                                            first step it waits for the end of those that are; those of "6,0" begin at
+                                            once, the next KILL after their end
 
 Prints a line of JSON: the signal that ended each, 0 for none. They are forked so that importing torch is paid once.
 """
@@ -13,15 +13,19 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from widthwise.config_io import read_recipe
 from widthwise.data.config import open_data
-from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
-from widthwise.experiments.sweep.storage import Heartbeat, Storage
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.plan import read_plan
+from widthwise.experiments.sharing.storage import Heartbeat, Storage
+from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.experiments.sweep.worker import run_sweep
-from widthwise.training.observer import Silence
+from widthwise.training.observer import Observer, Silence
 
 
 class Killer(Silence):
@@ -47,16 +51,30 @@ class Survivor(Silence):
         os.read(self._doomed, 1)  # nothing, when they are dead
 
 
-def worker(plan: SweepPlan, folder: Path, storage: str, n_steps: int, pipe: tuple[int, int]) -> int:
+Work = Callable[[Observer], object]
+
+
+def work_of(recipe: Path, folder: Path, storage: str) -> Work:
+    """What a worker of the recipe's experiment does; its corpus is made here, for all of them."""
+    beat = Heartbeat(1)
+    if "compare" in read_recipe(recipe):
+        comparison = read_plan([recipe])
+        open_data(comparison.recipes[comparison.baseline].data)
+        return lambda observer: run_plan(comparison, folder, "widthwise compare", observer, storage, heartbeat=beat)
+    sweep = read_sweep(recipe)
+    open_data(sweep.reference[1].data)
+    return lambda observer: run_sweep(sweep, folder, "widthwise sweep", storage, heartbeat=beat, observer=observer)
+
+
+def worker(work: Work, n_steps: int, pipe: tuple[int, int]) -> int:
     process = os.fork()
     if process:
         return process
     doomed, held = pipe
     if n_steps == 0:
         os.close(held)
-    observer = Killer(n_steps) if n_steps else Survivor(doomed)
     try:
-        run_sweep(plan, folder, "widthwise sweep", storage, heartbeat=Heartbeat(1), observer=observer)
+        work(Killer(n_steps) if n_steps else Survivor(doomed))
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -72,14 +90,12 @@ def exit_signal(process: int) -> int:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # a killed process loses nothing that it has handed to the system
-    recipe, out, url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    sweep = read_sweep(recipe)
-    open_data(sweep.reference[1].data)
+    shared = work_of(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
     Storage("sqlite://", Heartbeat())  # imports for all of them what Optuna imports late
     signals = []
     for together in sys.argv[4:]:
         ends = os.pipe()
-        workers = [worker(sweep, out, url, int(n_steps), ends) for n_steps in together.split(",")]
+        workers = [worker(shared, int(n_steps), ends) for n_steps in together.split(",")]
         os.close(ends[1])
         signals += [exit_signal(process) for process in workers]
     print(json.dumps(signals))

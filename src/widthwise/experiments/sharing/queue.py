@@ -1,16 +1,18 @@
-"""The queue of a sweep, kept in an Optuna study, so that workers on one or several machines share it.
+"""The queue of an experiment, kept in an Optuna study, so that workers on one or several machines share it.
 
-Every point has a key. A waiting trial is a point to be trained; the worker that sets its state to running owns it, and
-the database decides which one that is. A running trial has a heartbeat; if that stops, another worker declares it lost
-and puts a copy into the queue. A trial that failed without a reason was lost and counts for nothing. If several trials
-have one key (a worker that died at the wrong moment can leave that), the first that is not lost is the point.
+It holds tasks: the points of a sweep, or the runs of a comparison. Every task has a key. A waiting trial is a task to
+be done; the worker that sets its state to running owns it, and the database decides which one that is. A running trial
+has a heartbeat; if that stops, another worker declares it lost and puts a copy into the queue. A trial that failed
+without a reason was lost and counts for nothing. If several trials have one key (a worker that died at the wrong moment
+can leave that), the first that is not lost is the task.
 
-Points are queued and read through Optuna's public API, and claimed below it, because what it offers for that is weaker.
+Tasks are queued and read through Optuna's public API, and claimed below it, because what it offers for that is weaker.
 GridSampler lets two workers train one point, as its documentation says. `Study.ask` and `Study.optimize` make a trial
-run before its first sign of life, so that a worker killed in between holds its point for ever, and they invent a trial
+run before its first sign of life, so that a worker killed in between holds its task for ever, and they invent a trial
 where none waits. RetryHeartbeatStaleTrialCallback also copies trials that are not ours, and reasons with them.
 """
 
+import math
 import threading
 import time
 import warnings
@@ -19,8 +21,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from widthwise.config_io import UserError
-from widthwise.experiments.sweep.storage import Storage, StorageAway
-from widthwise.experiments.sweep.trials import (
+from widthwise.experiments.sharing.storage import Storage, StorageAway
+from widthwise.experiments.sharing.trials import (
     KEY,
     MISTAKE,
     POINT,
@@ -38,11 +40,11 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-IDENTITY = "sweep"
+IDENTITY = "identity"
 """User attribute of the study: the settings that its workers must share."""
 
 FILL_SECONDS = 5
-"""How long points may be missing from the queue before a worker concludes that no other is about to add them."""
+"""How long tasks may be missing from the queue before a worker concludes that no other is about to add them."""
 
 
 class ClaimLost(Exception):
@@ -50,10 +52,10 @@ class ClaimLost(Exception):
 
 
 class Queue:
-    """The points of one sweep, for one worker."""
+    """The tasks of one experiment, for one worker."""
 
     def __init__(self, storage: Storage, name: str, identity: Mapping[str, str]):
-        """Opens or creates a study. Raises UserError if it belongs to another sweep.
+        """Opens or creates a study. Raises UserError if it belongs to another experiment.
 
         identity: each setting that all workers must share -> advice for when they do not.
         """
@@ -74,7 +76,7 @@ class Queue:
         found = None if self._is_maker else self._wait_for_identity()
         if found is None and any(KEY not in trial.user_attrs for trial in self._all_trials()):
             raise UserError(
-                f"study {self.name} in {self.storage.shown}: does not belong to a sweep; choose another with --study"
+                f"study {self.name} in {self.storage.shown}: was not made by widthwise; choose another with --study"
             )
         if found is None:
             # Its maker died in between where it is not us.
@@ -93,11 +95,11 @@ class Queue:
         return None
 
     def entries(self) -> dict[str, Entry]:
-        """Key -> the state of the point, for all that were ever queued."""
+        """Key -> the state of the task, for all that were ever queued."""
         return {key: entry(key, trial) for key, trial in self._standing().items()}
 
     def _trials(self) -> "list[FrozenTrial]":
-        """The trials of points; another tool may have added others."""
+        """The trials of tasks; another tool may have added others."""
         return [trial for trial in self._all_trials() if KEY in trial.user_attrs]
 
     def _all_trials(self) -> "list[FrozenTrial]":
@@ -107,11 +109,11 @@ class Queue:
             raise StorageAway(f"study {self.name} in {self.storage.shown}: is not there any more") from None
 
     def _standing(self) -> "dict[str, FrozenTrial]":
-        """Key -> the trial that represents its point."""
+        """Key -> the trial that represents its task."""
         return standing(self._trials())
 
     def fill(self, keys: Sequence[str]) -> None:
-        """Queues missing points: at once in a new study, otherwise when no other worker seems to do it."""
+        """Queues missing tasks: at once in a new study, otherwise when no other worker seems to do it."""
         present = self._standing()
         missing = {key for key in keys if key not in present}
         now = time.monotonic()
@@ -127,7 +129,7 @@ class Queue:
         self._missing = set()
 
     def try_mistakes_again(self) -> None:
-        """Queues points that failed for a reason that may have been fixed since, such as a full disk."""
+        """Queues tasks that failed for a reason that may have been fixed since, such as a full disk."""
         for trial in self._standing().values():
             if state(trial) == "failed" and trial.user_attrs.get(MISTAKE):
                 self._add(again(trial, **{REPLACES: trial.number}))
@@ -136,7 +138,7 @@ class Queue:
         self.storage.patiently(lambda: self._study.add_trial(trial))
 
     def declare_lost(self) -> None:
-        """Queues again the points of processes whose heartbeat has stopped."""
+        """Queues again the tasks of processes whose heartbeat has stopped."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.storages import fail_stale_trials
 
@@ -145,7 +147,7 @@ class Queue:
             self.storage.patiently(lambda: fail_stale_trials(self._study))
 
     def claim(self) -> "Claim | None":
-        """The first waiting point, now this worker's; None if none is waiting."""
+        """The first waiting task, now this worker's; None if none is waiting."""
         from optuna.trial import TrialState
 
         for trial in self._trials():
@@ -153,7 +155,7 @@ class Queue:
                 claim = Claim(self, trial)
                 if self._standing()[trial.user_attrs[KEY]].number == trial.number:
                     return claim
-                claim.drop()  # another trial stands for the point
+                claim.drop()  # another trial stands for the task
         return None
 
     def _take(self, trial_id: int) -> bool:
@@ -169,7 +171,7 @@ class Queue:
 
 
 class Claim:
-    """A point that this worker owns. As a context manager it sends a heartbeat."""
+    """A task that this worker owns. As a context manager it sends a heartbeat."""
 
     def __init__(self, queue: Queue, trial: "FrozenTrial"):
         self._queue, self._storage, self._rdb = queue, queue.storage, queue.storage.rdb
@@ -201,21 +203,22 @@ class Claim:
         return optuna.Trial(study, self._id)
 
     def describe(self, point: Mapping[str, Any]) -> None:
-        """Stores the point's name, group and values in the trial."""
+        """Stores the name, group and values of a sweep's point in the trial."""
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, POINT, dict(point)))
 
     def report(self, n_seeds: int, mean_loss: float) -> None:
-        """Reports the mean over the finished seeds."""
+        """Stores the mean over the finished seeds of a point."""
         self._act(lambda: self._rdb.set_trial_intermediate_value(self._id, n_seeds, mean_loss))
 
     def finish(self, loss: float) -> None:
-        """Marks the point as finished."""
+        """Marks the task as finished. A loss that is not a number becomes infinite: SQLite has no NaN."""
         from optuna.trial import TrialState
 
-        self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.COMPLETE, [loss]))
+        value = math.inf if math.isnan(loss) else loss
+        self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.COMPLETE, [value]))
 
     def fail(self, reason: str, is_mistake: bool) -> None:
-        """Marks the point as failed. is_mistake: the cause can be fixed, so another start tries it again."""
+        """Marks the task as failed. is_mistake: the cause can be fixed, so another start tries it again."""
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, MISTAKE, is_mistake))
         self._act(lambda: self._rdb.set_trial_user_attr(self._id, REASON, reason))
         self.drop()
@@ -227,7 +230,7 @@ class Claim:
         self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.FAIL))
 
     def release(self) -> None:
-        """Returns the point to the queue."""
+        """Returns the task to the queue."""
         from optuna.trial import TrialState
 
         self._act(lambda: self._rdb.set_trial_state_values(self._id, TrialState.WAITING))

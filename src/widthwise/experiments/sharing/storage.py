@@ -1,4 +1,4 @@
-"""The database through which the workers of a sweep coordinate."""
+"""The database through which the workers of an experiment coordinate."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from widthwise.config_io import UserError
 from widthwise.data.extras import require
-from widthwise.experiments.sweep.trials import put_back
+from widthwise.experiments.sharing.trials import put_back
 
 if TYPE_CHECKING:
     from optuna.storages import RDBStorage
@@ -22,7 +22,7 @@ T = TypeVar("T")
 OPENING_SECONDS = 5
 """How long to retry opening the database after a first failure."""
 OUTAGE_SECONDS = 120
-"""How long a database may be unreachable while a sweep is running."""
+"""How long a database may be unreachable while workers are running."""
 TABLES_LOCK = 0x7769647468
 """The advisory lock under which a PostgreSQL database gets its tables: "width" in ASCII, which nobody else uses."""
 

@@ -1,5 +1,6 @@
-"""The queue of a sweep: every point once, whoever dies, and no password anywhere."""
+"""The queue of an experiment: every task once, whoever dies, and no password anywhere."""
 
+import math
 import threading
 import time
 from collections import Counter
@@ -15,12 +16,12 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from widthwise.config_io import UserError
-from widthwise.experiments.sweep import queue as queue_module
-from widthwise.experiments.sweep import storage as storage_module
-from widthwise.experiments.sweep.queue import ClaimLost, Queue
-from widthwise.experiments.sweep.storage import Heartbeat, Storage, sqlite_url
+from widthwise.experiments.sharing import queue as queue_module
+from widthwise.experiments.sharing import storage as storage_module
+from widthwise.experiments.sharing.queue import ClaimLost, Queue
+from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
 
-KEYS = [f"point{number}" for number in range(7)]
+KEYS = [f"task{number}" for number in range(7)]
 N_WORKERS = 4
 IDENTITY = {"plan": "is one of another sweep"}
 
@@ -52,10 +53,10 @@ def age(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
-def test_workers_that_begin_at_once_claim_every_point_once(
+def test_workers_that_begin_at_once_claim_every_task_once(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of a study that none of them finds; each claims until every point is claimed."""
+    """Of a study that none of them finds; each claims until every task is claimed."""
     url = sqlite_url(tmp_path / "study.db") if database == "sqlite" else request.getfixturevalue("postgres")
     claimed: list[str] = []
     errors: list[Exception] = []
@@ -118,7 +119,7 @@ def test_nobody_claims_on_a_file_while_another_reads_and_is_about_to_write(new_q
     assert states(reader) == {KEYS[0]: "running"}
 
 
-def test_points_are_claimed_in_their_order_and_end_as_told(new_queue: OpenQueue) -> None:
+def test_tasks_are_claimed_in_their_order_and_end_as_told(new_queue: OpenQueue) -> None:
     queue = new_queue()
     queue.fill(KEYS[:4])
     first, second, third = (queue.claim() for _ in range(3))
@@ -137,7 +138,15 @@ def test_points_are_claimed_in_their_order_and_end_as_told(new_queue: OpenQueue)
     assert queue.claim().key == KEYS[2]
 
 
-def test_a_silent_worker_loses_its_point_to_another_and_cannot_end_it(new_queue: OpenQueue) -> None:
+def test_a_task_that_ends_without_a_loss_is_finished(new_queue: OpenQueue) -> None:
+    queue = new_queue()
+    queue.fill(KEYS[:1])
+    queue.claim().finish(math.nan)
+    assert states(queue) == {KEYS[0]: "finished"}
+    assert trials(queue)[0].value == math.inf
+
+
+def test_a_silent_worker_loses_its_task_to_another_and_cannot_end_it(new_queue: OpenQueue) -> None:
     silent, other = new_queue(), new_queue()
     silent.fill(KEYS[:1])
     claim = silent.claim()
@@ -156,7 +165,7 @@ def test_a_silent_worker_loses_its_point_to_another_and_cannot_end_it(new_queue:
     assert Counter(trial.state for trial in trials(other)) == {TrialState.FAIL: 1, TrialState.COMPLETE: 1}
 
 
-def test_a_point_shows_signs_of_life_while_it_is_at_work(new_queue: OpenQueue) -> None:
+def test_a_task_shows_signs_of_life_while_it_is_at_work(new_queue: OpenQueue) -> None:
     queue, other = new_queue(), new_queue()
     queue.fill(KEYS[:1])
     with queue.claim():
@@ -168,7 +177,7 @@ def test_a_point_shows_signs_of_life_while_it_is_at_work(new_queue: OpenQueue) -
         assert states(other) == {KEYS[0]: "running"}
 
 
-def test_points_are_queued_by_another_where_the_maker_of_the_study_died(
+def test_tasks_are_queued_by_another_where_the_maker_of_the_study_died(
     new_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     maker, other = new_queue(), new_queue()
@@ -192,8 +201,8 @@ def test_a_maker_that_is_slow_but_at_work_is_not_overtaken(
         assert list(states(other)) == KEYS[:expected]
 
 
-def test_of_two_trials_for_a_point_the_first_counts(new_queue: OpenQueue) -> None:
-    """As where a worker was so slow that another queued the points too."""
+def test_of_two_trials_for_a_task_the_first_counts(new_queue: OpenQueue) -> None:
+    """As where a worker was so slow that another queued the tasks too."""
     slow, other = new_queue(), new_queue()
     slow.fill(KEYS[:1])
     slow._add(optuna.create_trial(state=TrialState.WAITING, user_attrs={"key": KEYS[0]}))
@@ -218,7 +227,7 @@ def test_mistakes_are_tried_again_by_the_next_start_and_what_diverged_is_not(new
     assert states(queue) == {KEYS[0]: "finished", KEYS[1]: "failed"}
 
 
-def test_a_study_of_another_sweep_is_refused(new_queue: OpenQueue) -> None:
+def test_a_study_of_another_experiment_is_refused(new_queue: OpenQueue) -> None:
     new_queue()
     with pytest.raises(UserError, match=r"study s in sqlite:.*is one of another sweep"):
         new_queue({"other plan": "is one of another sweep"})
@@ -250,12 +259,12 @@ def test_a_mistake_stands_where_its_second_trial_came_to_nothing(new_queue: Open
     assert states(queue) == {KEYS[0]: "waiting"}
 
 
-def test_a_study_that_is_no_sweep_is_refused(new_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_of_another_tool_is_refused(new_queue: OpenQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_module, "FILL_SECONDS", -1.0)
     storage = new_queue(name="other").storage
     optuna.create_study(storage=storage.rdb, study_name="mine").enqueue_trial({"lr": 0.1})
     with pytest.raises(
-        UserError, match=r"study mine in sqlite:.*: does not belong to a sweep; choose another with --study"
+        UserError, match=r"study mine in sqlite:.*: was not made by widthwise; choose another with --study"
     ):
         new_queue(name="mine")
 

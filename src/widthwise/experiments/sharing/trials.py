@@ -1,4 +1,4 @@
-"""The points of a sweep, read from the trials of its study."""
+"""The tasks of an experiment, read from the trials of its study."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 State = Literal["waiting", "running", "finished", "failed"]
 
 KEY, POINT, REASON, MISTAKE, REPLACES = "key", "point", "reason", "mistake", "replaces"
-"""User attributes of a trial: its point's key; what the point is; why it failed; whether another start may mend that;
-the number of the failed trial in whose place it is."""
+"""User attributes of a trial: its task's key; what a sweep's point is; why it failed; whether another start may mend
+that; the number of the failed trial in whose place it is."""
 
 STATES: dict[str, State] = {
     "WAITING": "waiting",
@@ -25,16 +25,16 @@ STATES: dict[str, State] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """The state of one point."""
+    """The state of one task."""
 
     key: str
     number: int
-    """Number of the trial that represents the point."""
+    """Number of the trial that represents the task."""
     state: State
     point: dict[str, Any] | None
-    """Its name, group and values, once a worker has claimed it."""
+    """Name, group and values of a sweep's point, once a worker has claimed it."""
     reason: str | None
-    """Why the point failed, or None."""
+    """Why the task failed, or None."""
 
     @property
     def is_done(self) -> bool:
@@ -75,7 +75,7 @@ def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:
 
 
 def again(trial: "FrozenTrial", **attributes: Any) -> "FrozenTrial":
-    """A waiting trial for the same point, in place of the same failed trial, with the values a sampler chose."""
+    """A waiting trial for the same task, in place of the same failed trial, with the values a sampler chose."""
     import optuna
 
     kept = {key: trial.user_attrs[key] for key in (KEY, POINT, REPLACES) if key in trial.user_attrs}

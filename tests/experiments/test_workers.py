@@ -1,4 +1,4 @@
-"""Workers that share a study: killed and not, on SQLite and on a real PostgreSQL; sweep_workers.py is the worker."""
+"""Workers that share a study: killed and not, on SQLite and on a real PostgreSQL; workers.py is the worker."""
 
 import json
 import os
@@ -11,14 +11,17 @@ from typing import Any
 
 import optuna
 import pytest
-from tiny_sweeps import LEARNING_RATES, recipe_file
+import yaml
+from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
 
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.plan import read_plan
+from widthwise.experiments.sharing.storage import sqlite_url
 from widthwise.experiments.sweep.plan import read_sweep
-from widthwise.experiments.sweep.storage import sqlite_url
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir
 
-SCRIPT = Path(__file__).with_name("sweep_workers.py")
+SCRIPT = Path(__file__).with_name("workers.py")
 SOURCE = Path(__file__).parents[2] / "src"
 POINTS = ["baseline", "0.002", "0.03"]
 TIME_KEYS = {"created", "command", "environment", "study", "shares_machine"}
@@ -44,9 +47,9 @@ def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> l
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def trials_by_state(storage: str) -> dict[str, Counter]:
+def trials_by_state(storage: str, study: str = "tiny") -> dict[str, Counter]:
     """State -> how many trials each point has in it."""
-    trials = optuna.load_study(study_name="tiny", storage=storage).trials
+    trials = optuna.load_study(study_name=study, storage=storage).trials
     found: dict[str, Counter] = {}
     for trial in trials:
         found.setdefault(trial.state.name, Counter())[trial.user_attrs["key"]] += 1
@@ -94,3 +97,31 @@ def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(
     assert run_workers(recipe, tmp_path, storage, "10", "0,0") == [signal.SIGKILL, 0, 0]
     check_complete(tmp_path, storage, alone)
     assert trials_by_state(storage)["FAIL"] == Counter(["0.002"])
+
+
+COMPARE = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
+RUNS = ["plain-seed4", "slow-seed4", "plain-seed7", "slow-seed7"]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe of a comparison."""
+    path = tmp_path_factory.mktemp("recipe") / "pair.yaml"
+    path.write_text(yaml.safe_dump({**RECIPE, "compare": COMPARE}, sort_keys=False))
+    return path
+
+
+@pytest.mark.slow
+def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path, postgres: str) -> None:
+    """The survivor goes on with the run that was cut off, and writes what a worker alone writes without a study."""
+    run_plan(read_plan([pair]), tmp_path / "alone", "widthwise compare")
+    folder = tmp_path / "shared"
+    assert run_workers(pair, folder, postgres, "6,0") == [signal.SIGKILL, 0]
+    alone, shared = (json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("alone", "shared"))
+    assert without_times(shared) == without_times(alone)
+    by_state = trials_by_state(postgres, "pair")
+    assert by_state.keys() == {"COMPLETE", "FAIL"}
+    assert by_state["COMPLETE"] == Counter(RUNS)
+    (lost,) = by_state["FAIL"].elements()
+    cut_off = RunDir(folder / "runs" / lost)
+    assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]

@@ -1,0 +1,1 @@
+"""What lets several workers, on one or several machines, share one experiment."""
