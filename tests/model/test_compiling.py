@@ -6,6 +6,7 @@ from torch._dynamo.utils import counters
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
+from widthwise.model.recompute import RECOMPUTE
 
 TOKENS = torch.randint(0, 257, (2, 13), generator=torch.Generator().manual_seed(2))
 
@@ -74,3 +75,18 @@ def test_further_heads_are_compiled_whole_and_compute_the_same(residual):
         each.objective.backward()
     for ours, truth in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, truth.grad)
+
+
+@pytest.mark.parametrize("residual", ["{kind: plain}", "{kind: hyper_connections, slot_width: 8, n_slots: 4}"])
+def test_layers_that_run_again_need_no_further_graphs_and_compute_the_same(residual):
+    found = []
+    for kind in ("none", "layer"):
+        torch._dynamo.reset()
+        graphs: list = []
+        model = compiled([24, 8], graphs, "model.mtp={n_depths: 1}", f"model.residual={residual}")
+        model.recompute = RECOMPUTE[kind]
+        train_twice(model)
+        found.append((len(graphs), [parameter.grad for parameter in model.parameters()]))
+    assert not counters["graph_break"]
+    assert found[0][0] == found[1][0] > 0
+    torch.testing.assert_close(found[1][1], found[0][1])

@@ -17,6 +17,7 @@ from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.mtp import MTPDepth
+from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
 from widthwise.model.rope import rope_table
 
@@ -45,7 +46,7 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.config = config
+        self.config, self.recompute = config, KEEP_ALL
         residual, d_model = config.residual, config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
@@ -130,7 +131,8 @@ class Decoder(nn.Module):
     ) -> tuple[Stream, tuple[Choices, ...]]:
         choices = []
         for i, layer in enumerate(self.layers):
-            stream, chosen = layer(stream, context, None if cache is None else cache.layers[i])
+            cached = None if cache is None else cache.layers[i]
+            stream, chosen = self.recompute.run(i, layer, stream, context, cache=cached)
             choices.append(chosen)
         return stream, tuple(choices)
 
@@ -179,7 +181,7 @@ class Decoder(nn.Module):
         n_tokens = targets.shape[1]
         total, losses = targets.new_zeros((), dtype=torch.float32), []
         for k, depth in enumerate(self.depths[: n_tokens - 1], start=1):
-            slots, chosen = depth(slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
+            slots, chosen = self.recompute.run(k - 1, depth, slots[:, : n_tokens - k], later[:, k:], context.ahead(k))
             mean, of_tokens, _ = self._cross_entropy(depth.hidden(slots), targets[:, k:], z_coefficient=0.0)
             total = total + mean + chosen.get("auxiliary_loss", 0.0)
             losses.append(of_tokens)

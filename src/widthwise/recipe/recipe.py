@@ -16,6 +16,7 @@ from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import dynamic_layers
+from widthwise.model.recompute import ActivationCheckpointing
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
@@ -41,6 +42,8 @@ class TrainConfig(Config):
     """Type of the matrix products; weights and optimizer state are fp32."""
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
+    activation_checkpointing: ActivationCheckpointing = "none"
+    """What the backward pass runs again instead of keeping it: no layer, every `layer`, or every second one."""
     seed: Seed = 42
     """Seed of the initial weights and of the data order."""
     max_grad_norm: pydantic.PositiveFloat = 1.0

@@ -6,6 +6,7 @@ from torch import Tensor
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
+from widthwise.model.recompute import RECOMPUTE
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizer import set_lr
 from widthwise.recipe.recipe import Recipe
@@ -21,6 +22,7 @@ class Learner:
         self._recipe, self._config = recipe, recipe.train
         self.model, self.optimizer = model, optimizer
         self.device = model.embedding.weight.device
+        model.recompute = RECOMPUTE[self._config.activation_checkpointing]
         if self._config.compile:
             torch.compiler.reset()  # what was compiled for a smaller model counts towards the limit of graphs
             compile_layers(model)

@@ -54,9 +54,10 @@ def _differentiate(
 ) -> tuple[Tensor | None, ...]:
     """One gradient for each input of `operators.forward`."""
     grads = (grad.contiguous() for grad in (grad_new_state, grad_x, grad_new_coefficients))
-    gradients = operators.backward(*grads, *ctx.saved_tensors, *ctx.numbers)
+    kept = ctx.saved_tensors  # unpacked once: activation checkpointing refuses a second time
+    gradients = operators.backward(*grads, *kept, *ctx.numbers)
     state, update, coefficients, static, projection, scale = (
-        None if leaf is None else gradient for leaf, gradient in zip(ctx.saved_tensors, gradients)
+        None if leaf is None else gradient for leaf, gradient in zip(kept, gradients)
     )
     return state, update, coefficients, None, None, static, projection, scale, None, None
 

@@ -113,7 +113,7 @@ class _Read(torch.autograd.Function):
         ctx.producer = producer if ctx.n_since_kept else None
         ctx.save_for_backward(None if ctx.n_since_kept else state, static, projection, scale)
         ctx.n_read, ctx.eps, ctx.shape, ctx.dtype = n_read, eps, state.shape, state.dtype
-        ctx.site = None
+        ctx.site = ctx.parameters = None
         return x.view(*state.shape[:-2], n_read * state.shape[-1]), state.view_as(state), carry, write
 
     @staticmethod
@@ -121,10 +121,10 @@ class _Read(torch.autograd.Function):
         ctx: Any, grad_x: Tensor, grad_state: Tensor, grad_carry: Tensor, grad_write: Tensor
     ) -> tuple[Tensor | None, ...]:
         refuse_double_backward()
-        _, static, projection, scale = ctx.saved_tensors
         with without_autocast(grad_x):
             site = _site_of(ctx)
-            ctx.site = None  # the read runs last in a backward pass, so that the cache can go
+            static, projection, scale = ctx.parameters
+            ctx.site = ctx.parameters = None  # the read runs last in a backward pass, so that the cache can go
             state, (_, tanh, pre_activation, inverse_rms) = site
             slot_width = state.shape[-1]
             blocks = _blocks(grad_x, state)
@@ -157,7 +157,7 @@ class _Write(torch.autograd.Function):
     def forward(
         ctx: Any, state: Tensor, carry: Tensor, write: Tensor, reading: Any, update: Tensor, multiplier: float
     ) -> Tensor:
-        ctx.reading, ctx.multiplier = reading, multiplier
+        ctx.reading, ctx.multiplier, ctx.update = reading, multiplier, None
         ctx.save_for_backward(update)
         with without_autocast(state):
             wide = state.flatten(0, -3).to(carry.dtype)
@@ -167,7 +167,7 @@ class _Write(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        (update,) = ctx.saved_tensors
+        update, ctx.update = _update_of(ctx), None
         with without_autocast(grad):
             site = _site_of(ctx.reading)
             state = site.state
@@ -182,21 +182,31 @@ class _Write(torch.autograd.Function):
 
 
 def _site_of(reading: Any) -> _Site:
-    """State and coefficients of a read, computed once per backward pass and cached on its graph node."""
+    """State and coefficients of a read, computed once per backward pass and cached on its graph node.
+
+    So are the parameters, because activation checkpointing unpacks a saved tensor only once in a pass.
+    """
     if reading.site is None:
         state, static, projection, scale = reading.saved_tensors
+        reading.parameters = static, projection, scale
         if state is None:
             state = _made_again(reading.producer, reading.shape, reading.dtype)
         reading.site = _site(state, static, projection, scale, reading.eps)
     return reading.site
 
 
+def _update_of(writing: Any) -> Tensor:
+    """The update that a write added, cached on its graph node until its own backward pass for the same reason."""
+    if writing.update is None:
+        (writing.update,) = writing.saved_tensors
+    return writing.update
+
+
 def _made_again(writing: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Recomputes the state that a write left. writing: its node in autograd's graph."""
     site = _site_of(writing.reading)
     _, carry, write = site.parts(writing.reading.n_read)
-    (update,) = writing.saved_tensors
-    return _written(site.state, carry, write, update, writing.multiplier).view(shape).to(dtype)
+    return _written(site.state, carry, write, _update_of(writing), writing.multiplier).view(shape).to(dtype)
 
 
 def read_slots(
