@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -45,10 +46,69 @@ def test_shards_hold_the_documents_and_their_bytes(tmp_path, tokenizer):
 
 
 def test_result_does_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("widthwise.data.prepare.BATCH_BYTES", 30_000)
+    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 30_000)
     one = prepare(SYNTHETIC, tmp_path / "one", tokenizer="bpe-300", n_processes=1)
     two = prepare(SYNTHETIC, tmp_path / "two", tokenizer="bpe-300", n_processes=2)
     assert one.manifest == two.manifest
+
+
+def n_documents_below(max_tokens: int, held_out: float) -> int:
+    """How many documents come before the first whose bytes, and end of text, would be too many training tokens."""
+    scanner, n_tokens = Scanner(held_out), 0
+    for index, document in enumerate(SYNTHETIC):
+        if not scanner.add(document):
+            n_tokens += len(document.text.encode()) + 1
+        if n_tokens > max_tokens:
+            return index
+    raise AssertionError("the corpus is too small")
+
+
+def first_documents(n: int, name: str = "synthetic") -> Corpus:
+    return Corpus(name, lambda: islice(SYNTHETIC, n))
+
+
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_max_tokens_gives_what_the_documents_before_it_give(tmp_path, monkeypatch, n_processes):
+    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 3_000)
+    options = {"tokenizer": "bytes", "held_out": 0.2}
+    cut = prepare(SYNTHETIC, tmp_path / "cut", max_tokens=20_011, n_processes=n_processes, **options)
+    same = prepare(first_documents(n_documents_below(20_011, 0.2)), tmp_path / "same", **options)
+    assert cut.manifest == same.manifest
+    assert 20_011 - 5_000 < cut.train.n_tokens <= 20_011
+
+
+def test_max_tokens_may_be_reached_exactly_and_one_less_is_a_document_less(tmp_path):
+    n_tokens = prepare(SYNTHETIC, tmp_path / "a", tokenizer="bytes", max_tokens=20_011, held_out=0.2).train.n_tokens
+    exact = prepare(SYNTHETIC, tmp_path / "b", tokenizer="bytes", max_tokens=n_tokens, held_out=0.2)
+    less = prepare(SYNTHETIC, tmp_path / "c", tokenizer="bytes", max_tokens=n_tokens - 1, held_out=0.2)
+    assert exact.train.n_tokens == n_tokens
+    assert less.train.n_documents == exact.train.n_documents - 1
+
+
+def test_more_tokens_than_there_are_is_the_whole_corpus(tmp_path):
+    options = {"tokenizer": "bpe-300"}
+    cut = prepare(SYNTHETIC, tmp_path / "cut", max_tokens=10**9, **options)
+    assert cut.manifest == prepare(SYNTHETIC, tmp_path / "all", **options).manifest
+
+
+def test_max_tokens_reads_little_behind_the_last_document(tmp_path, monkeypatch):
+    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 3_000)
+    n_read = 0
+
+    def read() -> Iterator[Document]:
+        nonlocal n_read
+        for n_read, document in enumerate(SYNTHETIC, start=1):  # noqa: B007 (counted outside)
+            yield document
+
+    cut = prepare(Corpus("counted", read), tmp_path / "out", tokenizer="bytes", max_tokens=20_011, held_out=0.2)
+    assert cut.manifest.corpus.n_documents <= n_read < cut.manifest.corpus.n_documents + 30
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+def test_too_few_max_tokens_are_refused(tmp_path, max_tokens):
+    with pytest.raises(UserError, match=f"max_tokens: got {max_tokens}"):
+        prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", max_tokens=max_tokens)
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):

@@ -47,6 +47,9 @@ def prepare_command(
     document_bytes: Annotated[
         int | None, typer.Option(help="Split longer texts at line ends into documents of about this size.")
     ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Stop before the document that would make more training tokens than this.")
+    ] = None,
     processes: Annotated[int, typer.Option(help="Encode in this many processes; 1 uses threads.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
@@ -60,7 +63,13 @@ def prepare_command(
     corpus = open_source(source, field, document_bytes)
     with _progress_shown() as progress:
         prepared = prepare(
-            corpus, out, tokenizer=tokenizer, held_out=held_out, n_processes=processes, progress=progress
+            corpus,
+            out,
+            tokenizer=tokenizer,
+            held_out=held_out,
+            max_tokens=max_tokens,
+            n_processes=processes,
+            progress=progress,
         )
     _show(prepared.manifest, out, as_json)
 

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from widthwise.config_io import UserError
 
@@ -55,6 +56,16 @@ class Scan:
     n_held_out: int
 
 
+class Entry(NamedTuple):
+    """What is kept of a document when its text is not."""
+
+    key: bytes
+    """Its name and the digest of its content, as a fingerprint reads them."""
+    n_bytes: int
+    is_held_out: bool
+    """Depends only on its content."""
+
+
 class Scanner:
     """Builds a `Scan` document by document."""
 
@@ -65,16 +76,29 @@ class Scanner:
         self._hash = hashlib.sha256()
         self.n_documents = self.n_bytes = self.n_held_out = 0
 
-    def add(self, document: Document) -> bool:
-        """Counts a document; returns whether it is held out, which depends only on its content."""
+    def entry(self, document: Document) -> Entry:
+        """The entry of a document, which is not counted yet."""
         name, content = document.name.encode("utf-8", "surrogateescape"), document.text.encode()
         digest = hashlib.sha256(content).digest()
-        self._hash.update(len(name).to_bytes(8, "little") + name + digest)
         is_held_out = int.from_bytes(digest[:8], "big") < self._threshold
-        self.n_documents += 1
-        self.n_bytes += len(content)
-        self.n_held_out += is_held_out
-        return is_held_out
+        return Entry(len(name).to_bytes(8, "little") + name + digest, len(content), is_held_out)
+
+    def count(self, entry: Entry) -> None:
+        """Counts the next document."""
+        self.count_many(entry.key, 1, entry.n_bytes, entry.is_held_out)
+
+    def count_many(self, keys: bytes, n_documents: int, n_bytes: int, n_held_out: int) -> None:
+        """Counts documents by their keys, one after the other, or by a part of these, and their totals."""
+        self._hash.update(keys)
+        self.n_documents += n_documents
+        self.n_bytes += n_bytes
+        self.n_held_out += n_held_out
+
+    def add(self, document: Document) -> bool:
+        """Counts a document; returns whether it is held out."""
+        entry = self.entry(document)
+        self.count(entry)
+        return entry.is_held_out
 
     def result(self) -> Scan:
         return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out)
@@ -92,4 +116,4 @@ def scan(corpus: Corpus, held_out: float, progress: ProgressCallback = ignore_pr
 def train_texts(corpus: Corpus, held_out: float) -> Iterator[str]:
     """The texts of the training split, in order."""
     scanner = Scanner(held_out)
-    return (document.text for document in corpus if not scanner.add(document))
+    return (document.text for document in corpus if not scanner.entry(document).is_held_out)

@@ -1,9 +1,9 @@
-"""Encodes batches of texts in this process or in several, with the same result."""
+"""Encodes documents in this process or in several, with the same result."""
 
 import multiprocessing
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError
+from widthwise.data.documents import Document, Entry, Scanner
 from widthwise.data.shards import token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
@@ -20,66 +21,83 @@ from widthwise.data.tokenizer_spec import restore_tokenizer
 WAITING_BATCHES_PER_PROCESS = 2
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Texts to encode, by split: [train, held_out]."""
-
-    texts: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+BATCH_BYTES = 2**20
+"""Documents are encoded in batches of about this much text."""
 
 
 @dataclass(frozen=True)
-class EncodedPart:
-    """The encoded texts of one split in a batch: tokens (sum of lengths,), lengths (n_documents,)."""
+class EncodedBatch:
+    """Documents in order, with the tokens of all, end to end."""
 
+    entries: list[Entry]
     tokens: np.ndarray
+    """(sum of lengths,), of the dtype of the shards."""
     lengths: np.ndarray
-    n_bytes: int
-    n_token_bytes: int
+    """int64 (n_documents,), the end-of-text tokens included."""
+
+
+def encode(
+    documents: Iterable[Document], scanner: Scanner, tokenizer: Tokenizer, tokenizer_path: Path, n_processes: int
+) -> Generator[EncodedBatch, None, None]:
+    """The documents' tokens, in order. Other processes load the tokenizer from its file; entries are the scanner's."""
+    batches = _batches(documents, scanner)
+    if n_processes > 1:
+        return _in_processes(batches, n_processes, tokenizer.spec, tokenizer_path)
+    encoder = _Encoder(tokenizer)
+    return (EncodedBatch(batch.entries, *encoder.encode(batch.texts)) for batch in batches)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Documents to encode."""
+
+    entries: list[Entry] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+def _batches(documents: Iterable[Document], scanner: Scanner) -> Iterator[_Batch]:
+    batch, n_bytes = _Batch(), 0
+    for document in documents:
+        batch.entries.append(scanner.entry(document))
+        batch.texts.append(document.text)
+        n_bytes += batch.entries[-1].n_bytes
+        if n_bytes >= BATCH_BYTES:
+            yield batch
+            batch, n_bytes = _Batch(), 0
+    yield batch
 
 
 class _Encoder:
-    """Encodes batches; every process has one."""
+    """Encodes texts; every process has one."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._byte_lengths = tokenizer.token_byte_lengths()
         self._dtype = token_dtype(tokenizer.vocab_size)
 
-    def encode(self, batch: Batch) -> list[EncodedPart]:
-        return [self._encode_part(texts) for texts in batch.texts]
-
-    def _encode_part(self, texts: list[str]) -> EncodedPart:
-        documents = [[*ids, self._tokenizer.eos_id] for ids in self._tokenizer.encode_batch(texts)]
-        lengths = np.array([len(document) for document in documents], dtype=np.int64)
-        tokens = np.fromiter(chain.from_iterable(documents), dtype=self._dtype, count=lengths.sum())
-        n_bytes = sum(len(text.encode()) for text in texts)
-        return EncodedPart(tokens, lengths, n_bytes, int(self._byte_lengths[tokens].sum()))
-
-
-def encode_batches(
-    batches: Iterator[Batch], tokenizer: Tokenizer, tokenizer_path: Path, n_processes: int
-) -> Iterator[list[EncodedPart]]:
-    """[train, held_out] of each batch, in order. Other processes load the tokenizer from its file."""
-    if n_processes == 1:
-        return map(_Encoder(tokenizer).encode, batches)
-    return _in_processes(batches, n_processes, tokenizer.spec, tokenizer_path)
+    def encode(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and lengths, as in an EncodedBatch."""
+        documents = self._tokenizer.encode_batch(texts)
+        for ids in documents:
+            ids.append(self._tokenizer.eos_id)
+        lengths = np.array([len(ids) for ids in documents], dtype=np.int64)
+        return np.fromiter(chain.from_iterable(documents), dtype=self._dtype, count=lengths.sum()), lengths
 
 
 def _in_processes(
-    batches: Iterator[Batch], n_processes: int, spec: str, tokenizer_path: Path
-) -> Iterator[list[EncodedPart]]:
+    batches: Iterator[_Batch], n_processes: int, spec: str, tokenizer_path: Path
+) -> Generator[EncodedBatch, None, None]:
     """Encoded batches in order. Only a few batches are in flight at a time, so the corpus may be larger than memory."""
     # Not forked: a fork inherits the locks of torch's and the tokenizer's threads but not the threads.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(n_processes, context, _start_worker, (spec, tokenizer_path)) as pool:
-        waiting: deque[Future[list[EncodedPart]]] = deque()
+        waiting: deque[tuple[_Batch, Future[tuple[np.ndarray, np.ndarray]]]] = deque()
         try:
             for batch in batches:
-                waiting.append(pool.submit(_encode_in_worker, batch))
+                waiting.append((batch, pool.submit(_encode_in_worker, batch.texts)))
                 if len(waiting) > WAITING_BATCHES_PER_PROCESS * n_processes:
-                    yield waiting.popleft().result()
+                    yield _first_done(waiting)
             while waiting:
-                yield waiting.popleft().result()
+                yield _first_done(waiting)
         except BrokenProcessPool:
             hint = "use fewer if memory is short; a script needs an `if __name__ == '__main__':` guard"
             raise UserError(f"processes: one of {n_processes} died; {hint}") from None
@@ -87,15 +105,20 @@ def _in_processes(
             pool.shutdown(cancel_futures=True)
 
 
-_encode_of_worker: Callable[[Batch], list[EncodedPart]] | None = None
+def _first_done(waiting: deque[tuple[_Batch, Future[tuple[np.ndarray, np.ndarray]]]]) -> EncodedBatch:
+    batch, encoded = waiting.popleft()
+    return EncodedBatch(batch.entries, *encoded.result())
+
+
+_encoder_of_worker: _Encoder | None = None
 
 
 def _start_worker(spec: str, tokenizer_path: Path) -> None:
-    global _encode_of_worker
+    global _encoder_of_worker
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    _encode_of_worker = _Encoder(restore_tokenizer(spec, tokenizer_path)).encode
+    _encoder_of_worker = _Encoder(restore_tokenizer(spec, tokenizer_path))
 
 
-def _encode_in_worker(batch: Batch) -> list[EncodedPart]:
-    assert _encode_of_worker is not None
-    return _encode_of_worker(batch)
+def _encode_in_worker(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    assert _encoder_of_worker is not None
+    return _encoder_of_worker.encode(texts)

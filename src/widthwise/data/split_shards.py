@@ -1,0 +1,98 @@
+"""The shards of both splits, written together document by document."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from widthwise.data.documents import Scan, Scanner
+from widthwise.data.encode import EncodedBatch
+from widthwise.data.prepared import SplitRecord, Splits
+from widthwise.data.shards import ShardWriter, token_dtype
+from widthwise.data.tokenizer import Tokenizer
+
+
+@dataclass
+class _Count:
+    """Running totals of one split."""
+
+    n_documents: int = 0
+    n_tokens: int = 0
+    n_bytes: int = 0
+    n_token_bytes: int = 0
+
+    def add(self, *numbers: int) -> None:
+        for key, number in zip(vars(self), numbers, strict=True):
+            setattr(self, key, getattr(self, key) + number)
+
+
+class SplitShards:
+    """Writes `train` and `held_out` in a folder; used in a `with` block, as ShardWriter is.
+
+    With `max_tokens`, it is full before the first training document that would make them more; that document and all
+    behind it are left out, of both splits.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer, scanner: Scanner, max_tokens: int | None = None):
+        dtype = token_dtype(tokenizer.vocab_size)
+        self._byte_lengths = tokenizer.token_byte_lengths()
+        self._scanner = scanner
+        self._max_tokens = max_tokens
+        self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
+        self._counts = tuple(_Count() for _ in self._writers)
+        self._stack = ExitStack()
+        self.is_full = False
+
+    def __enter__(self) -> Self:
+        for writer in self._writers:
+            self._stack.enter_context(writer)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    @property
+    def n_train_tokens(self) -> int:
+        return self._counts[0].n_tokens
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of text in both splits."""
+        return self._scanner.n_bytes
+
+    def add(self, batch: EncodedBatch) -> None:
+        """Appends the documents of a batch until it is full."""
+        is_held_out = np.array([entry.is_held_out for entry in batch.entries], dtype=bool)
+        n_kept = self._n_that_fit(np.where(is_held_out, 0, batch.lengths))
+        entries, is_held_out, lengths = batch.entries[:n_kept], is_held_out[:n_kept], batch.lengths[:n_kept]
+        tokens = batch.tokens[: lengths.sum()]
+        n_bytes = np.array([entry.n_bytes for entry in entries], dtype=np.int64)
+        for writer, count, chosen in zip(self._writers, self._counts, (~is_held_out, is_held_out)):
+            own = tokens[np.repeat(chosen, lengths)]
+            writer.add(own, lengths[chosen])
+            count.add(int(chosen.sum()), len(own), int(n_bytes[chosen].sum()), int(self._byte_lengths[own].sum()))
+        for entry in entries:
+            self._scanner.count(entry)
+
+    def _n_that_fit(self, train_lengths: np.ndarray) -> int:
+        """How many documents of a batch are taken; lengths (n_documents,) are 0 for those held out."""
+        if self.is_full:
+            return 0
+        if self._max_tokens is None:
+            return len(train_lengths)
+        after = self.n_train_tokens + np.cumsum(train_lengths)
+        n_kept = int(np.searchsorted(after, self._max_tokens, side="right"))
+        self.is_full = n_kept < len(train_lengths)
+        return n_kept
+
+    def found(self) -> Scan:
+        """What was written, as a scan of it would find."""
+        return self._scanner.result()
+
+    def splits(self) -> Splits:
+        return Splits(**{name: SplitRecord(**vars(count)) for name, count in zip(Splits.model_fields, self._counts)})
