@@ -17,7 +17,7 @@ install: .venv/installed
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,tiktoken,hf,eval,sweep,postgres,bench]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,remote,tiktoken,hf,eval,sweep,postgres,bench]'
 	touch $@
 
 .venv/installed-bench: .venv/installed

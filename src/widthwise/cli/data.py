@@ -14,7 +14,7 @@ from widthwise.reports.page.table import Table
 
 if TYPE_CHECKING:
     from widthwise.data.documents import ProgressCallback
-    from widthwise.data.prepared import Manifest
+    from widthwise.data.manifest import Manifest
 
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
@@ -103,7 +103,7 @@ def adopt_command(
 
 @data_app.command("verify")
 def verify_command(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare or adopt.")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare or adopt, or its URL.")],
     as_json: JsonOption = False,
 ) -> None:
     """Read a prepared folder and check every checksum and every token, as a run does before its first step.
@@ -112,8 +112,8 @@ def verify_command(
     """
     from widthwise.data.prepared import PreparedData
 
-    data = PreparedData.open(folder)
     with _progress_shown() as progress:
+        data = PreparedData.open(folder, progress)
         data.verify(progress)
     _show(data.manifest, data.path, as_json)
 

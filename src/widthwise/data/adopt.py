@@ -9,7 +9,8 @@ from pathlib import Path
 from widthwise.config_io import UserError
 from widthwise.data.assemble import assemble, record_files, write_manifest
 from widthwise.data.documents import ProgressCallback, ignore_progress
-from widthwise.data.prepared import CorpusRecord, PreparedData, SplitRecord, Splits, checked_parts
+from widthwise.data.manifest import CorpusRecord, SplitRecord, Splits
+from widthwise.data.prepared import PreparedData, checked_parts
 from widthwise.data.shards import TokenFile, bin_path, idx_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import open_tokenizer

@@ -9,16 +9,8 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
-from widthwise.data.prepared import (
-    FORMAT_VERSION,
-    MANIFEST,
-    CorpusRecord,
-    Manifest,
-    PreparedData,
-    Splits,
-    TokenizerRecord,
-    is_prepared,
-)
+from widthwise.data.manifest import FORMAT_VERSION, MANIFEST, CorpusRecord, Manifest, Splits, TokenizerRecord
+from widthwise.data.prepared import PreparedData, is_prepared
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, fsync_folder, is_at, write_atomic, writing
 

@@ -1,7 +1,6 @@
 """The `data:` part of a recipe, and the folder that keeps what was prepared for it."""
 
 import hashlib
-import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -9,10 +8,13 @@ from typing import Any, Literal
 import pydantic
 
 from widthwise.config_io import Config, UserError
+from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import ProgressCallback, ignore_progress, scan
+from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.prepare import prepare
-from widthwise.data.prepared import FORMAT_VERSION, PreparedData
+from widthwise.data.prepared import PreparedData
+from widthwise.data.remote import check_url, is_url
 from widthwise.data.tokenizer_spec import check_spec
 from widthwise.files import file_sha256
 
@@ -29,7 +31,7 @@ class DataConfig(Config):
     corpus: str | None = None
     """A corpus by name: python-stdlib (the default), installed-python, synthetic."""
     path: str | None = None
-    """A folder made by `widthwise data prepare` or `widthwise data adopt`."""
+    """A folder made by `widthwise data prepare` or `widthwise data adopt`, or the URL of one, see `data.remote`."""
     tokenizer: str | None = None
     """bytes, bpe-N, tiktoken:NAME, or the path of a tokenizer.json."""
     held_out: float | None = pydantic.Field(default=None, gt=0, lt=1)
@@ -55,6 +57,11 @@ class DataConfig(Config):
     def _check_corpus(cls, name: str | None) -> str | None:
         return None if name is None else named_corpus(name).name
 
+    @pydantic.field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str | None) -> str | None:
+        return check_url(path) if path is not None and is_url(path) else path
+
     @pydantic.field_validator("tokenizer")
     @classmethod
     def _check_tokenizer(cls, spec: str | None) -> str | None:
@@ -78,7 +85,7 @@ def open_data(config: DataConfig, progress: ProgressCallback = ignore_progress) 
     `PreparedData.open` do, and if `path` holds data of another tokenizer or held-out fraction than the recipe names.
     """
     if config.path is not None:
-        data = PreparedData.open(config.path)
+        data = PreparedData.open(config.path, progress)
         _check_agreement(config, data)
         return data
     assert config.corpus is not None
@@ -97,13 +104,6 @@ def _check_agreement(config: DataConfig, data: PreparedData) -> None:
         if asked is not None and asked != value:
             made = "adopted without one" if value is None else f"prepared with {value!r}"
             raise UserError(f"data.{key}: got {asked!r}, but {config.path} was {made}")
-
-
-def cache_folder() -> Path:
-    """`$WIDTHWISE_CACHE`, else `$XDG_CACHE_HOME/widthwise`, else `~/.cache/widthwise`."""
-    if own := os.environ.get("WIDTHWISE_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "widthwise"
 
 
 def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) -> str:

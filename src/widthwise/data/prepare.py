@@ -16,7 +16,8 @@ from widthwise.data.documents import (
     train_texts,
 )
 from widthwise.data.encode import encode
-from widthwise.data.prepared import CorpusRecord, PreparedData, Splits
+from widthwise.data.manifest import CorpusRecord, Splits
+from widthwise.data.prepared import PreparedData
 from widthwise.data.split_shards import SplitShards
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import check_spec, open_tokenizer

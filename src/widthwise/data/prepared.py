@@ -1,91 +1,21 @@
-"""A prepared corpus on disk: token files, their tokenizer, and the manifest that vouches for both.
-
-train.bin .idx, held_out.bin .idx   token files (shards.py)
-tokenizer.json or tokenizer_spec.json
-manifest.json                       written last: a folder without it is not finished
-"""
+"""A prepared corpus on disk: token files, their tokenizer, and the manifest that vouches for both (manifest.py)."""
 
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-import pydantic
 
-from widthwise.config_io import Config, UserError, parse
+from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
-from widthwise.data.shards import TokenFile, bin_path, idx_path
+from widthwise.data.manifest import MANIFEST, Manifest, SplitRecord, parse_manifest
+from widthwise.data.remote import fetched, is_url
+from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
-from widthwise.files import FileRecord, PathInside, file_sha256, read_json_mapping, reading
+from widthwise.files import file_sha256, read_json, reading
 
-FORMAT_VERSION = 1
-MANIFEST = "manifest.json"
 CHECKED_TOKENS_AT_ONCE = 2**24
-
-
-class TokenizerRecord(Config):
-    """The tokenizer of a prepared folder."""
-
-    spec: str
-    id: str
-    vocab_size: int
-    eos_id: int
-    file: PathInside
-    """Its file in the folder."""
-
-
-class CorpusRecord(Config):
-    """The text that was prepared."""
-
-    name: str
-    fingerprint: str
-    """sha256 of all names and contents; for adopted shards, of the checksums of their files."""
-    n_documents: int
-    n_bytes: int
-
-
-class SplitRecord(Config):
-    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token per document.
-
-    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and `n_tokens` counts the tokens in the file.
-    """
-
-    n_documents: int
-    n_tokens: int
-    n_bytes: int
-    n_token_bytes: int
-    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
-
-
-class Splits(Config):
-    """The training and the held-out split."""
-
-    train: SplitRecord
-    held_out: SplitRecord
-
-
-class Manifest(Config):
-    """The content of manifest.json."""
-
-    format_version: int
-    tokenizer: TokenizerRecord
-    corpus: CorpusRecord
-    held_out_fraction: float | None
-    """None for adopted shards, which were not split by a fraction."""
-    splits: Splits
-    files: dict[PathInside, FileRecord]
-    """Every file of the folder except the manifest."""
-
-    @pydantic.model_validator(mode="after")
-    def _check_files(self) -> Self:
-        """Requires every file to be listed, because an unlisted one would be read without being checked."""
-        read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
-        missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
-        if missing:
-            raise ValueError(f"files: says nothing of {missing[0]}")
-        return self
 
 
 class PreparedData:
@@ -100,20 +30,19 @@ class PreparedData:
         self.held_out = self._open_split("held_out", manifest.splits.held_out)
 
     @classmethod
-    def open(cls, path: Path | str) -> "PreparedData":
-        """Opens a folder of `prepare` or `adopt`. Raises UserError if it is missing, unfinished, damaged or too new."""
-        path = Path(path)
+    def open(cls, path: Path | str, progress: ProgressCallback = ignore_progress) -> "PreparedData":
+        """Opens a folder of `prepare` or `adopt`; one at a URL is fetched into the cache, see `remote.fetched`.
+
+        Raises UserError if it is missing, unfinished, damaged or too new, or cannot be fetched.
+        """
+        path = fetched(path, progress) if isinstance(path, str) and is_url(path) else Path(path)
         if not path.is_dir():
             raise UserError(f"{path}: no such folder")
         if not is_prepared(path):
             raise UserError(
                 f"{path}: has no {MANIFEST}; it is not a prepared corpus, or its preparation never finished"
             )
-        data = read_json_mapping(path / MANIFEST)
-        version = data.get("format_version")
-        if version != FORMAT_VERSION:
-            raise UserError(f"{path / MANIFEST}: has format version {version!r}; this program reads {FORMAT_VERSION}")
-        return cls(path, parse(Manifest, data, str(path / MANIFEST)))
+        return cls(path, parse_manifest(read_json(path / MANIFEST), str(path / MANIFEST)))
 
     def _open_split(self, name: str, record: SplitRecord) -> TokenFile:
         tokens = TokenFile(self.path / name)

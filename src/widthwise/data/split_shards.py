@@ -10,7 +10,7 @@ import numpy as np
 
 from widthwise.data.documents import Scan, Scanner
 from widthwise.data.encode import EncodedBatch
-from widthwise.data.prepared import SplitRecord, Splits
+from widthwise.data.manifest import SplitRecord, Splits
 from widthwise.data.shards import ShardWriter, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 

@@ -1,0 +1,91 @@
+"""The manifest of a prepared folder, which vouches for all its files.
+
+train.bin .idx, held_out.bin .idx   token files (shards.py)
+tokenizer.json or tokenizer_spec.json
+manifest.json                       written last: a folder without it is not finished
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+import pydantic
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.data.shards import bin_path, idx_path
+from widthwise.files import FileRecord, PathInside
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class TokenizerRecord(Config):
+    """The tokenizer of a prepared folder."""
+
+    spec: str
+    id: str
+    vocab_size: int
+    eos_id: int
+    file: PathInside
+    """Its file in the folder."""
+
+
+class CorpusRecord(Config):
+    """The text that was prepared."""
+
+    name: str
+    fingerprint: str
+    """sha256 of all names and contents; for adopted shards, of the checksums of their files."""
+    n_documents: int
+    n_bytes: int
+
+
+class SplitRecord(Config):
+    """One split. `n_bytes` counts the text in UTF-8, `n_tokens` includes one end-of-text token per document.
+
+    Adopted shards have no text: their `n_bytes` is `n_token_bytes`, and `n_tokens` counts the tokens in the file.
+    """
+
+    n_documents: int
+    n_tokens: int
+    n_bytes: int
+    n_token_bytes: int
+    """Bytes of the decoded tokens: n_bytes unless the tokenizer changes text (adds a space, normalises, drops)."""
+
+
+class Splits(Config):
+    """The training and the held-out split."""
+
+    train: SplitRecord
+    held_out: SplitRecord
+
+
+class Manifest(Config):
+    """The content of manifest.json."""
+
+    format_version: int
+    tokenizer: TokenizerRecord
+    corpus: CorpusRecord
+    held_out_fraction: float | None
+    """None for adopted shards, which were not split by a fraction."""
+    splits: Splits
+    files: dict[PathInside, FileRecord]
+    """Every file of the folder except the manifest."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_files(self) -> Self:
+        """Requires every file to be listed, because an unlisted one would be read without being checked."""
+        read = [path_of(Path(split)).name for split in Splits.model_fields for path_of in (bin_path, idx_path)]
+        missing = [name for name in (*read, self.tokenizer.file) if name not in self.files]
+        if missing:
+            raise ValueError(f"files: says nothing of {missing[0]}")
+        return self
+
+
+def parse_manifest(data: Any, where: str) -> Manifest:
+    """The manifest in what was read from JSON. Raises UserError beginning with `where` if it is broken or newer."""
+    if not isinstance(data, dict):
+        raise UserError(f"{where}: holds {type(data).__name__}, not a mapping")
+    version = data.get("format_version")
+    if version != FORMAT_VERSION:
+        raise UserError(f"{where}: has format version {version!r}; this program reads {FORMAT_VERSION}")
+    return parse(Manifest, data, where)

@@ -1,0 +1,150 @@
+"""Prepared folders at a URL, fetched into the cache file by file through fsspec (extra `remote`)."""
+
+import hashlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock
+
+from widthwise.config_io import UserError, read_text
+from widthwise.data.cache import cache_folder
+from widthwise.data.documents import Counter, ProgressCallback
+from widthwise.data.extras import require
+from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
+from widthwise.files import MAX_JSON_BYTES, FileRecord, fsync_file, fsync_folder, parse_json, write_atomic, writing
+
+FETCHED_BYTES_AT_ONCE = 2**22
+LATEST = "latest"
+"""Names the folder of the manifest that was fetched last, within the folder of a URL."""
+
+
+def is_url(path: str) -> bool:
+    """Whether a path is for fsspec: `s3://...`, `https://...`, `file://...`."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+
+
+def check_url(url: str) -> str:
+    """The URL itself. Raises UserError for one with a secret in it, without showing it: URLs are stored and printed."""
+    shown = url.partition("://")[0] + "://..."
+    authority, query = urlsplit(url).netloc, re.search(r"[?#]", url)
+    if ":" in authority.rpartition("@")[0]:
+        raise UserError(f"{shown}: holds a password; leave it to the environment or to the settings of fsspec")
+    if query is not None:
+        raise UserError(f"{shown}: holds {query[0]!r}; expected the URL of a folder, without query or fragment")
+    return url
+
+
+def fetched(url: str, progress: ProgressCallback) -> Path:
+    """The folder in the cache that holds all files of a prepared folder.
+
+    Every file is checked against the manifest before it gets its name; what is there already is not fetched again, and
+    processes that want the same folder at once wait for one of them. Where the manifest cannot be reached, the copy
+    fetched last is used, with a warning. A changed manifest gets a folder of its own.
+    Raises UserError for a URL that cannot be read or holds a password, a broken manifest, and a file that is not what
+    the manifest promises.
+    """
+    remote = _Remote(check_url(url).rstrip("/"))
+    base = cache_folder() / "remote" / _cache_name(remote.url)
+    try:
+        text = remote.read_text(MANIFEST)
+    except UserError as error:
+        if not (base / LATEST).is_file():
+            raise
+        warnings.warn(f"{error}; going on with the copy that was fetched before", stacklevel=2)
+        return base / read_text(base / LATEST)
+    where = f"{remote.url}/{MANIFEST}"
+    manifest = parse_manifest(parse_json(text, where), where)
+    folder = base / hashlib.sha256(text.encode()).hexdigest()[:16]
+    if not (folder / MANIFEST).is_file():
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(base / ".lock"):
+            _fetch_files(remote, manifest, folder, progress)
+            write_atomic(folder / MANIFEST, text)
+    if not (base / LATEST).is_file() or read_text(base / LATEST) != folder.name:
+        write_atomic(base / LATEST, folder.name)
+    return folder
+
+
+def _cache_name(url: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9.-]+", "-", url.rpartition("/")[2])[-40:]
+    return f"{readable}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+
+
+def _fetch_files(remote: "_Remote", manifest: Manifest, folder: Path, progress: ProgressCallback) -> None:
+    """Fetches what is missing; a file that has its name was checked when it got it."""
+    done = Counter(progress, f"fetching {remote.url}", sum(record.n_bytes for record in manifest.files.values()))
+    for name, record in manifest.files.items():
+        target = folder / name
+        if target.is_file() and target.stat().st_size == record.n_bytes:
+            done.add(record.n_bytes)
+            continue
+        partial = target.with_name(f".{target.name}.partial")
+        with writing(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                remote.copy(name, partial, record, done.add)
+                partial.replace(target)
+                fsync_folder(target.parent)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+class _Remote:
+    """A folder at a URL."""
+
+    def __init__(self, url: str):
+        fsspec = require("fsspec", "remote")
+        self.url = url
+        with _refusing(url):
+            self._files, self._root = fsspec.core.url_to_fs(url)
+
+    def read_text(self, name: str) -> str:
+        """A small file. Raises UserError where it cannot be read or is longer than MAX_JSON_BYTES."""
+        with _refusing(f"{self.url}/{name}"), self._open(name) as file:
+            content = file.read(MAX_JSON_BYTES + 1)
+        if len(content) > MAX_JSON_BYTES:
+            raise UserError(f"{self.url}/{name}: is longer than {MAX_JSON_BYTES:,} bytes")
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            raise UserError(f"{self.url}/{name}: is not UTF-8 text") from None
+
+    def copy(self, name: str, target: Path, record: FileRecord, has_read: Callable[[int], object]) -> None:
+        """Copies a file. Raises UserError where it is not what the record says; an OSError is one of `target`."""
+        digest, n_bytes = hashlib.sha256(), 0
+        with open(target, "wb") as copy:
+            for part in self._parts(name):
+                n_bytes += len(part)
+                if n_bytes > record.n_bytes:
+                    break
+                digest.update(part)
+                copy.write(part)
+                has_read(len(part))
+            copy.flush()
+            fsync_file(target)
+        if (n_bytes, digest.hexdigest()) != (record.n_bytes, record.sha256):
+            raise UserError(f"{self.url}/{name}: is not the file that its manifest promises; it is damaged or changed")
+
+    def _parts(self, name: str) -> Iterator[bytes]:
+        with _refusing(f"{self.url}/{name}"), self._open(name) as file:
+            while part := file.read(FETCHED_BYTES_AT_ONCE):
+                yield part
+
+    def _open(self, name: str) -> Any:
+        return self._files.open(f"{self._root}/{name}", "rb")
+
+
+@contextmanager
+def _refusing(where: str) -> Iterator[None]:
+    """Turns whatever a file system of fsspec raises into a UserError; each has errors of its own library."""
+    try:
+        yield
+    except Exception as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{where}: cannot be fetched ({said})") from None

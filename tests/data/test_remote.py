@@ -1,0 +1,216 @@
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import fsspec
+import pytest
+
+from widthwise.config_io import UserError, parse
+from widthwise.data.config import DataConfig, open_data
+from widthwise.data.corpus import named_corpus
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import PreparedData
+from widthwise.data.remote import check_url, fetched
+from widthwise.files import FileRecord
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare(named_corpus("synthetic"), out, tokenizer="bytes")
+    return out
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(original, tmp_path, cache):
+    return shutil.copytree(original, tmp_path / "remote")
+
+
+class Server:
+    """A folder served over HTTP; `paths` are those that were asked for."""
+
+    def __init__(self, folder):
+        self.paths = paths = []
+
+        class Handler(SimpleHTTPRequestHandler):
+            def log_message(self, *arguments):
+                paths.append(self.path)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server(folder):
+    server = Server(folder)
+    yield server
+    server.stop()
+
+
+def url_of(folder) -> str:
+    return f"file://{folder}"
+
+
+def cached_files(cache) -> set[str]:
+    return {path.name for path in cache.rglob("*") if path.is_file()} - {".lock"}
+
+
+def change_manifest(folder, change):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def check_equal(data: PreparedData, original) -> None:
+    data.verify()
+    for path in original.iterdir():
+        assert (data.path / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory", "http"])
+def test_a_folder_at_a_url_is_the_folder(request, folder, original, cache, scheme):
+    url = url_of(folder)
+    if scheme == "memory":
+        url = "memory://corpora/books"
+        for path in folder.iterdir():
+            fsspec.filesystem("memory").pipe_file(f"/corpora/books/{path.name}", path.read_bytes())
+    elif scheme == "http":
+        url = request.getfixturevalue("server").url
+    data = open_data(parse(DataConfig, {"path": url, "tokenizer": "bytes"}))
+    assert data.path.is_relative_to(cache)
+    check_equal(data, original)
+
+
+def test_a_later_start_fetches_the_manifest_alone_and_needs_no_network(server, original):
+    PreparedData.open(server.url)
+    assert any(path.startswith("/train.bin") for path in server.paths)
+    server.paths.clear()
+    PreparedData.open(server.url + "/")
+    assert set(server.paths) == {"/manifest.json"}
+    server.stop()
+    with pytest.warns(UserWarning, match=r"manifest\.json: cannot be fetched .* the copy that was fetched before"):
+        check_equal(PreparedData.open(server.url), original)
+
+
+def test_progress_reaches_all_bytes(folder, cache):
+    seen = []
+    data = PreparedData.open(url_of(folder), lambda *report: seen.append(report))
+    n_bytes = sum(record.n_bytes for record in data.manifest.files.values())
+    assert seen[-1] == (f"fetching file://{folder}", n_bytes, n_bytes)
+
+
+def test_what_was_fetched_before_a_failure_is_not_fetched_again(folder, cache):
+    held_back = (folder / "train.bin").read_bytes()
+    (folder / "train.bin").unlink()
+    with pytest.raises(UserError, match=r"train\.bin: cannot be fetched"):
+        PreparedData.open(url_of(folder))
+    assert {"held_out.bin", "held_out.idx"} <= cached_files(cache)
+    (folder / "train.bin").write_bytes(held_back)
+    (folder / "held_out.bin").unlink()
+    PreparedData.open(url_of(folder)).verify()
+
+
+@pytest.mark.parametrize("change", [lambda b: b[:-1], lambda b: b + b"x", lambda b: bytes([b[0] ^ 1]) + b[1:]])
+def test_a_file_that_is_not_what_the_manifest_promises_gets_no_name(folder, cache, change):
+    (folder / "train.bin").write_bytes(change((folder / "train.bin").read_bytes()))
+    with pytest.raises(UserError, match=r"train\.bin: is not the file that its manifest promises"):
+        PreparedData.open(url_of(folder))
+    assert not {"train.bin", ".train.bin.partial", "manifest.json", "latest"} & cached_files(cache)
+
+
+def test_a_changed_manifest_is_fetched_with_its_files_and_the_old_copy_stays(folder, cache, tmp_path):
+    old = PreparedData.open(url_of(folder))
+    shutil.rmtree(folder)
+    new = prepare(named_corpus("synthetic"), folder, tokenizer="bytes", held_out=0.3)
+    assert PreparedData.open(url_of(folder)).manifest == new.manifest
+    old.verify()
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../outside"])
+def test_a_strangers_manifest_writes_nothing_outside_the_cache(folder, cache, tmp_path, name):
+    (tmp_path / "outside").write_text("kept")
+    (tmp_path / "cache_of_others").mkdir()
+    record = FileRecord.of(folder / "train.bin").model_dump()
+    change_manifest(folder, lambda manifest: manifest["files"].update({name: record}))
+    with pytest.raises(UserError, match="allowed: a path inside the folder"):
+        PreparedData.open(url_of(folder))
+    assert (tmp_path / "outside").read_text() == "kept"
+    assert cached_files(cache) == set()
+
+
+@pytest.mark.parametrize("content", ["[", "[]", '{"format_version": 2}', "\xff"])
+def test_a_broken_manifest_is_refused(folder, cache, content):
+    (folder / "manifest.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError, match=rf"^file://{folder}/manifest\.json: "):
+        PreparedData.open(url_of(folder))
+    assert cached_files(cache) == set()
+
+
+OPEN = """
+import sys
+from widthwise.data.prepared import PreparedData
+
+data = PreparedData.open(sys.argv[1])
+data.verify()
+print(data.path)
+"""
+
+
+def test_processes_that_fetch_at_once_wait_for_one_of_them(server, cache):
+    command = [sys.executable, "-c", OPEN, server.url]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(3)]
+    outputs = {process.communicate(timeout=60)[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 3
+    assert len(outputs) == 1
+    assert server.paths.count("/train.idx") == 2  # its size, and the file
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hunter2@bucket/books",
+        "https://me:hunter2@host/books",
+        "https://host/books?token=hunter2",
+        "https://host/books#hunter2",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_before_it_is_stored_and_not_shown(url, cache):
+    for refused in (lambda: parse(DataConfig, {"path": url}), lambda: PreparedData.open(url)):
+        with pytest.raises(UserError) as error:
+            refused()
+        assert "hunter2" not in str(error.value)
+    assert check_url("abfs://container@account.host/books") == "abfs://container@account.host/books"
+
+
+def test_a_protocol_nobody_knows_is_refused(cache):
+    with pytest.raises(UserError, match=r"^books://a: cannot be fetched \(Protocol not known: books\)"):
+        PreparedData.open("books://a")
+
+
+def test_without_fsspec_the_error_names_the_extra(cache, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UserError, match=r"fsspec is not installed; run: pip install 'widthwise\[remote\]'"):
+        fetched("file:///x", lambda *_: None)
+
+
+def test_the_folder_of_a_url_is_named_by_its_whole_address(folder, cache):
+    path = PreparedData.open(url_of(folder)).path
+    assert path.parent.name == f"remote-{hashlib.sha256(url_of(folder).encode()).hexdigest()[:16]}"
+    assert path.name == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()[:16]
