@@ -40,8 +40,10 @@ RECIPE = "recipe"
 """Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
 CHECKSUMS = "checksums"
 """Where result.json keeps those of its entries, and its seal."""
-MAY_CHANGE = "data."
-"""Paths of a recipe: data may move, as they have checksums of their own."""
+OF_PROCESSES = ("train.shards", "train.hang_seconds")
+"""Paths of a recipe that say how processes work together: with others it is the same run."""
+MAY_CHANGE = ("data.", *OF_PROCESSES)
+"""Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
 
 
 class Seal(Config):
@@ -91,9 +93,13 @@ class RunDir:
         self._write_environment({**environment, RECIPE: config_yaml})
         write_atomic(self.path / "config.yaml", config_yaml)
 
-    def check_recipe(self, config_yaml: str) -> None:
-        """Raises UserError where the run was begun with another recipe."""
-        if found := _differences(self.config_yaml(), config_yaml):
+    def check_recipe(self, config_yaml: str, begun_with: str | None = None) -> None:
+        """Raises UserError where the run was begun with another recipe.
+
+        begun_with: what `config_yaml()` says, with the defaults of options that are newer than the run.
+        """
+        differing = _differences(begun_with or self.config_yaml(), config_yaml)
+        if found := [each for each in differing if not each.startswith(OF_PROCESSES)]:
             other = ", ".join(found[:3])
             raise UserError(f"{self.path}: holds a run of another recipe ({other}); choose another folder with --out")
 

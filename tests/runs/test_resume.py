@@ -13,7 +13,7 @@ from widthwise.runs import result as result_module
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, saved_tensors
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 
@@ -174,7 +174,7 @@ def test_without_any_good_checkpoint_the_run_starts_again(finished, tmp_path):
 
 
 def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkeypatch):
-    save_file = checkpoint.save_file
+    save_file = saved_tensors.save_file
 
     def fail_at_step_5(tensors, path):
         if ".step_00000005" in str(path):
@@ -182,7 +182,7 @@ def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkey
         save_file(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", fail_at_step_5)
+        patch.setattr(saved_tensors, "save_file", fail_at_step_5)
         with pytest.raises(UserError, match="No space left on device"):
             train(tiny_recipe(), tmp_path / "run")
     resume(tmp_path / "run")

@@ -146,9 +146,21 @@ def test_mistakes_are_found_before_anything_is_written(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=message):
             train(tiny_recipe(override), tmp_path / "run")
         assert not RunDir(tmp_path / "run").exists
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="several processes is not available"):
-        train(tiny_recipe(), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.shards=2"], "train.shards: got 2; must divide the number of processes, which is 3"),
+        (["train.batch_size=8"], "train.batch_size: got 8; must be a multiple of the number of processes, which is 3"),
+        (["train.batch_size=24", "train.micro_batch_size=6"], "train.micro_batch_size: got 6; must divide the 8 seq"),
+    ],
+)
+def test_processes_that_cannot_share_a_batch_or_a_model_are_refused(tmp_path, monkeypatch, overrides, message):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(UserError, match=message):
+        train(tiny_recipe("train.batch_size=6", *overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):

@@ -14,11 +14,12 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, saved_tensors
 from widthwise.training.state import RunState
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
-FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
+FILES = (*checkpoint.files(), checkpoint.MANIFEST)
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 def trained(seed: int, *overrides: str):
@@ -149,6 +150,7 @@ def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(
         fsync_file(path)
 
     monkeypatch.setattr(checkpoint, "fsync_file", fail_for_one)
+    monkeypatch.setattr(saved_tensors, "fsync_file", fail_for_one)
     with pytest.raises(UserError, match=r"step_00000004: cannot be written \(No space left on device\)"):
         saved(tmp_path, 4)
     assert list(tmp_path.iterdir()) == [good]
@@ -203,20 +205,20 @@ def test_steps_of_any_length_are_ordered_as_numbers(tmp_path):
 def vouch_for(path: Path) -> None:
     """Makes the manifest right for whatever the files hold."""
     manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint.FILES}
+    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint.files()}
     (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
 
 
 WRONG_TENSORS = {
-    "no tensors": (checkpoint.MODEL, lambda tensors: tensors.clear()),
+    "no tensors": (MODEL, lambda tensors: tensors.clear()),
     "weights that are whole numbers": (
-        checkpoint.MODEL,
+        MODEL,
         lambda tensors: tensors.update({key: value.long() for key, value in tensors.items()}),
     ),
-    "a moment of no parameter": (checkpoint.OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
-    "a parameter without a moment": (checkpoint.OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
+    "a moment of no parameter": (OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
+    "a parameter without a moment": (OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
     "a moment of another shape": (
-        checkpoint.OPTIMIZER,
+        OPTIMIZER,
         lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)}),
     ),
     "no random state": (checkpoint.RNG, lambda tensors: tensors.clear()),
@@ -237,7 +239,7 @@ def test_a_right_manifest_of_wrong_tensors_is_refused(tmp_path, name, change):
         checkpoint.load(path, *trained(2))
 
 
-@pytest.mark.parametrize("name", checkpoint.FILES)
+@pytest.mark.parametrize("name", checkpoint.files())
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 100, b'{"step": "x"}', b'{"window_steps": 1, "steps": 7}'])
 def test_a_right_manifest_of_no_content_is_refused(tmp_path, name, content):
     model, optimizer = trained(1)

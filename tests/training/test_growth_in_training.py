@@ -13,9 +13,11 @@ from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
-from widthwise.training import learner
-from widthwise.training.growth_step import grow, state_by_name
+from widthwise.training import assembly, growth_step
+from widthwise.training.assembly import assembled
+from widthwise.training.growth_step import state_by_name
 from widthwise.training.objective import carried_state
+from widthwise.training.processes import ALONE
 
 
 @pytest.fixture(scope="module", params=GROWING)
@@ -30,6 +32,14 @@ def grown_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("growing") / "run"
     train(tiny_recipe(TWICE), path)
     return path
+
+
+def grow(model, optimizer, growth, config, seed):
+    """The larger model and its optimizer."""
+    larger = assembled(growth.plan.new, step_config(), ALONE)
+    grown = larger, config.build(larger)
+    growth_step.grow((model, optimizer), grown, growth, seed)
+    return grown
 
 
 def records(path: Path, event: str) -> list[dict]:
@@ -243,7 +253,7 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiled.append(model.config.n_layers)
         compile_layers(model, "eager")
 
-    monkeypatch.setattr(learner, "compile_layers", compile_in_seconds)
+    monkeypatch.setattr(assembly, "compile_layers", compile_in_seconds)
     growth = f"growth=[{{at_step: 4, model: {DEEPER}}}]"
     train(tiny_recipe(UNIFORM, growth, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
     assert compiled == [3, 5]

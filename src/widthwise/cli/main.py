@@ -32,6 +32,7 @@ from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
+from widthwise.training.launch import is_silent
 from widthwise.training.stopping import Interrupted
 
 ON_SEVERAL_PROCESSES = ("train", "resume")
@@ -115,5 +116,6 @@ def main() -> None:
 
 
 def _leave(error: Exception, exit_code: int) -> NoReturn:
-    remark(f"error: {error}")
+    if not is_silent(error):
+        remark(f"error: {error}")
     raise SystemExit(exit_code) from None

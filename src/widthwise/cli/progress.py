@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from widthwise.training.launch import is_silent
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -17,7 +19,7 @@ SECONDS_BETWEEN_LINES = 5.0
 @contextmanager
 def shown_progress(console: "Console") -> Iterator["Observer"]:
     """An observer that shows preparations and runs, one after the other, on a console."""
-    if not console.is_terminal:
+    if not console.is_terminal or is_silent():
         yield LineObserver(console)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -4,7 +4,7 @@ For old entries it is exact: multiplying an entry by c divides its gradient by c
 its gradient. What new entries start with is a choice (`Reset`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from torch import Tensor
@@ -20,7 +20,16 @@ Reset = Literal["none", "new", "all"]
 
 
 def grown_state(plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:
-    """The optimizer state of the new model. Moments of old entries scale as their gradients do, and `step` is kept.
+    """What `grown_states` yields, all of it."""
+    return dict(grown_states(plan, state, reset))
+
+
+def grown_states(
+    plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none"
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The optimizer state of the new model, one parameter at a time, with its name.
+
+    Moments of old entries scale as their gradients do, and `step` is kept.
 
     reset, what new entries start with:
     - `none`: first moments and momentum 0; second moments at the mean of the old ones in the same tensor.
@@ -33,16 +42,14 @@ def grown_state(plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Re
     feed-forward that became experts; the optimizer starts them at step 0.
     """
     if reset == "all":
-        return {}
+        return
     groups = parameter_groups(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
-    return {
-        name: _carried(tensor, state[tensor.source], keeps_size=reset == "none")
-        for name, tensor in plan.tensors.items()
-        if tensor.source in state
-        and not tensor.is_alien
-        and ("momentum_buffer" not in state[tensor.source] or name in for_muon)
-    }
+    for name, tensor in plan.tensors.items():
+        if tensor.source in state and not tensor.is_alien:
+            old = state[tensor.source]
+            if "momentum_buffer" not in old or name in for_muon:
+                yield name, _carried(tensor, old, keeps_size=reset == "none")
 
 
 def _carried(plan: TensorPlan | Split, state: Mapping[str, Tensor], keeps_size: bool) -> dict[str, Tensor]:

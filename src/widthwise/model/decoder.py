@@ -1,6 +1,6 @@
 """The decoder: embedding, layers, norm, head, and further heads for later tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from widthwise.kernels import linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import Embedding, Linear
+from widthwise.model.axes import Embedding, Linear, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface import Choices
-from widthwise.model.init import fill, fill_part
+from widthwise.model.init import drawn, part_stds
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.memory import allocating, check_room
@@ -82,21 +82,35 @@ class Decoder(nn.Module):
             missing.pop(name).copy_(tensor)
         assert not missing, f"no weights for {', '.join(missing)}"
 
-    @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
-        """Fills every weight from the seed, the same on any device and for any dtype."""
+    def initial_weights(self, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Every parameter with the whole tensor that it begins with, the same on any device and for any dtype.
+
+        One at a time, so that no process needs room for them all. The model may still be without memory.
+        """
         generator = torch.Generator().manual_seed(seed)
-        self.progress.fill_(1.0)  # `to_empty` left it without a value
+        for module, std in self._initial_stds():
+            weight = drawn(module, std, generator, self.config.init.truncate_at)
+            if weight is not None:
+                yield cast(Weight, module).weight, weight
+
+    def _initial_stds(self) -> Iterator[tuple[nn.Module, float]]:
+        """Every module with the standard deviation of its weight, in the order in which they are drawn."""
         init, n_additions = self.config.init, self.config.n_residual_additions
-        fill(self.embedding, init.std, generator, init.truncate_at)
+        yield self.embedding, init.std
         if not self.config.tie_embeddings:
-            fill(self.head, init.std, generator, init.truncate_at)
+            yield self.head, init.std
         if self.positions is not None:
-            fill(self.positions, init.std, generator, init.truncate_at)
+            yield self.positions, init.std
         widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
-            fill_part(part, init, width_ratio, n_additions, generator)
+            yield from part_stds(part, init, width_ratio, n_additions)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Fills every weight from the seed; see `initial_weights`."""
+        for parameter, weight in self.initial_weights(seed):
+            parameter.copy_(weight)
 
     def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
@@ -290,12 +304,21 @@ def build(
             "recipe.explicit_model, or template.resolve(seq_len)"
         )
     model = blueprint(config).to(dtype)
+    allocate(model, device)
+    model.init_weights(seed)
+    return model
+
+
+def allocate(model: Decoder, device: torch.device | str, n_shards: int = 1) -> None:
+    """Gives a blueprint its memory, with weights that are not set. Raises UserError where they do not fit.
+
+    n_shards: over how many processes its parameters are divided.
+    """
     n_params = sum(parameter.numel() for parameter in model.parameters())
     too_large = f"model: {n_params:,} parameters do not fit into memory"
     with allocating(too_large):
         if torch.device(device).type == "cpu":
-            check_room(n_params * dtype.itemsize, too_large)
+            check_room(n_params * model.embedding.weight.dtype.itemsize // n_shards, too_large)
         model.to_empty(device=device)
         model.tie()
-        model.init_weights(seed)
-    return model
+        model.progress.fill_(1.0)

@@ -8,10 +8,12 @@ it is the paper's.
 """
 
 import math
+from collections.abc import Iterator
+from typing import cast
 
 import pydantic
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from widthwise.config_io import Config
 from widthwise.model.axes import Linear, Weight
@@ -43,31 +45,36 @@ def initial_std(config: InitConfig, module: nn.Module, width_ratio: float, n_add
     return std / math.sqrt(n_additions) if writes_stream and config.depth_scaled else std
 
 
-@torch.no_grad()
-def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> None:
-    """Fills the own weight of one module, where it has one: with what it starts at, or normal(std).
+def drawn(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> Tensor | None:
+    """The whole initial weight of one module: what it starts at, or normal(std), in fp32; None without a weight.
 
     truncate_at: cut of the normal distribution, in standard deviations.
     """
     if not isinstance(module, Weight):
-        return
-    if isinstance(module.start, (int, float)):
-        module.weight.fill_(module.start)
-        return
+        return None
     # Drawn on the CPU in fp32 whatever the model's type and device, so that a seed names one set of weights.
-    drawn = torch.empty(module.weight.shape, dtype=torch.float32)
+    weight = torch.empty(module.weight.shape, dtype=torch.float32)
+    if isinstance(module.start, (int, float)):
+        return weight.fill_(module.start)
     if module.start is not None:
-        module.start(drawn, generator)
-    elif truncate_at is None:
-        drawn.normal_(0.0, std, generator=generator)
-    else:
-        nn.init.trunc_normal_(drawn, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
-    module.weight.copy_(drawn)
+        module.start(weight, generator)
+        return weight
+    if truncate_at is None:
+        return weight.normal_(0.0, std, generator=generator)
+    return nn.init.trunc_normal_(weight, 0.0, std, -truncate_at * std, truncate_at * std, generator=generator)
 
 
-def fill_part(
-    part: nn.Module, config: InitConfig, width_ratio: float, n_additions: int, generator: torch.Generator
-) -> None:
-    """Fills every weight of a layer, or of an end of the stream. The numbers are those of `initial_std`."""
+@torch.no_grad()
+def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at: float | None = None) -> None:
+    """Fills the own weight of one module, where it has one, with what `drawn` gives."""
+    weight = drawn(module, std, generator, truncate_at)
+    if weight is not None:
+        cast(Weight, module).weight.copy_(weight)
+
+
+def part_stds(
+    part: nn.Module, config: InitConfig, width_ratio: float, n_additions: int
+) -> Iterator[tuple[nn.Module, float]]:
+    """Every module of a layer, or of an end of the stream, with the std of its weight. Numbers as in `initial_std`."""
     for module in part.modules():
-        fill(module, initial_std(config, module, width_ratio, n_additions), generator, config.truncate_at)
+        yield module, initial_std(config, module, width_ratio, n_additions)

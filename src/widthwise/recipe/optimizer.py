@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.decoder import Decoder
 from widthwise.model.mup import ParameterGroup, parameter_groups
+from widthwise.model.shards import is_sharded
 
 UpToOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -130,7 +131,7 @@ class MuonConfig(Config):
         """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
         with mistakes_at("optimizer.adamw"):
             groups = self.adamw.groups(model)
-        muon = torch.optim.Muon(
+        muon = _muon_for(model)(
             [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
             lr=self.lr,
             momentum=self.momentum,
@@ -141,6 +142,15 @@ class MuonConfig(Config):
             adjust_lr_fn=self.adjust_lr,
         )
         return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
+
+
+def _muon_for(model: Decoder) -> type[torch.optim.Muon]:
+    """Muon for parameters as they are: whole, or divided among processes."""
+    if not is_sharded(model.embedding.weight):
+        return torch.optim.Muon
+    from widthwise.recipe.sharded_muon import ShardedMuon
+
+    return ShardedMuon
 
 
 class MuonAndAdamW(torch.optim.Optimizer):

@@ -38,6 +38,11 @@ class TrainConfig(Config):
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: Count | None = None
     """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
+    shards: Count = 1
+    """Processes that hold one copy of the model and of the optimizer's state together, each its rows; 1: each holds
+    all. Must divide the number of processes. It may be another when a run is resumed."""
+    hang_seconds: pydantic.PositiveFloat = 1800
+    """How long a process waits for the others within a step before it says which one is missing, and ends."""
     precision: Precision = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32."""
     compile: bool = False

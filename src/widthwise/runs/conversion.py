@@ -11,7 +11,7 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.files import check_free
 from widthwise.growth.certify.certificate import certify, model_size
 from widthwise.growth.describe import KeptConstant, expansions
-from widthwise.growth.optimizer_state import Reset, grown_factors, grown_state
+from widthwise.growth.optimizer_state import Reset, grown_factors, grown_states
 from widthwise.growth.plan.fresh import Fresh
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.model.decoder import Decoder, build
@@ -93,7 +93,7 @@ def carry_out(
         certificate = _certified(intention, weights, model, source)
         optimizer = recipe.optimizer.build(model)
         if recipe.optimizer.kind == source.recipe.optimizer.kind:
-            adopt(optimizer, model, grown_state(plan, optimizer_state, intention.reset))
+            adopt(optimizer, model, grown_states(plan, optimizer_state, intention.reset))
         notes = [*intention.notes, *feed.notes, *_said_of(source, intention, recipe)]
         state = continued_state(state, recipe, plan, feed, source.recipe.train)
         state.notes += notes

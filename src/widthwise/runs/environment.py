@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads")
+REPRODUCED_WITH = ("torch", "cpu", "gpu", "n_threads", "n_processes", "n_shards")
 """Keys of `environment` that must stay the same for a resumed run to be bitwise the run it would have been."""
 
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -15,8 +15,8 @@ from widthwise.training.loop import TrainingLoop
 from widthwise.training.validation import Validation
 
 
-def run_result(loop: TrainingLoop, validation: Validation) -> RunResult:
-    """The content of result.json, from a finished loop and its last validation. The model is looked into here.
+def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> RunResult:
+    """The content of result.json, from a finished loop, its last validation and its whole model, looked into here.
 
     cost is that of the last model; tokens and training compute are of all steps, those of a run included that this one
     comes from; tokens_per_second is that of the last model's median record, so that neither start-up nor
@@ -24,7 +24,7 @@ def run_result(loop: TrainingLoop, validation: Validation) -> RunResult:
     """
     loop.follow()
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
-    analyses = model_analyses(loop.learner.model, loop.held_out, validation.token_widths)
+    analyses = model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]

@@ -1,7 +1,8 @@
 """Starting and resuming runs."""
 
-import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
@@ -14,80 +15,109 @@ from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import run_result
 from widthwise.training import checkpoint
+from widthwise.training.joining import joined
+from widthwise.training.launch import is_launched
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
+from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
     """Trains a recipe in a new folder and returns the result, also that of a run that has finished there already.
 
-    Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss diverges, and Interrupted after
-    Ctrl-C or SIGTERM.
+    Under torchrun all processes train the run together, and go on with an unfinished one of the same recipe: that is
+    how a launcher starts it again. Raises UserError for a mistake in recipe, data or folder, RunFailed where the loss
+    diverges, and Interrupted after Ctrl-C, SIGTERM or SIGUSR1.
     """
-    return _Launch(RunDir(out), observer).train(recipe, may_resume=False)
+    with joined(recipe.train) as processes:
+        return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=False)
 
 
 def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
     """As `train`, but goes on with an unfinished run of the same recipe."""
-    return _Launch(RunDir(out), observer).train(recipe, may_resume=True)
+    with joined(recipe.train) as processes:
+        return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=True)
 
 
 def resume(path: Path | str, observer: Observer | None = None) -> RunResult:
     """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
 
-    On a CPU, with the same number of threads, the weights and all records but the measured ones (metrics.MEASURED_KEYS)
-    are bitwise those of a run that was never stopped.
+    On a CPU, with the same number of threads and processes, the weights and all records but the measured ones
+    (metrics.MEASURED_KEYS) are bitwise those of a run that was never stopped.
     """
-    return _Launch(RunDir(path), observer).resume()
+    recipe = saved_recipe(RunDir(path))
+    with joined(recipe.train) as processes:
+        return _Launch(RunDir(path), observer, processes).resume(recipe)
 
 
 class _Launch:
     """Everything before the first step: whatever can be wrong is found here."""
 
-    def __init__(self, run: RunDir, observer: Observer | None):
-        self.run, self.observer = run, observer or Silence()
+    def __init__(self, run: RunDir, observer: Observer | None, processes: Processes):
+        self.run, self.processes = run, processes
+        self.observer = observer if observer is not None and processes.is_first else Silence()
 
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
-        recipe, path = recipe.resolved(), self.run.path
-        _check_recipe(recipe)
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path}: is a file; choose another folder with --out")
-        with self.run.locked():
-            if not self.run.exists:
-                return self._start(recipe)
-            self.run.check_recipe(to_yaml(recipe))
-            if not (may_resume or self.run.result()):
-                raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
-            return self._go_on(recipe)
+        recipe, path = self.processes.alike(lambda: _checked(recipe.resolved())), self.run.path
 
-    def resume(self) -> RunResult:
-        recipe = saved_recipe(self.run)
-        _check_recipe(recipe)
-        with self.run.locked():
+        def is_begun() -> bool:
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path}: is a file; choose another folder with --out")
+            lock.enter_context(self.run.locked())
+            if not self.run.exists:
+                return False
+            self.run.check_recipe(to_yaml(recipe), to_yaml(saved_recipe(self.run)))
+            if self.run.result() is None:
+                self._check_unfinished(may_resume)
+            return True
+
+        with ExitStack() as lock:
+            return self._go_on(recipe) if self.processes.first(is_begun) else self._start(recipe)
+
+    def _check_unfinished(self, may_resume: bool) -> None:
+        path = self.run.path
+        if not (may_resume or is_launched()):
+            raise UserError(f"{path}: holds an unfinished run; `widthwise resume {path}` goes on with it")
+        if not may_resume and (records := self.run.metrics()) and records[-1]["event"] == "stopped":
+            reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
+            raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
+
+    def resume(self, recipe: Recipe) -> RunResult:
+        self.processes.alike(lambda: _checked(recipe))
+        with ExitStack() as lock:
+            self.processes.first(lambda: lock.enter_context(self.run.locked()))
             return self._go_on(recipe)
 
     def _start(self, recipe: Recipe) -> RunResult:
         data = self._open_data(recipe)
-        loop = TrainingLoop(recipe, data, self.run, self.observer)
-        data.tokenizer.save(self.run.tokenizer_folder)
-        self.run.begin(to_yaml(recipe), {**environment(), **identity_of(data).record()})
+        loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
+
+        def begin() -> None:
+            data.tokenizer.save(self.run.tokenizer_folder)
+            self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record()})
+
+        self.processes.first(begin)
         return self._train(loop)
 
     def _go_on(self, recipe: Recipe) -> RunResult:
-        if (result := self.run.result()) is not None:
+        if (result := self.processes.first(self.run.result)) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
         data = self._open_data(recipe)
-        before, now = self.run.environment(), environment()
-        self._check_same_data(data)
-        self.run.add_to_environment({})  # the recipe, where an older version began the run without it
-        checkpoint.remove_partial(self.run.checkpoints)
-        loop = TrainingLoop(recipe, data, self.run, self.observer)
+        before, now = self.processes.first(lambda: (self.run.environment(), self._environment()))
+
+        def take_up() -> None:
+            self._check_same_data(data)
+            self.run.add_to_environment({})  # the recipe, where an older version began the run without it
+            checkpoint.remove_partial(self.run.checkpoints)
+
+        self.processes.first(take_up)
+        loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
         loop.restore()
         for key in REPRODUCED_WITH:
-            if before.get(key) != now[key]:
-                loop.note(f"{key} was {before.get(key)} and is now {now[key]}: from here on not bitwise the same run")
+            if (was := before.get(key, now[key])) != now[key]:
+                loop.note(f"{key} was {was} and is now {now[key]}: from here on not bitwise the same run")
         self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
         return self._train(loop)
 
@@ -95,13 +125,33 @@ class _Launch:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals() as watch:
             other_work = OtherWork()
-            result = run_result(loop, loop.go(watch)).with_changes(other_cpu_share=other_work.share())
-            self.run.write_result(result)
-        if watch.received is not None:
-            raise Interrupted(f"{self.run.path}: has finished; stopped after it", watch.received)
+            validation, model = loop.go(watch), loop.learner.whole_model()
+
+            def finish() -> RunResult:
+                assert model is not None
+                # The work of the other processes of the run would count as that of strangers.
+                share = other_work.share() if self.processes.world_size == 1 else None
+                result = run_result(loop, validation, model).with_changes(other_cpu_share=share)
+                self.run.write_result(result)
+                return result
+
+            result = self.processes.first(finish)
+        received = int(self.processes.largest(watch.received or 0)[0])
+        if received:
+            raise self.processes.said(Interrupted(f"{self.run.path}: has finished; stopped after it", received))
         return result
 
+    def _environment(self) -> dict[str, Any]:
+        return environment() | {"n_processes": self.processes.world_size, "n_shards": self.processes.n_shards}
+
     def _open_data(self, recipe: Recipe) -> PreparedData:
+        """The first process reads every token; the others then open what is prepared, on their own machines too."""
+        opened: list[PreparedData] = []
+        self.processes.first(lambda: opened.append(self._verified_data(recipe)))
+        self.processes.together(lambda: None if opened else opened.append(open_data(recipe.data)))
+        return opened[0]
+
+    def _verified_data(self, recipe: Recipe) -> PreparedData:
         data = open_data(recipe.data, self.observer.preparing)
         tokenizer, vocab_size = data.manifest.tokenizer, recipe.explicit_model.vocab_size
         if tokenizer.vocab_size > vocab_size:
@@ -132,7 +182,6 @@ class _Launch:
         self.run.add_to_environment(given.record())
 
 
-def _check_recipe(recipe: Recipe) -> None:
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("training on several processes is not available in this version; start it without torchrun")
+def _checked(recipe: Recipe) -> Recipe:
     recipe.check()
+    return recipe

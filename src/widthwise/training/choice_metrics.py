@@ -9,6 +9,7 @@ from torch import Tensor
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_modules
 from widthwise.model.ffn.interface import Choices
+from widthwise.model.shards import whole
 
 
 class _Reported(NamedTuple):
@@ -40,12 +41,24 @@ class ChoiceMeans:
         self._sums: list[dict[str, Tensor]] = []
         self._n_sequences = 0
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sums of all layers, one after the other."""
+        return [value for sums in self._sums for value in sums.values()]
+
+    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "ChoiceMeans":
+        """The means over so many processes. sums: `sums`, each summed over the processes."""
+        means, values = ChoiceMeans(), iter(sums)
+        means._sums = [{name: next(values) for name in own} for own in self._sums]
+        means._n_sequences = self._n_sequences * n_processes
+        return means
+
     def add(self, choices: Sequence[Choices], n_sequences: int) -> None:
         """Takes in a pass over so many sequences."""
         self._n_sequences += n_sequences
         self._sums = self._sums or [{} for _ in choices]
         for sums, chosen in zip(self._sums, choices):
-            for name in REPORTED.keys() & chosen.keys():
+            for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
                 value = n_sequences * REPORTED[name].of_pass(chosen[name].detach())
                 sums[name] = sums[name] + value if name in sums else value
 
@@ -63,12 +76,15 @@ class ChoiceMeans:
 
 
 def score_gradient_norms(model: Decoder) -> list[float | None]:
-    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none."""
+    """Norm of the gradient of each layer's width score and its bias, after clipping; null where a layer has none.
+
+    Called by all processes that share the model.
+    """
     norms: list[float | None] = [None] * model.config.n_layers
     for index, ffn in dynamic_modules(model).items():
         if parameters := ffn.choice_parameters():
             gradients = [each.grad for each in parameters if each.grad is not None]
-            norms[index] = float(torch.nn.utils.get_total_norm(gradients))
+            norms[index] = float(whole(torch.nn.utils.get_total_norm(gradients)))
     return norms
 
 

@@ -3,6 +3,7 @@
 import math
 import statistics
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from widthwise.data.loader import Loader
 from widthwise.data.prepared import PreparedData
 from widthwise.recipe.recipe import Recipe
-from widthwise.run_dir import RunDir, RunFailed
+from widthwise.run_dir import RunDir, RunFailed, Seal
 from widthwise.training import checkpoint
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compute import Spent, inherited
@@ -18,6 +19,7 @@ from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
+from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome
 from widthwise.training.stopping import Interrupted, SignalWatch
@@ -25,20 +27,29 @@ from widthwise.training.validation import Validation, validate
 
 
 class TrainingLoop:
-    """A run at work, from nothing or from its last checkpoint. For the holder of the run's lock."""
+    """A run at work, from nothing or from its last checkpoint. For the holder of the run's lock.
 
-    def __init__(self, recipe: Recipe, data: PreparedData, run: RunDir, observer: Observer):
+    Of several processes each has a loop; all take the same decisions, and the first one alone speaks and writes.
+    """
+
+    def __init__(
+        self, recipe: Recipe, data: PreparedData, run: RunDir, observer: Observer, processes: Processes = ALONE
+    ):
         """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
-        self.recipe, self.run, self.observer = recipe, run, observer
+        self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config = recipe.train
         self.name = run.path.resolve().name
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._memory = PeakMemory(device)
+        self._memory = PeakMemory(processes.device)
         torch.manual_seed(self.config.seed)
-        self.learner = Learner.untrained(recipe, recipe.phases[0], device)
+        self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data)
         self.loader = Loader(
-            data.train, seq_len=recipe.seq_len, batch_size=self.config.batch_size, seed=self.config.seed
+            data.train,
+            seq_len=recipe.seq_len,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            rank=processes.rank,
+            world_size=processes.world_size,
         )
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
@@ -53,24 +64,29 @@ class TrainingLoop:
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
-        path, self._damaged = checkpoint.latest_valid(self.run.checkpoints)
+        processes = self.processes
+        path, self._damaged = checkpoint.latest_valid(self.run.checkpoints, processes)
         if path is not None:
-            self.run.check_seal(checkpoint.seal_of(path), path.name)
+            processes.first(lambda: self.run.check_seal(checkpoint.seal_of(path), path.name))
             phase = self.recipe.phase_at(checkpoint.step_of(path))
             if phase.start > 0:
-                self.learner = Learner.untrained(self.recipe, phase, self.learner.device)
-            self.state = checkpoint.load(path, self.learner.model, self.learner.optimizer)
+                self.learner = Learner.untrained(self.recipe, phase, processes)
+            learner = self.learner
+            self.state = processes.alike(lambda: checkpoint.load(path, learner.model, learner.optimizer))
             if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
                 self.loader.load_state_dict(self.state.loader)
             self.learner.objective.load_state(self.state.width_prices)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
-        self.run.rewind_metrics(self.state.step)
-        records = self.run.metrics()
+        records = processes.first(self._rewound_metrics)
         self._inherited = inherited(records)
         self._saved_step = self.state.step
         self._recorded = {record["event"]: record["step"] for record in records}
         self._started -= self.state.wall_seconds
+
+    def _rewound_metrics(self) -> list[dict[str, Any]]:
+        self.run.rewind_metrics(self.state.step)
+        return self.run.metrics()
 
     def note(self, text: str) -> None:
         """Tells the user, and keeps the text for the result; a text is said once in a run."""
@@ -89,13 +105,18 @@ class TrainingLoop:
         while self.state.step < self.config.steps:
             self._enter_phase_if_due()
             self._step()
-            self._save_if_due(watch.received is not None)
-            if watch.received is not None:
-                raise Interrupted(self._interruption(), watch.received)
+            received = self._agreed_signal(watch)
+            self._save_if_due(must_save=received > 0)
+            if received:
+                raise self.processes.said(Interrupted(self._interruption(), received))
             self._validate_if_due()
         self._save_if_due(must_save=True)
         self._prune()  # a kill may have come between the last checkpoint and its pruning
         return self._validate()
+
+    def _agreed_signal(self, watch: SignalWatch) -> int:
+        """The number of the signal that any process has received, or 0. They come at other moments to each."""
+        return int(self.processes.largest(watch.received or 0)[0])
 
     @property
     def wall_seconds(self) -> float:
@@ -133,7 +154,7 @@ class TrainingLoop:
                 params_before=self.recipe.model_at(step).cost().params,
                 params_after=phase.model.cost().params,
                 loss_before=before.loss,
-                loss_after=validate(self.learner.model, self.held_out).loss,
+                loss_after=validate(self.learner.model, self.held_out, self.processes).loss,
             )
 
     def _spent(self) -> Spent:
@@ -159,7 +180,9 @@ class TrainingLoop:
         loss = self._checked_loss()
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
-        step_seconds = self._stopwatch.step_seconds()
+        step_seconds, memory_bytes = self.processes.largest(
+            self._stopwatch.step_seconds(), self._memory.n_bytes() or math.nan
+        )
         tokens_per_second = self.recipe.tokens_per_step / step_seconds
         learner = self.learner
         choices = choice_record(learner.model, self._choices)
@@ -173,8 +196,10 @@ class TrainingLoop:
             tokens=self._spent().tokens,
             tokens_per_second=tokens_per_second,
             step_seconds=step_seconds,
-            mfu=model_flops_utilization(tokens_per_second, learner.flops_per_token, learner.device),
-            memory_bytes=self._memory.n_bytes(),
+            mfu=model_flops_utilization(
+                tokens_per_second / self.processes.world_size, learner.flops_per_token, learner.device
+            ),
+            memory_bytes=None if math.isnan(memory_bytes) else int(memory_bytes),
             **self._mtp_losses.record(),
             **choices,
             **learner.objective.record(),
@@ -193,17 +218,22 @@ class TrainingLoop:
     def _fail(self, step: int, what: str) -> NoReturn:
         self._record("stopped", step=step, reason=what)
         kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
-        raise RunFailed(
-            f"{self.run.path}: stopped at step {step} of {self.config.steps}: {what}; the learning rate was "
-            f"{self.learner.lr(step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+        raise self.processes.said(
+            RunFailed(
+                f"{self.run.path}: stopped at step {step} of {self.config.steps}: {what}; the learning rate was "
+                f"{self.learner.lr(step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+            )
         )
 
     def _record(self, event: str, **values: Any) -> None:
-        self.follow()
         record = {"step": self.state.step, "event": event, **values}
-        self.run.append_metrics([record])
+        self.processes.first(lambda: self._append(record))
         self._recorded[event] = record["step"]
         self.observer.record(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self.follow()
+        self.run.append_metrics([record])
 
     def follow(self) -> None:
         """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""
@@ -221,16 +251,21 @@ class TrainingLoop:
         self.state.loader = self.loader.state_dict()
         self.state.width_prices = self.learner.objective.state()
         self.state.wall_seconds = self.wall_seconds
-        self.follow()
-        self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
-        learner, state = self.learner, self.state.as_data()
-        checkpoint.save(self.run.checkpoints, self.state.step, learner.model, learner.optimizer, state, self.run.seal())
+        folder, seal = self.processes.first(self._sealed)
+        snapshot = checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes)
+        checkpoint.write(folder, self.state.step, snapshot, self.state.as_data(), seal, self.processes)
         self._saved_step = self.state.step
         self._prune()
 
+    def _sealed(self) -> tuple[Path, Seal]:
+        """Where a checkpoint of this moment goes, and what it belongs to."""
+        self.follow()
+        self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
+        return self.run.checkpoints, self.run.seal()
+
     def _prune(self) -> None:
-        checkpoint.prune(self.run.checkpoints, self.config.keep_last, self._damaged)
-        self._damaged = []
+        damaged, self._damaged = self._damaged, []
+        self.processes.first(lambda: checkpoint.prune(self.run.checkpoints, self.config.keep_last, damaged))
 
     def _interruption(self) -> str:
         return (
@@ -250,7 +285,7 @@ class TrainingLoop:
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it once."""
-        found = validate(self.learner.model, self.held_out)
+        found = validate(self.learner.model, self.held_out, self.processes)
         if not self._has_validated:
             self._record("validation", **found.record())
         return found

@@ -22,6 +22,17 @@ class MTPLosses:
             self._sums[k] = self._sums[k] + found.sum(dtype=torch.float64)
             self._counts[k] += found.numel()
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """The sum of each depth."""
+        return self._sums
+
+    def over(self, n_processes: int, sums: Sequence[Tensor]) -> "MTPLosses":
+        """The losses over so many processes. sums: `sums`, each summed over the processes."""
+        losses = MTPLosses()
+        losses._sums, losses._counts = list(sums), [n * n_processes for n in self._counts]
+        return losses
+
     def means(self) -> list[float]:
         """Nats per token of each depth, over the positions it was asked at; empty without such heads."""
         return [float(total) / count for total, count in zip(self._sums, self._counts)]

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
+from widthwise.model.shards import whole
 from widthwise.recipe.recipe import TrainConfig
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.objective import Objective
+from widthwise.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -29,29 +31,40 @@ class StepOutcome:
 
 
 def optimizer_step(
-    model: Decoder, optimizer: torch.optim.Optimizer, batch: Tensor, objective: Objective, config: TrainConfig
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    batch: Tensor,
+    objective: Objective,
+    config: TrainConfig,
+    processes: Processes = ALONE,
 ) -> StepOutcome:
-    """Moves the weights along the gradient of the mean objective over the batch. batch: integers (B, seq_len + 1).
+    """Moves the weights along the gradient of the mean objective over the batch.
 
-    The gradient does not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for
-    rounding and for terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width
-    budget the quadratic term, damping and spread.
+    batch: this process's part of it, integers (B, seq_len + 1); all processes have equally many rows. The gradient does
+    not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
+    terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width budget the
+    quadratic term, damping and spread. Nor does it depend on the number of processes, with the same exceptions.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
     choices, mtp_losses = ChoiceMeans(), MTPLosses()
-    passes = objective.draw_passes()
-    for rows in batch.split(config.sequences_per_pass):
+    parts, passes = batch.split(config.sequences_per_pass), objective.draw_passes()
+    for part, rows in enumerate(parts, start=1):
         weight = len(rows) / len(batch)
-        for index, width_fraction in enumerate(passes):
+        for index, width_fraction in enumerate(passes, start=1):
+            processes.accumulate(model, is_last=(part, index) == (len(parts), len(passes)))
             with autocast(batch.device, config.precision):
                 found = model.loss(rows[:, :-1], rows[:, 1:], objective.z_loss, width_fraction)
             (objective.term(found, width_fraction) * weight).backward()
-            if index == 0:
+            if index == 1:
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
     optimizer.step()
+    loss, *sums = processes.sum([loss, *choices.sums, *mtp_losses.sums])
+    choices = choices.over(processes.world_size, sums[: len(choices.sums)])
+    mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
     objective.end_step(choices)
-    return StepOutcome(loss / batch[:, 1:].numel(), grad_norm, choices, mtp_losses)
+    n_targets = batch[:, 1:].numel() * processes.world_size
+    return StepOutcome(loss / n_targets, whole(grad_norm), choices, mtp_losses)

@@ -1,4 +1,4 @@
-"""Stopping on Ctrl-C and SIGTERM, after the step at work."""
+"""Stopping on Ctrl-C, SIGTERM and SIGUSR1, after the step at work."""
 
 import signal
 import threading
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+from widthwise.training.launch import is_launched
 
 
 class Interrupted(Exception):
@@ -15,9 +17,12 @@ class Interrupted(Exception):
         super().__init__(message)
         self.signal_number = signal_number
 
+    def __reduce__(self) -> tuple[type["Interrupted"], tuple[str, int]]:
+        return type(self), (str(self), self.signal_number)
+
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, as shells count."""
+        """130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1, as shells count."""
         return 128 + self.signal_number
 
 
@@ -39,23 +44,25 @@ class SignalWatch:
 
 @contextmanager
 def watch_signals() -> Iterator[SignalWatch]:
-    """Ctrl-C and SIGTERM only set `received`, so that the step at work is finished; a second one acts as ever.
+    """Ctrl-C, SIGTERM and SIGUSR1 only set `received`, so that the step at work is finished; a second one acts as ever.
 
-    Outside the main thread, where Python allows no handlers, nothing is watched.
+    SIGUSR1 is how SLURM says that the time is nearly over. Under torchrun a second one is ignored: its agent passes on
+    what the workers may have got already. Outside the main thread, where Python allows no handlers, nothing is watched.
     """
     watch = SignalWatch()
     if threading.current_thread() is not threading.main_thread():
         yield watch
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def restore() -> None:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
     def note(number: int, frame: FrameType | None) -> None:
-        watch.received = number
-        restore()
+        watch.received = watch.received or number
+        if not is_launched():
+            restore()
 
     for number in previous:
         signal.signal(number, note)

@@ -1,7 +1,9 @@
 """Loss on held-out text."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,13 @@ from torch import Tensor
 from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
-from widthwise.model.decoder import Decoder
+from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
+from widthwise.model.ffn.interface import Choices
+from widthwise.model.shards import reshard
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -45,22 +50,26 @@ class Validation:
         return record
 
 
-def validate(model: Decoder, held_out: HeldOut) -> Validation:
-    """Loss over the held-out windows."""
+def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) -> Validation:
+    """Loss over the held-out windows. Several processes share the batches, and all get what one would find."""
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     n_bytes = 0
     widths, choices, mtp_losses = WidthMeter(model), ChoiceMeans(), MTPLosses()
     with evaluating(model) as device:
-        for batch in held_out.batches():
-            n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
-            batch = batch.to(device)
+        for batches in _rounds(held_out, processes.world_size):
+            # A process without a batch of its own takes part with another one's, whose weights it helps to gather.
+            own = batches[min(processes.rank, len(batches) - 1)].to(device)
             with autocast(device, held_out.precision):
-                found = model.loss(batch[:, :-1], batch[:, 1:])
-                widths.add(found.choices)
-            window_losses += found.losses.mean(dim=1, dtype=torch.float64).tolist()
-            choices.add(found.choices, len(batch))
-            mtp_losses.add(found.mtp_losses)
+                found = model.loss(own[:, :-1], own[:, 1:])
+            for batch, (losses, chosen, of_depths) in zip(batches, processes.gather(_kept(found))):
+                n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
+                with autocast(device, held_out.precision):
+                    widths.add(chosen)
+                window_losses += losses.tolist()
+                choices.add(chosen, len(batch))
+                mtp_losses.add(of_depths)
+    reshard(model)
     loss = float(np.mean(window_losses))
     nats = loss * held_out.seq_len * len(window_losses)
     return Validation(
@@ -72,6 +81,18 @@ def validate(model: Decoder, held_out: HeldOut) -> Validation:
         expert_loads=_lists(choices.by_layer("expert_load")),
         mtp_losses=mtp_losses.means() or None,
     )
+
+
+def _rounds(held_out: HeldOut, n_processes: int) -> Iterator[list[Tensor]]:
+    """The batches, as many at a time as there are processes; in the last round perhaps fewer."""
+    batches = held_out.batches()
+    while batch_of_each := list(islice(batches, n_processes)):
+        yield batch_of_each
+
+
+def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
+    """What one process tells the others of its batch: mean losses of the windows, choices, losses of further heads."""
+    return found.losses.mean(dim=1, dtype=torch.float64), found.choices, found.mtp_losses
 
 
 def _lists(means: list[Tensor | None]) -> list[list[float] | None] | None:

@@ -1,0 +1,178 @@
+"""Several processes started by torchrun: data parallel, FSDP2 or both (HSDP), by PyTorch's own `fully_shard`.
+
+The mesh has two dimensions, (world / shards, shards). A group of `shards` processes holds the model once; every process
+has rows of its own of the batch. With one shard a group this is data parallelism, with one group FSDP2.
+Order: activation checkpointing is the decoder's own, layers are compiled, then layers and the layers of further heads
+are sharded, then the rest. Products run under autocast and weights are gathered in fp32: FSDP's own bf16 policy would
+round gains, and add up the gradient of the head in bf16.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from itertools import count
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
+
+from widthwise.config_io import UserError
+from widthwise.model.decoder import Decoder
+from widthwise.recipe.recipe import TrainConfig
+from widthwise.run_dir import RunFailed
+from widthwise.training.launch import OfOneProcess
+from widthwise.training.processes import Processes
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
+PATIENCE = timedelta(hours=12)
+"""How long the others wait for what the first process does alone, such as reading a corpus."""
+IS_SAID = "is_said"
+"""Attribute of an error that every process has."""
+_n_groups = count()
+
+
+@contextmanager
+def group(config: TrainConfig) -> Iterator["Group"]:
+    """The processes of this launch; joins them, or goes on with those that are joined already.
+
+    An error that only this process has is raised as OfOneProcess, which says so.
+    """
+    is_ours = not dist.is_initialized()
+    if is_ours:
+        _join(config)
+    processes = Group(config.shards, config.hang_seconds)
+    try:
+        yield processes
+    except Exception as error:
+        if processes.is_first or hasattr(error, IS_SAID) or not isinstance(error, (UserError, RunFailed)):
+            raise
+        raise OfOneProcess(f"process {processes.rank}: {error}") from None
+    if is_ours:
+        dist.destroy_process_group()
+
+
+def _join(config: TrainConfig) -> None:
+    """Initialises torch.distributed.
+
+    torchrun's store outlives a restart of the workers, with the addresses of dead ones in it, so that each start needs
+    keys of its own.
+    """
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
+    store, rank, world_size = next(iter(rendezvous("env://", timeout=PATIENCE)))
+    own = PrefixStore(f"widthwise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_n_groups)}", store)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=own,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=config.hang_seconds),
+    )
+
+
+class Group(Processes):
+    """Several processes."""
+
+    def __init__(self, n_shards: int, hang_seconds: float):
+        self.rank, self.world_size, self.n_shards = dist.get_rank(), dist.get_world_size(), n_shards
+        self._mesh = init_device_mesh(
+            self.device.type, (self.world_size // n_shards, n_shards), mesh_dim_names=("replicate", "shard")
+        )
+        self.shard = self._mesh.get_local_rank("shard")
+        self._seconds = hang_seconds
+        self._messages = _messages(PATIENCE)
+        self._pulse = _messages(timedelta(seconds=hang_seconds))
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+    def divide(self, model: Decoder) -> None:
+        # Of a further head only its layer: it shares the reduction of the slots with the model, and reads its head.
+        for layer in (*model.layers, *(depth.layer for depth in model.depths)):
+            fully_shard(layer, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh)
+        for method in ("loss", "hidden", "stream", "logits"):
+            register_fsdp_forward_method(model, method)
+
+    def accumulate(self, model: Decoder, is_last: bool) -> None:
+        cast(FSDPModule, model).set_requires_gradient_sync(is_last)
+
+    def said(self, error: E) -> E:
+        setattr(error, IS_SAID, True)
+        return error
+
+    def alike(self, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except Exception as error:
+            raise self.said(error) from None
+
+    def first(self, work: Callable[[], T]) -> T:
+        outcome = [_attempt(work) if self.is_first else None]
+        dist.broadcast_object_list(outcome, src=0, group=self._messages)
+        return self._delivered(outcome)[0]
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        return self._delivered(self.gather(_attempt(work)))
+
+    def _delivered(self, outcomes: list[Any]) -> list[Any]:
+        for outcome in outcomes:
+            if isinstance(outcome, _Failure):
+                raise self.said(outcome.error)
+        return outcomes
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._messages)
+        return values
+
+    def largest(self, *numbers: float) -> list[float]:
+        largest = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._pulse)
+        return largest.tolist()
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        flat = torch.cat([each.detach().double().flatten() for each in tensors])
+        dist.all_reduce(flat)
+        parts = flat.split([each.numel() for each in tensors])
+        return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors)]
+
+    def apart(self) -> "Group":
+        return _Apart(self)
+
+
+class _Apart(Group):
+    """The same processes with messages of their own."""
+
+    def __init__(self, group: Group):
+        vars(self).update(vars(group))
+        self._messages = _messages(PATIENCE)
+
+
+def _messages(timeout: timedelta) -> dist.ProcessGroup:
+    """A group for what is said on the CPU, all processes in it."""
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+
+
+class _Failure:
+    """An error on its way to other processes."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+
+def _attempt(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        return _Failure(error)
