@@ -1,0 +1,276 @@
+"""The launchers: their scripts are run, with a torchrun that only writes down its arguments; manifests fit a schema."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+from torch.distributed.run import get_args_parser
+
+from widthwise.cli.main import ON_SEVERAL_PROCESSES, app
+from widthwise.recipe.recipe import load_recipe
+
+ROOT = Path(__file__).parents[2]
+SLURM = ROOT / "launch" / "slurm.sbatch"
+SLURM_JOB = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "node[3-4]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "9"}
+SKYPILOT_TASK = {"SKYPILOT_NODE_IPS": "10.0.0.3\n10.0.0.7", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "sky-41"}
+COMMANDS = {
+    "torchrun": """
+        trap 'echo "$1" > "$RECORDS/signalled"; exit 1' USR1
+        printf '%s\\0' "$@" > "$RECORDS/arguments.new"
+        mv "$RECORDS/arguments.new" "$RECORDS/arguments"
+        while [ -n "${WAITS:-}" ]; do sleep 0.05; done
+        exit "${STATUS:-0}"
+    """,
+    "srun": """
+        while [[ $1 == --* ]]; do shift; done
+        exec "$@"
+    """,
+    "scontrol": """
+        case $1 in
+        show) printf '%s\\n' node3 node4 ;;
+        requeue) echo "$2" > "$RECORDS/requeued" ;;
+        esac
+    """,
+}
+"""What the launchers call. The real ones are on clusters."""
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    """Kind -> what kubernetes.yaml has of it."""
+    return {each["kind"]: each for each in yaml.safe_load_all((ROOT / "launch" / "kubernetes.yaml").read_text())}
+
+
+def pod() -> dict[str, Any]:
+    return manifests()["Job"]["spec"]["template"]["spec"]
+
+
+def kubernetes_script() -> str:
+    (container,) = pod()["containers"]
+    assert container["command"] == ["bash", "-euc"]
+    (script,) = container["args"]
+    return script
+
+
+def skypilot() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "launch" / "skypilot.yaml").read_text())
+
+
+SCRIPTS = {
+    "slurm": SLURM.read_text(),
+    "kubernetes": kubernetes_script(),
+    "skypilot": skypilot()["run"],
+    "skypilot setup": skypilot()["setup"],
+}
+
+
+class Launch:
+    """A script that runs in a folder of its own."""
+
+    def __init__(self, folder: Path, script: str, variables: Mapping[str, str], arguments: Sequence[str] = ()):
+        for name, body in COMMANDS.items():
+            (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
+            (folder / name).chmod(0o755)
+        self._records = folder
+        environment = {**os.environ, **variables, "RECORDS": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"}
+        (folder / "script").write_text(script)
+        command = ["bash", "-eu", str(folder / "script"), *arguments]
+        self.process = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def record(self, name: str) -> str | None:
+        path = self._records / name
+        return path.read_text() if path.is_file() else None
+
+    def arguments(self) -> list[str]:
+        """Those of torchrun, when it has begun."""
+        deadline = time.monotonic() + 30
+        while self.record("arguments") is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return str(self.record("arguments")).split("\0")[:-1]
+
+    def status(self) -> int:
+        return self.process.wait(timeout=30)
+
+
+def torchrun_options(arguments: Sequence[str]) -> Any:
+    """What torchrun itself reads from the arguments, which must start a verb that works on several processes."""
+    options = get_args_parser().parse_args(arguments)
+    assert options.module
+    assert options.training_script == "widthwise"
+    assert options.training_script_args[0] in ON_SEVERAL_PROCESSES
+    return options
+
+
+def check_widthwise(arguments: Sequence[str]) -> None:
+    """The command line accepts the arguments, and a recipe that they name is there with all keys that they change."""
+    verb, *others = arguments
+    command = typer.main.get_command(app).commands[verb]
+    options = command.make_context(verb, list(others)).params
+    given = options.get("recipes") or [str(options["recipe"]), *(options["overrides"] or ())]
+    paths, overrides = [each for each in given if "=" not in each], [each for each in given if "=" in each]
+    for path in paths:
+        if verb == "train":
+            load_recipe(ROOT / path, overrides)
+        assert (ROOT / path).is_file()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_pass_shellcheck(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("needs shellcheck")
+    given = {"input": SCRIPTS[name], "capture_output": True, "text": True}
+    for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "--external-sources", "-"]):
+        checked = subprocess.run(command, **given)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "variables", "endpoint", "hosts"),
+    [
+        ("slurm", SLURM_JOB, "node3:20041", None),
+        ("kubernetes", {"JOB_COMPLETION_INDEX": "0"}, "widthwise-0.widthwise:29500", True),
+        ("kubernetes", {"JOB_COMPLETION_INDEX": "1"}, "widthwise-0.widthwise:29500", False),
+        ("skypilot", {**SKYPILOT_TASK, "SKYPILOT_NODE_RANK": "0"}, "10.0.0.3:29500", True),
+        ("skypilot", {**SKYPILOT_TASK, "SKYPILOT_NODE_RANK": "1"}, "10.0.0.3:29500", False),
+    ],
+)
+def test_nodes_meet_at_the_first_and_train_a_recipe_that_is_there(
+    name: str, variables: dict[str, str], endpoint: str, hosts: bool | None, tmp_path: Path
+) -> None:
+    launch = Launch(tmp_path, SCRIPTS[name], variables)
+    options = torchrun_options(launch.arguments())
+    assert launch.status() == 0
+    assert (options.nnodes, options.rdzv_backend, options.rdzv_endpoint) == ("2", "c10d", endpoint)
+    assert options.rdzv_id in ("41", "sky-41", "widthwise")
+    assert options.rdzv_conf == ("" if hosts is None else f"is_host={str(hosts).lower()}")
+    check_widthwise(options.training_script_args)
+
+
+def test_a_slurm_job_takes_the_arguments_of_train(tmp_path: Path) -> None:
+    given = ["configs/small.yaml", "--out", "a b", "train.steps=3"]
+    launch = Launch(tmp_path, SCRIPTS["slurm"], SLURM_JOB, given)
+    assert torchrun_options(launch.arguments()).training_script_args == ["train", *given]
+    assert launch.status() == 0
+    assert launch.record("requeued") is None
+
+
+def test_a_slurm_job_that_fails_is_not_queued_again(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "STATUS": "3"})
+    assert launch.status() == 3
+    assert launch.record("requeued") is None
+
+
+def test_a_slurm_job_whose_time_is_up_ends_its_processes_and_is_queued_again(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "WAITS": "yes"})
+    options = torchrun_options(launch.arguments())
+    assert "SIGUSR1" in options.signals_to_handle.split(",")
+    launch.process.send_signal(signal.SIGUSR1)
+    assert launch.status() == 1
+    assert launch.record("signalled") is not None
+    assert launch.record("requeued") == "41\n"
+
+
+def test_processes_are_killed_later_than_torchrun_needs_to_end_them(tmp_path: Path) -> None:
+    (notice,) = re.findall(r"^#SBATCH --signal=B:USR1@(\d+)$", SCRIPTS["slurm"], re.MULTILINE)
+    for name, seconds in (("slurm", int(notice)), ("kubernetes", pod()["terminationGracePeriodSeconds"])):
+        (timeout,) = re.findall(r"--shutdown-timeout=(\d+)", SCRIPTS[name])
+        assert int(timeout) < seconds
+
+
+@pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
+def test_the_manifest_fits_the_schema_of_kubernetes(version: str) -> None:
+    assert set(manifests()) == {"PersistentVolumeClaim", "Service", "Job"}
+    for manifest in manifests().values():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_parts_of_the_manifest_name_each_other() -> None:
+    found, job = manifests(), manifests()["Job"]
+    service = found["Service"]["spec"]
+    assert service["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert pod()["subdomain"] == found["Service"]["metadata"]["name"]
+    first_pod = f"{job['metadata']['name']}-0.{pod()['subdomain']}:{service['ports'][0]['port']}"
+    assert f"--rdzv-endpoint={first_pod} " in SCRIPTS["kubernetes"]
+    n_pods = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == n_pods
+    assert f"--nnodes={n_pods} " in SCRIPTS["kubernetes"]
+    claims = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod()["volumes"]}
+    assert claims["runs"] == found["PersistentVolumeClaim"]["metadata"]["name"]
+    (container,) = pod()["containers"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts.keys() == claims.keys()
+    assert f"--out {mounts['runs']}/" in SCRIPTS["kubernetes"]
+
+
+SKYPILOT_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z][a-z0-9-]*$"},
+        "num_nodes": {"type": "integer", "minimum": 1},
+        "workdir": {"type": "string"},
+        "resources": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "infra": {"type": "string"},
+                "accelerators": {"type": "string", "pattern": r"^[\w-]+:\d+$"},
+                "network_tier": {"enum": ["best", "standard"]},
+                "job_recovery": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "strategy": {"type": "string"},
+                        "max_restarts_on_errors": {"type": "integer", "minimum": 0},
+                    },
+                },
+            },
+        },
+        "volumes": {"type": "object", "additionalProperties": {"type": "string"}},
+        "envs": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
+        "setup": {"type": "string"},
+        "run": {"type": "string"},
+    },
+}
+"""The part of SkyPilot's task format (docs.skypilot.co, reference/yaml-spec) that the launcher may use."""
+
+
+def test_the_task_has_the_fields_of_skypilot() -> None:
+    jsonschema.validate(skypilot(), SKYPILOT_SCHEMA)
+    (shared,) = skypilot()["volumes"]
+    assert f"--out {shared}/" in SCRIPTS["skypilot"]
+
+
+def documented_commands() -> list[list[str]]:
+    """The commands in docs/distributed.md, without comments."""
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = "".join(block for language, block in blocks if not language).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def test_documented_commands_are_accepted() -> None:
+    n_checked = 0
+    for words in documented_commands():
+        words = [word for word in words if not word.startswith("CUDA_VISIBLE_DEVICES=")]
+        if words[0] == "torchrun":
+            words = ["widthwise", *torchrun_options(words[1:]).training_script_args]
+        elif "launch/slurm.sbatch" in words:
+            words = ["widthwise", "train", *words[words.index("launch/slurm.sbatch") + 1 :]]
+        elif "--wrap" in words:
+            words = shlex.split(words[words.index("--wrap") + 1])
+        if words[0] == "widthwise":
+            check_widthwise(words[1:])
+            n_checked += 1
+    assert n_checked >= 5
