@@ -1,10 +1,12 @@
+import json
 from contextlib import nullcontext
 
 import pytest
+from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.data import config as config_module
-from widthwise.data.config import DataConfig, cache_folder, open_data
+from widthwise.data.config import DataConfig, MixtureConfig, cache_folder, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 
@@ -120,3 +122,85 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / ".cache" / "widthwise"
     monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+
+
+WEB, CODE = {"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}
+
+
+def test_every_source_of_a_mixture_is_a_data_section_with_a_weight():
+    config = parse(MixtureConfig, {"mixture": {"web": WEB, "own": {"corpus": "synthetic", "weight": 2}}})
+    web, own = config.mixture["web"], config.mixture["own"]
+    assert to_data(web) == {**to_data(parse(DataConfig, {"path": "web"})), "weight": 0.7}
+    assert to_data(own) == {**to_data(parse(DataConfig, {"corpus": "synthetic"})), "weight": 2.0}
+    assert parse(MixtureConfig, to_data(config)) == config
+
+
+def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other():
+    mixed = {"mixture": {"web": WEB, "code": CODE}}
+    one = to_data(tiny_recipe().data)
+    assert tiny_recipe(f"data={mixed}").data == parse(MixtureConfig, mixed)
+    cleared = [f"data.{key}=null" for key in one]
+    assert tiny_recipe(*cleared, f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
+    back = ("data.mixture=null", *(f"data.{key}={value}" for key, value in one.items() if value is not None))
+    assert tiny_recipe(f"data={mixed}", *back).data == tiny_recipe().data
+    with pytest.raises(UserError, match=r"data: got corpus 'synthetic' beside a mixture; .* set it to null"):
+        tiny_recipe(f"data.mixture={mixed['mixture']}")
+
+
+@pytest.mark.parametrize(
+    ("mixture", "message"),
+    [
+        ({"web": WEB}, "data.mixture: got .* at least 2 items"),
+        ({"web": WEB, "code": {"path": "code"}}, r"data\.mixture\.code\.weight: is required but missing"),
+        ({"web": WEB, "code": {**CODE, "weight": 0}}, r"data\.mixture\.code\.weight: got 0; .*greater than 0"),
+        ({"web": WEB, "code": {**CODE, "weigth": 1}}, r"data\.mixture\.code\.weigth: .*did you mean 'weight'"),
+        ({"web": WEB, "code": {**CODE, "corpus": "synthetic"}}, r"data\.mixture\.code: got corpus .* give one"),
+        ({"web": WEB, "c.ode": CODE}, r"data\.mixture\.c\.ode: got 'c\.ode'; .*match pattern"),
+    ],
+)
+def test_mistakes_in_a_mixture_are_refused_by_their_path(mixture, message):
+    with pytest.raises(UserError, match=message):
+        tiny_recipe(f"data={json.dumps({'mixture': mixture})}")
+
+
+@pytest.mark.parametrize(
+    ("weights", "whole"),
+    [
+        ((0.7, 0.2, 0.1), (7, 2, 1)),
+        ((1e-9, 3, 1.5), (1, 3 * 10**9, 15 * 10**8)),
+        ((20, 40, 60), (1, 2, 3)),
+        ((0.1, 0.2, 0.30000000000000004), (25 * 10**14, 5 * 10**15, 75 * 10**14 + 1)),
+    ],
+)
+def test_weights_are_the_decimals_that_were_written(weights, whole):
+    sources = {name: {"path": name, "weight": weight} for name, weight in zip("abc", weights)}
+    assert parse(MixtureConfig, {"mixture": sources}).weights == dict(zip("abc", whole))
+
+
+def test_the_sources_of_a_mixture_are_opened_and_must_agree_with_what_is_said_of_them(cache, tmp_path):
+    out = str(tmp_path / "out")
+    prepare(named_corpus("synthetic"), out, tokenizer="bytes", held_out=0.2)
+    sources = {"made": {"path": out, "weight": 1}, "named": {**SMOKE, "weight": 3}}
+    data = open_data(parse(MixtureConfig, {"mixture": sources}))
+    assert {name: source.path for name, source in data.sources.items()} == {
+        "made": tmp_path / "out",
+        "named": open_data(parse(DataConfig, SMOKE)).path,
+    }
+    assert data.weights == {"made": 1, "named": 3}
+    sources["made"]["held_out"] = 0.1
+    with pytest.raises(UserError, match=r"data\.mixture\.made\.held_out: got 0\.1, but .* was prepared with 0\.2"):
+        open_data(parse(MixtureConfig, {"mixture": sources}))
+
+
+def test_each_source_of_a_mixture_is_verified_as_it_says(tmp_path):
+    for name in ("a", "b"):
+        prepare(named_corpus("synthetic"), tmp_path / name, tokenizer="bytes")
+    damaged = tmp_path / "b" / "train.bin"
+    damaged.write_bytes(b"\1" + damaged.read_bytes()[1:])
+    sources = {name: {"path": str(tmp_path / name), "weight": 1} for name in ("a", "b")}
+    config = parse(MixtureConfig, {"mixture": sources})
+    with pytest.raises(UserError, match=r"b/train\.bin: its checksum differs"):
+        config.check(open_data(config))
+    sources["b"]["verify"] = "sizes"
+    config = parse(MixtureConfig, {"mixture": sources})
+    config.check(open_data(config))

@@ -1,22 +1,16 @@
+import tracemalloc
 from collections import Counter
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_files import N_TOKENS, counting_tokens, three_sources
 
 from widthwise.config_io import UserError
-from widthwise.data.loader import Loader, held_out_batches, permute
-from widthwise.data.shards import ShardWriter, TokenFile
-
-
-def counting_tokens(prefix: Path, n_tokens: int) -> TokenFile:
-    """A file whose token i is i, so that a window shows where it was cut."""
-    with ShardWriter(prefix, np.dtype("<i4")) as writer:
-        writer.add(np.arange(n_tokens, dtype="<i4"), np.array([n_tokens]))
-    return TokenFile(prefix)
+from widthwise.data.loader import Loader
+from widthwise.data.shards import TokenFile
+from widthwise.data.windows import TokenMixture
 
 
 @pytest.fixture(scope="module")
@@ -24,37 +18,9 @@ def tokens(tmp_path_factory) -> TokenFile:
     return counting_tokens(tmp_path_factory.mktemp("loader") / "x", 997)
 
 
-def order(n: int, seed: int, epoch: int) -> list[int]:
-    return permute(np.arange(n, dtype=np.uint64), n, seed, np.full(n, epoch, dtype=np.uint64)).tolist()
-
-
-@given(st.integers(1, 700), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
-def test_order_is_a_permutation(n, seed, epoch):
-    assert sorted(order(n, seed, epoch)) == list(range(n))
-
-
-def test_a_position_of_a_huge_permutation_needs_no_table():
-    n = 10**15 + 37
-    positions = np.array([0, 1, n - 1], dtype=np.uint64)
-    windows = permute(positions, n, 3, np.zeros(3, dtype=np.uint64))
-    assert len(set(windows.tolist())) == 3
-    assert (windows < n).all()
-
-
-@pytest.mark.parametrize("n", [2, 7, 16])
-def test_every_window_is_equally_likely_at_every_position(n):
-    n_orders = 3000
-    orders = np.array([order(n, seed, epoch) for seed in range(30) for epoch in range(n_orders // 30)])
-    counts = np.stack([(orders == window).sum(axis=0) for window in range(n)])
-    expected = n_orders / n
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    degrees = (n - 1) ** 2
-    assert chi_square < degrees + 5 * (2 * degrees) ** 0.5
-
-
-def test_neighbours_in_the_order_are_not_neighbours_in_the_data():
-    steps = np.diff(np.array(order(10_007, 1, 0)))
-    assert (abs(steps) == 1).mean() < 0.002
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory) -> TokenMixture:
+    return three_sources(tmp_path_factory.mktemp("mixture"))
 
 
 @settings(max_examples=30)
@@ -125,22 +91,85 @@ def test_sizes_that_do_not_fit_are_refused(tokens):
         Loader(tokens, seq_len=5, batch_size=4, seed=-1)
 
 
-@given(st.integers(1, 996), st.integers(1, 20), st.integers(0, 400) | st.none())
-def test_validation_scores_every_token_once_in_order(tokens, seq_len, batch_size, extra_tokens):
-    max_tokens = None if extra_tokens is None else seq_len + extra_tokens
-    batches = list(held_out_batches(tokens, seq_len, batch_size, max_tokens))
-    targets = torch.cat([batch[:, 1:].flatten() for batch in batches])
-    n_targets = min(996, max_tokens or 996) // seq_len * seq_len
-    assert torch.equal(targets, torch.arange(1, n_targets + 1))
-    assert all(len(batch) == batch_size for batch in batches[:-1])
-
-
-def test_validation_on_less_than_a_sequence_is_refused(tokens):
-    with pytest.raises(UserError, match="max_tokens: got 4"):
-        next(held_out_batches(tokens, 5, 1, max_tokens=4))
-
-
 def test_counter_of_targets_over_an_epoch_is_one_each(tokens):
     loader = Loader(tokens, seq_len=12, batch_size=83, seed=2)
     assert loader.n_windows == 83
     assert set(Counter(loader.batch(4)[:, 1:].flatten().tolist()).values()) == {1}
+
+
+OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([2, 3, 4, 8]), st.integers(0, 10**12))
+def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(mixture, world_size, step):
+    parts = [Loader(mixture, **OPTIONS, rank=rank, world_size=world_size).batch(step) for rank in range(world_size)]
+    assert torch.equal(torch.cat(parts), Loader(mixture, **OPTIONS).batch(step))
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 10**12), st.sampled_from([1, 2, 4, 8]), st.integers(1, 5))
+def test_a_mixture_goes_on_at_any_step_on_any_number_of_processes(mixture, step, world_size, n_after):
+    uninterrupted = Loader(mixture, **OPTIONS)
+    uninterrupted.step = step
+    resumed = [Loader(mixture, **OPTIONS, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for loader in resumed:
+        loader.load_state_dict(uninterrupted.state_dict())
+    for _ in range(n_after):
+        assert torch.equal(torch.cat([next(loader) for loader in resumed]), next(uninterrupted))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 40), st.integers(0, 2**63 - 1))
+def test_each_source_of_a_mixture_is_read_as_it_is_alone(mixture, n_steps, seed):
+    options = {**OPTIONS, "seed": seed}
+    rows = torch.cat([Loader(mixture, **options).batch(step) for step in range(n_steps)])
+    first = 0
+    for tokens, n_tokens in zip(mixture.files.values(), N_TOKENS, strict=True):
+        own = rows[(first <= rows[:, 0]) & (rows[:, 0] < first + n_tokens)]
+        assert torch.equal(own, Loader(tokens, **{**options, "batch_size": len(own)}).batch(0))
+        first += n_tokens
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"b": None}, "b.weight"),
+        ({"b": 5}, "b.weight"),
+        ({"d": 1}, "d.weight"),
+    ],
+)
+def test_a_mixture_of_others_is_refused_by_name(mixture, change, key):
+    weights = {name: weight for name, weight in {**mixture.weights, **change}.items() if weight is not None}
+    other = TokenMixture({name: mixture.files.get(name, mixture.files["a"]) for name in weights}, weights)
+    saved, own = mixture.weights.get(key[0]), weights.get(key[0])
+    with pytest.raises(UserError, match=rf"the saved {key} is {saved}, this run's is {own}"):
+        Loader(other, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
+
+
+def test_a_changed_file_of_a_mixture_is_refused_by_name(mixture, tmp_path):
+    other = TokenMixture({**mixture.files, "c": counting_tokens(tmp_path / "c", N_TOKENS[2] + 1)}, mixture.weights)
+    with pytest.raises(UserError, match=r"the saved c\.data is \d+, this run's is \d+; they must be equal"):
+        Loader(other, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
+
+
+def test_the_state_of_one_source_is_what_it_always_was(tokens):
+    state = Loader(tokens, seq_len=17, batch_size=5, seed=7).state_dict()
+    expected = {"step": 0, "seed": 7, "seq_len": 17, "batch_size": 5, "n_windows": 58, "data": tokens.fingerprint}
+    assert list(state.items()) == list(expected.items())
+
+
+def test_memory_does_not_grow_with_the_number_of_batches(mixture):
+    """Less than a token for each further window, of which 60 batches have 1440: 30 epochs of the smallest source."""
+    loader = Loader(mixture, **OPTIONS)
+    tracemalloc.start()
+    try:
+        peaks = []
+        for n_batches in (5, 5, 60):
+            tracemalloc.reset_peak()
+            for _ in range(n_batches):
+                next(loader)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    assert peaks[2] - peaks[1] < 60 * OPTIONS["batch_size"] * 4

@@ -52,7 +52,7 @@ def test_a_cut_character_is_left_out(tmp_path: Path) -> None:
 def test_held_out_documents_become_the_tokens_they_were(tmp_path: Path) -> None:
     data = open_data(DataConfig(corpus="synthetic", tokenizer="bpe-280"))
     n_tokens = int(data.held_out.document_starts[3]) - SPARE_TOKENS
-    found = excerpt(held_out_text(data, "held out"), data.tokenizer, n_tokens, tmp_path / "text.jsonl")
+    found = excerpt(held_out_text(data), data.tokenizer, n_tokens, tmp_path / "text.jsonl")
     tokens = found.tokens(data.tokenizer, tmp_path / "own")
     assert tokens.n_tokens >= n_tokens
     assert tokens.tokens(0, n_tokens).tolist() == data.held_out.tokens(0, n_tokens).tolist()

@@ -1,17 +1,22 @@
 """The `data:` part of a recipe, and the folder that keeps what was prepared for it."""
 
 import hashlib
+import math
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
+from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
 from widthwise.data.documents import ProgressCallback, ignore_progress, scan
 from widthwise.data.manifest import FORMAT_VERSION
+from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.data.remote import check_url, is_url
@@ -42,7 +47,10 @@ class DataConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("path") is not None:
+        if not isinstance(data, dict):
+            return data
+        data = {key: value for key, value in data.items() if (key, value) != ("mixture", None)}
+        if data.get("path") is not None:
             return data
         return {**data, **{key: default for key, default in DEFAULTS.items() if data.get(key) is None}}
 
@@ -67,43 +75,106 @@ class DataConfig(Config):
     def _check_tokenizer(cls, spec: str | None) -> str | None:
         return None if spec is None else check_spec(spec)
 
-    def check(self, data: PreparedData, progress: ProgressCallback = ignore_progress) -> None:
+    def open(self, where: str, progress: ProgressCallback = ignore_progress) -> PreparedData:
+        """Opens or prepares the data, see `open_data`. where: the path of this section, for errors."""
+        if self.path is not None:
+            data = PreparedData.open(self.path, progress)
+            self._check_agreement(data, where)
+            return data
+        assert self.corpus is not None
+        assert self.tokenizer is not None
+        assert self.held_out is not None
+        corpus = named_corpus(self.corpus)
+        fingerprint = scan(corpus, self.held_out, progress).fingerprint
+        out = cache_folder() / "data" / _cache_name(self.corpus, self.tokenizer, self.held_out, fingerprint)
+        return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
+
+    def _check_agreement(self, data: PreparedData, where: str) -> None:
+        found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
+        for key, value in found.items():
+            asked = getattr(self, key)
+            if asked is not None and asked != value:
+                made = "adopted without one" if value is None else f"prepared with {value!r}"
+                raise UserError(f"{where}.{key}: got {asked!r}, but {self.path} was {made}")
+
+    def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
         """Checks opened data, whose sizes, manifest and index are known to agree, as far as `verify` says.
 
         Raises UserError as `PreparedData.verify`; `sizes` leaves damage unseen that keeps the size of a file.
         """
+        assert isinstance(data, PreparedData)
         if self.verify == "full":
             data.verify(progress)
         else:
             data.check_tokenizer()
 
 
-def open_data(config: DataConfig, progress: ProgressCallback = ignore_progress) -> PreparedData:
+class SourceConfig(DataConfig):
+    """A source of a mixture."""
+
+    weight: pydantic.PositiveFloat
+    """Its share of the training windows, relative to the other weights."""
+
+
+SourceName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class MixtureConfig(Config):
+    """Several sources, read in proportion to their weights. All must have one tokenizer."""
+
+    mixture: dict[SourceName, SourceConfig] = pydantic.Field(min_length=2)
+    """Sources by name. Their order makes no difference."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _check_no_other_source(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for key in DataConfig.model_fields:
+            if data.get(key) is not None:
+                raise ValueError(
+                    f"got {key} {data[key]!r} beside a mixture; every source has its own, so set it to null"
+                )
+        return {key: value for key, value in data.items() if key not in DataConfig.model_fields}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The weights, as they are written in decimals, as whole numbers without a common divisor."""
+        exact = {name: Fraction(repr(source.weight)) for name, source in self.mixture.items()}
+        common = math.lcm(*(weight.denominator for weight in exact.values()))
+        whole = {name: int(weight * common) for name, weight in exact.items()}
+        return {name: weight // math.gcd(*whole.values()) for name, weight in whole.items()}
+
+    def open(self, where: str, progress: ProgressCallback = ignore_progress) -> MixedData:
+        """Opens or prepares every source, see `open_data`. where: the path of this section, for errors."""
+        sources = {name: source.open(f"{where}.mixture.{name}", progress) for name, source in self.mixture.items()}
+        return MixedData(sources, self.weights)
+
+    def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
+        """As `DataConfig.check`, of every source."""
+        assert isinstance(data, MixedData)
+        for name, source in self.mixture.items():
+            source.check(data.sources[name], progress)
+
+
+def _form(data: Any) -> str:
+    mixture = data.get("mixture") if isinstance(data, Mapping) else getattr(data, "mixture", None)
+    return "one" if mixture is None else "several"
+
+
+DataSection = Annotated[
+    Annotated[DataConfig, Tag("one")] | Annotated[MixtureConfig, Tag("several")], Discriminator(_form)
+]
+
+
+def open_data(config: DataSection, progress: ProgressCallback = ignore_progress) -> OpenedData:
     """The prepared data a recipe asks for; a named corpus is prepared once and kept in the cache folder.
 
     Processes that ask for the same data at once wait for one of them to prepare it. Raises UserError as `prepare` and
-    `PreparedData.open` do, and if `path` holds data of another tokenizer or held-out fraction than the recipe names.
+    `PreparedData.open` do, if `path` holds data of another tokenizer or held-out fraction than the recipe names, and
+    if the sources of a mixture have different tokenizers.
     """
-    if config.path is not None:
-        data = PreparedData.open(config.path, progress)
-        _check_agreement(config, data)
-        return data
-    assert config.corpus is not None
-    assert config.tokenizer is not None
-    assert config.held_out is not None
-    corpus = named_corpus(config.corpus)
-    fingerprint = scan(corpus, config.held_out, progress).fingerprint
-    out = cache_folder() / "data" / _cache_name(config.corpus, config.tokenizer, config.held_out, fingerprint)
-    return prepare(corpus, out, tokenizer=config.tokenizer, held_out=config.held_out, reuse=True, progress=progress)
-
-
-def _check_agreement(config: DataConfig, data: PreparedData) -> None:
-    found = {"tokenizer": data.manifest.tokenizer.spec, "held_out": data.manifest.held_out_fraction}
-    for key, value in found.items():
-        asked = getattr(config, key)
-        if asked is not None and asked != value:
-            made = "adopted without one" if value is None else f"prepared with {value!r}"
-            raise UserError(f"data.{key}: got {asked!r}, but {config.path} was {made}")
+    return config.open("data", progress)
 
 
 def _cache_name(corpus: str, tokenizer: str, held_out: float, fingerprint: str) -> str:

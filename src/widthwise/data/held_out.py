@@ -1,15 +1,18 @@
 """Held-out text and its windows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
 
+import numpy as np
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.data.loader import count_windows, held_out_batches
-from widthwise.data.prepared import PreparedData
+from widthwise.data.mixture import OpenedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.data.windows import Windows, windows_of
 from widthwise.kernels.precision import Precision
 
 
@@ -23,9 +26,13 @@ class TokenisedText:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Windows from the start of the held-out text, and how they are batched."""
+    """Windows from the start of the held-out text, and how they are batched.
 
-    data: PreparedData | TokenisedText
+    Those of a mixture come in its proportions, each source's from its start, until the next is of a source that has
+    none left.
+    """
+
+    data: OpenedData | TokenisedText
     seq_len: int
     batch_size: int
     """Windows per forward pass."""
@@ -35,12 +42,38 @@ class HeldOut:
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""
-        count_windows(self.data.held_out, self.seq_len)
-        if self.max_tokens is not None and self.max_tokens < self.seq_len:
+        assert self.n_windows > 0
+
+    @property
+    def n_windows(self) -> int:
+        """Windows of one pass over all. Raises UserError if there is not even one."""
+        n_windows = self._windows.n_windows
+        if self.max_tokens is None:
+            return n_windows
+        if self.max_tokens < self.seq_len:
             got = f"train.validation_tokens: got {self.max_tokens}"
             raise UserError(f"{got}; must be at least seq_len = {self.seq_len}")
+        return min(n_windows, self.max_tokens // self.seq_len)
+
+    @property
+    def sources(self) -> list[str]:
+        """The source of each window of a mixture, in order; empty where there is only one."""
+        return [name for row in range(self.n_windows) if (name := self._windows.source_of(row)) is not None]
+
+    def means_by_source(self, values: Sequence[float]) -> dict[str, float]:
+        """The mean over the windows of each source that has some; empty where there is only one. values: per window."""
+        found: dict[str, list[float]] = {}
+        for name, value in zip(self.sources, values):
+            found.setdefault(name, []).append(value)
+        return {name: fmean(found[name]) for name in sorted(found)}
 
     def batches(self, max_tokens: int | None = None) -> Iterator[Tensor]:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
-        limits = [limit for limit in (self.max_tokens, max_tokens) if limit is not None]
-        return held_out_batches(self.data.held_out, self.seq_len, self.batch_size, min(limits, default=None))
+        n_windows = self.n_windows if max_tokens is None else min(self.n_windows, max_tokens // self.seq_len)
+        for first in range(0, n_windows, self.batch_size):
+            rows = np.arange(first, min(first + self.batch_size, n_windows), dtype=np.uint64)
+            yield self._windows.read(rows)
+
+    @cached_property
+    def _windows(self) -> Windows:
+        return windows_of(self.data.held_out, self.seq_len)

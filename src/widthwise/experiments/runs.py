@@ -60,8 +60,9 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
     """Raises UserError if two runs saw different data, as after an upgrade of Python."""
     own, expected = recorded_identity(run), recorded_identity(first)
     if own != expected:
+        found, other = own.compared(expected)
         raise UserError(
-            f"{run.path}: was trained on other data ({own}) than {first.path} ({expected}); compare in a new folder"
+            f"{run.path}: was trained on other data ({found}) than {first.path} ({other}); compare in a new folder"
         )
 
 

@@ -9,9 +9,9 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError, checked_copy, parse, parse_yaml, read_recipe
-from widthwise.data.config import DataConfig
+from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
-from widthwise.data.prepared import PreparedData
+from widthwise.data.mixture import OpenedData
 from widthwise.growth.optimizer_state import grown_factors
 from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
@@ -103,7 +103,7 @@ class Recipe(Config):
     model: ModelSection
     seq_len: NTokens
     """Tokens per training sequence, and the context at which FLOPs are counted."""
-    data: DataConfig = DataConfig()
+    data: DataSection = DataConfig()
     optimizer: Optimizer
     schedule: Schedule
     train: TrainConfig
@@ -186,7 +186,7 @@ class Recipe(Config):
         if self.train.nested is not None:
             self.train.nested.check(model)
 
-    def held_out(self, data: PreparedData) -> HeldOut:
+    def held_out(self, data: OpenedData) -> HeldOut:
         """What validations look at."""
         train = self.train
         return HeldOut(data, self.seq_len, train.sequences_per_pass, train.validation_tokens, train.precision)

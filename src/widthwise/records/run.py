@@ -57,6 +57,8 @@ class RunResult(StoredRecord):
     val_bits_per_byte: Known = None
     val_window_losses: Sequence[float] = ()
     """Mean loss of every held-out window, in order: what a paired comparison pairs."""
+    val_losses: Mapping[str, float] | None = None
+    """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
     tokens_per_second: Known = None
     """Median over the records of the last model, so that start-up, compilation and hiccups do not count."""
     wall_seconds: Known = None

@@ -13,7 +13,6 @@ from widthwise.analysis.sentence import sentence
 from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus
 from widthwise.data.held_out import HeldOut, TokenisedText
-from widthwise.data.loader import count_windows
 from widthwise.data.readers import read_documents
 from widthwise.model.eval_mode import repeatable
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
@@ -126,7 +125,7 @@ def _analysed(
     for note in model.notes:
         observer.message(note)
     profile = Profile(model.subject, options)
-    observer.starting(name, 0, _n_batches(held_out))
+    observer.starting(name, 0, math.ceil(held_out.n_windows / held_out.batch_size))
     with repeatable(model.device):
         for step, windows in enumerate(held_out.batches(), start=1):
             with _naming(name):
@@ -143,13 +142,6 @@ def _naming(model: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{model}: {error}") from None
-
-
-def _n_batches(held_out: HeldOut) -> int:
-    n_windows = count_windows(held_out.data.held_out, held_out.seq_len)
-    if held_out.max_tokens is not None:
-        n_windows = min(n_windows, held_out.max_tokens // held_out.seq_len)
-    return math.ceil(n_windows / held_out.batch_size)
 
 
 def _named(sources: Sequence[ModelSource]) -> dict[str, ModelSource]:

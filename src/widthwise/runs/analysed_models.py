@@ -101,7 +101,7 @@ class RunSource(ModelSource):
     def text(self, observer: Observer) -> Corpus:
         """The held-out documents of the run's data."""
         data = open_data(saved_recipe(RunDir(self.path)).data, observer.preparing)
-        return held_out_text(data, f"held-out documents of {data.manifest.corpus.name}")
+        return held_out_text(data)
 
 
 def _analyses(model: Decoder, held_out: HeldOut) -> dict[str, Any]:

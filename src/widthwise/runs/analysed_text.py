@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus, Document
+from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
@@ -19,16 +22,41 @@ TORN = "\N{REPLACEMENT CHARACTER}"
 """The replacement character, to which a tokenizer decodes half a character."""
 
 
-def held_out_text(data: PreparedData, name: str) -> Corpus:
-    """The held-out documents of prepared data, decoded from their tokens."""
+def held_out_text(data: OpenedData) -> Corpus:
+    """The held-out documents of prepared data, decoded from their tokens.
 
-    def read() -> Iterator[Document]:
-        tokens, tokenizer = data.held_out, data.tokenizer
-        for index in range(tokens.n_documents):
-            ids = tokens.document(index).tolist()
-            yield Document(str(index), tokenizer.decode(ids[:-1] if ids[-1:] == [tokenizer.eos_id] else ids))
+    Those of a mixture come in the proportions of its tokens, as nearly as whole documents can, and end where a source
+    has none left.
+    """
+    if isinstance(data, MixedData):
+        names = ", ".join(source.manifest.corpus.name for source in data.sources.values())
+        return Corpus(f"held-out documents of {names}", partial(_mixed_documents, data))
+    return Corpus(f"held-out documents of {data.manifest.corpus.name}", partial(_held_out_documents, data))
 
-    return Corpus(name, read)
+
+def _held_out_documents(data: PreparedData) -> Iterator[Document]:
+    tokens, tokenizer = data.held_out, data.tokenizer
+    for index in range(tokens.n_documents):
+        ids = tokens.document(index).tolist()
+        yield Document(str(index), tokenizer.decode(ids[:-1] if ids[-1:] == [tokenizer.eos_id] else ids))
+
+
+def _mixed_documents(data: MixedData) -> Iterator[Document]:
+    """The next document is always of the source that is farthest behind its share."""
+    documents = {name: _held_out_documents(source) for name, source in data.sources.items()}
+    n_read = dict.fromkeys(data.sources, 0)
+
+    def tokens_over_weight(name: str) -> Fraction:
+        n_tokens = data.sources[name].held_out.document_starts[n_read[name]]
+        return Fraction(int(n_tokens), data.weights[name])
+
+    while True:
+        name = min(n_read, key=tokens_over_weight)
+        document = next(documents[name], None)
+        if document is None:
+            return
+        n_read[name] += 1
+        yield document
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
             f"{tokenizer.id[:12]} only"
         )
     train = new.train
-    fresh = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed).state_dict()
-    differing = [key for key in fresh if key != "step" and fresh[key] != loader.get(key)]
+    new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
+    fresh, differing = new_loader.state_dict(), new_loader.differing(loader)
     if not differing:
         return Feed(loader, {**origin, **identity.record()})
     if differing == ["batch_size"]:

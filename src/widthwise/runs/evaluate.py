@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pydantic
 
 from widthwise.config_io import UserError, to_data
 from widthwise.data.config import open_data
-from widthwise.data.loader import count_windows
+from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.local_tasks import EncodedTask, LocalTask, encode_task, load_task, score_task
@@ -27,7 +28,7 @@ from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.trained import Trained, load_trained
 
 HELD_OUT = "held-out"
-"""Name of the run's own held-out text."""
+"""Name of the run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
 
 
 class EvaluationConfig(ScoringOptions):
@@ -138,9 +139,8 @@ def _texts(
         data = _of_same_tokenizer(PreparedData.open(folder), scorer)
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.names_nothing:
-        data = _own_data(run, trained)
-        n_tokens = config.max_tokens or _validated_tokens(trained, data)
-        readings[HELD_OUT] = partial(_score_held_out, scorer, data, n_tokens, config.stride)
+        for name, (data, n_tokens) in _own_texts(run, trained).items():
+            readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
     return readings
 
 
@@ -149,22 +149,27 @@ def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextSco
     return score_documents(scorer, texts, config.stride, config.max_tokens, source)
 
 
-def _validated_tokens(trained: Trained, data: PreparedData) -> int:
-    """Targets of a validation: whole windows of the recipe's seq_len, whatever this evaluation's."""
-    seq_len, limit = trained.recipe.seq_len, trained.recipe.train.validation_tokens
-    n_windows = count_windows(data.held_out, seq_len)
-    return seq_len * (n_windows if limit is None else min(n_windows, limit // seq_len))
+def _own_texts(run: RunDir, trained: Trained) -> dict[str, tuple[PreparedData, int]]:
+    """The run's own held-out texts by name, one for each source of a mixture, and the targets that validations use.
+
+    Those are whole windows of the recipe's seq_len, whatever this evaluation's; of a source that has none, one.
+    """
+    data, seq_len = _own_data(run, trained), trained.recipe.seq_len
+    held_out = trained.recipe.held_out(data)
+    if not isinstance(data, MixedData):
+        return {HELD_OUT: (data, held_out.n_windows * seq_len)}
+    n_windows = Counter(held_out.sources)
+    return {f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * seq_len) for name, source in data.sources.items()}
 
 
-def _own_data(run: RunDir, trained: Trained) -> PreparedData:
+def _own_data(run: RunDir, trained: Trained) -> OpenedData:
     if not has_seen_data(run):
         raise UserError(f"{run.path}: has seen no data yet; name a text with --text or --data")
     data = open_data(trained.recipe.data)
-    if identity_of(data) != recorded_identity(run):
-        raise UserError(
-            f"{run.path}: was trained on {recorded_identity(run)}, which is now {identity_of(data)}; "
-            "name a text with --text or --data"
-        )
+    before, now = recorded_identity(run), identity_of(data)
+    if before != now:
+        was, is_now = before.compared(now)
+        raise UserError(f"{run.path}: was trained on {was}, which is now {is_now}; name a text with --text or --data")
     return data
 
 

@@ -29,6 +29,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> Ru
     spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
+        "val_losses": validation.losses_by_source or None,
         "token_widths": analyses["token_widths"],
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,

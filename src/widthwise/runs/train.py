@@ -1,12 +1,13 @@
 """Starting and resuming runs."""
 
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
-from widthwise.data.prepared import PreparedData
+from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -96,6 +97,8 @@ class _Launch:
         def begin() -> None:
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record()})
+            if isinstance(data, MixedData):
+                self.observer.message(_use_in_words(recipe, data))
 
         self.processes.first(begin)
         return self._train(loop)
@@ -144,16 +147,16 @@ class _Launch:
     def _environment(self) -> dict[str, Any]:
         return environment() | {"n_processes": self.processes.world_size, "n_shards": self.processes.n_shards}
 
-    def _open_data(self, recipe: Recipe) -> PreparedData:
+    def _open_data(self, recipe: Recipe) -> OpenedData:
         """The first process reads every token; the others then open what is prepared, on their own machines too."""
-        opened: list[PreparedData] = []
+        opened: list[OpenedData] = []
         self.processes.first(lambda: opened.append(self._verified_data(recipe)))
         self.processes.together(lambda: None if opened else opened.append(open_data(recipe.data)))
         return opened[0]
 
-    def _verified_data(self, recipe: Recipe) -> PreparedData:
+    def _verified_data(self, recipe: Recipe) -> OpenedData:
         data = open_data(recipe.data, self.observer.preparing)
-        tokenizer, vocab_size = data.manifest.tokenizer, recipe.explicit_model.vocab_size
+        tokenizer, vocab_size = data.tokenizer, recipe.explicit_model.vocab_size
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
                 f"model.vocab_size: got {vocab_size}; must be at least {tokenizer.vocab_size}, "
@@ -164,14 +167,15 @@ class _Launch:
         recipe.data.check(data, self.observer.preparing)
         return data
 
-    def _check_same_data(self, data: PreparedData) -> None:
+    def _check_same_data(self, data: OpenedData) -> None:
         if not has_seen_data(self.run):
             self._take_up(data)
         before, now = recorded_identity(self.run), identity_of(data)
         if before != now:
-            raise UserError(f"{self.run.path}: was begun with other data ({before}) than is there now ({now})")
+            was, is_now = before.compared(now)
+            raise UserError(f"{self.run.path}: was begun with other data ({was}) than is there now ({is_now})")
 
-    def _take_up(self, data: PreparedData) -> None:
+    def _take_up(self, data: OpenedData) -> None:
         """Binds a run that has seen no data to what it is given, if that is of its tokenizer."""
         own, given = recorded_tokenizer(self.run), identity_of(data)
         if own is not None and own.id != given.tokenizer.id:
@@ -180,6 +184,16 @@ class _Launch:
             )
         data.tokenizer.save(self.run.tokenizer_folder)
         self.run.add_to_environment(given.record())
+
+
+def _use_in_words(recipe: Recipe, data: MixedData) -> str:
+    """How much of each source a run reads: a small one may come again and again, or be missing in validations."""
+    use = data.use(recipe.seq_len, recipe.train.steps * recipe.train.batch_size)
+    n_held_out = Counter(recipe.held_out(data).sources)
+    return "data: " + " | ".join(
+        f"{name} {each.share:.1%} of the windows, each read {each.n_epochs:.3g} times; {n_held_out[name]} held out"
+        for name, each in use.items()
+    )
 
 
 def _checked(recipe: Recipe) -> Recipe:

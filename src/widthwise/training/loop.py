@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from widthwise.data.loader import Loader
-from widthwise.data.prepared import PreparedData
+from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunFailed, Seal
 from widthwise.training import checkpoint
@@ -33,7 +33,7 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, recipe: Recipe, data: PreparedData, run: RunDir, observer: Observer, processes: Processes = ALONE
+        self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE
     ):
         """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes

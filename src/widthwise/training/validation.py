@@ -37,12 +37,16 @@ class Validation:
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
+    losses_by_source: dict[str, float]
+    """Mean loss over the windows of each source of a mixture that has some; empty where the data have one source."""
     mtp_losses: list[float] | None
     """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without it."""
 
     def record(self) -> dict[str, Any]:
         """The entries of a validation record; width_fraction is the mean_fraction of token_widths, for its curve."""
         record: dict[str, Any] = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        if self.losses_by_source:
+            record["val_losses"] = self.losses_by_source
         if self.mtp_losses is not None:
             record["mtp_losses"] = self.mtp_losses
         if self.token_widths is not None:
@@ -77,6 +81,7 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         perplexity=math.exp(loss) if loss < 700 else math.inf,
         bits_per_byte=nats / (math.log(2) * n_bytes) if n_bytes else None,
         window_losses=window_losses,
+        losses_by_source=held_out.means_by_source(window_losses),
         token_widths=widths.summary(),
         expert_loads=_lists(choices.by_layer("expert_load")),
         mtp_losses=mtp_losses.means() or None,
