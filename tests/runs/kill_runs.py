@@ -3,6 +3,7 @@
 kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
 kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
 kill_runs.py growth WORK             the same of a run whose model grows, before every third operation
+kill_runs.py mixture WORK            the same of a run on a mixture, before every third operation
 
 Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
@@ -24,6 +25,8 @@ from growing_runs import UNIFORM
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.data.config import open_data
+from widthwise.data.corpus import named_corpus
+from widthwise.data.prepare import prepare
 from widthwise.runs.train import train_or_resume
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
@@ -81,6 +84,15 @@ def kill_before_operations(work: Path, *overrides: str, stride: int = 1) -> int:
     return n_killed
 
 
+def mixture_of_two(folder: Path) -> str:
+    """Of two preparations of one corpus, by different held-out fractions."""
+    sources = {}
+    for name, held_out in (("a", 0.05), ("b", 0.9)):
+        prepare(named_corpus("synthetic"), folder / name, tokenizer="bytes", held_out=held_out)
+        sources[name] = {"path": str(folder / name), "weight": held_out}
+    return f"data={json.dumps({'mixture': sources})}"
+
+
 def die_before_operation(index: int, path: str) -> None:
     """Kills this process before its file operation number `index` inside `path`."""
     count = 0
@@ -105,6 +117,8 @@ if __name__ == "__main__":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
     elif mode == "growth":
         n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]", stride=3)
+    elif mode == "mixture":
+        n = kill_before_operations(folder, mixture_of_two(folder), stride=3)
     else:
         n = kill_before_operations(folder)
     print(json.dumps({"n_killed": n}))

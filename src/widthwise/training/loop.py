@@ -32,9 +32,7 @@ class TrainingLoop:
     Of several processes each has a loop; all take the same decisions, and the first one alone speaks and writes.
     """
 
-    def __init__(
-        self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE
-    ):
+    def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):
         """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config = recipe.train
