@@ -7,7 +7,7 @@ from typing import Any
 from widthwise.config_io import apply_override, parse
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
-from widthwise.training.checkpoint import checkpoint_paths
+from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
 
 

@@ -24,7 +24,7 @@ from widthwise.runs.evaluate import (
     without_items,
 )
 from widthwise.runs.train import resume, train
-from widthwise.training.checkpoint import checkpoint_paths
+from widthwise.training.checkpoint_folder import checkpoint_paths
 
 KINDS = {
     "hourglass": "model.ffn={kind: hourglass, n_blocks: 2, d_hidden: 5}",

@@ -21,7 +21,7 @@ from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.pad import pad_intended
 from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
-from widthwise.training.checkpoint import checkpoint_paths, find_damage
+from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
 from widthwise.training.metrics import PeakMemory
 
 STEP = 5

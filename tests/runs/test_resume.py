@@ -13,7 +13,7 @@ from widthwise.runs import result as result_module
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
-from widthwise.training import checkpoint, saved_tensors
+from widthwise.training import checkpoint_folder, saved_tensors
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 
@@ -150,7 +150,7 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
     assert "step_00000006 is damaged (manifest.json" in notes[1]
     assert all("went on from step 5" in note for note in notes)
     assert listener.messages[:2] == notes
-    assert checkpoint.find_damage(run / "checkpoints" / "step_00000007") is None
+    assert checkpoint_folder.find_damage(run / "checkpoints" / "step_00000007") is None
 
 
 def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path):

@@ -8,7 +8,7 @@ from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
-from widthwise.training.checkpoint import checkpoint_paths
+from widthwise.training.checkpoint_folder import checkpoint_paths
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from tiny_runs import tiny_recipe
 from widthwise.config_io import UserError
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
-from widthwise.training import checkpoint, saved_tensors
+from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
 from widthwise.training.state import RunState
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
-FILES = (*checkpoint.files(), checkpoint.MANIFEST)
+FILES = (*checkpoint_folder.files(), checkpoint_folder.MANIFEST)
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
@@ -89,11 +89,11 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 def test_newest_checkpoint_is_found_by_number(tmp_path):
     paths = saved(tmp_path, 9, 10, 2)
-    assert checkpoint.latest_valid(tmp_path) == (paths[1], [])
+    assert checkpoint_folder.latest_valid(tmp_path) == (paths[1], [])
 
 
 def test_no_checkpoints_no_path(tmp_path):
-    assert checkpoint.latest_valid(tmp_path / "absent") == (None, [])
+    assert checkpoint_folder.latest_valid(tmp_path / "absent") == (None, [])
 
 
 def truncate(file: Path) -> None:
@@ -115,28 +115,28 @@ def empty(file: Path) -> None:
 def test_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(tmp_path, name, damage):
     good, newest = saved(tmp_path, 3, 4)
     damage(newest / name)
-    path, damages = checkpoint.latest_valid(tmp_path)
+    path, damages = checkpoint_folder.latest_valid(tmp_path)
     assert path == good
     assert [damage.path for damage in damages] == [newest]
     # A flipped bit of the manifest shows as a file that differs from it; the next test is about those.
-    assert name in str(damages[0]) or (name, damage) == (checkpoint.MANIFEST, flip_a_bit)
+    assert name in str(damages[0]) or (name, damage) == (checkpoint_folder.MANIFEST, flip_a_bit)
     assert "step_00000004" in str(damages[0])
 
 
 def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path):
     (path,) = saved(tmp_path, 4)
-    file = path / checkpoint.MANIFEST
+    file = path / checkpoint_folder.MANIFEST
     content = file.read_bytes()
     for position in range(len(content)):
         file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
-        if checkpoint.find_damage(path) is None:
+        if checkpoint_folder.find_damage(path) is None:
             assert json.loads(file.read_bytes()) == json.loads(content), position
 
 
 def test_a_checkpoint_under_another_name_is_damaged(tmp_path):
     (path,) = saved(tmp_path, 4)
     path.rename(tmp_path / "step_00000005")
-    assert checkpoint.latest_valid(tmp_path)[0] is None
+    assert checkpoint_folder.latest_valid(tmp_path)[0] is None
 
 
 @pytest.mark.parametrize("failing_file", FILES)
@@ -154,32 +154,32 @@ def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(
     with pytest.raises(UserError, match=r"step_00000004: cannot be written \(No space left on device\)"):
         saved(tmp_path, 4)
     assert list(tmp_path.iterdir()) == [good]
-    assert checkpoint.latest_valid(tmp_path) == (good, [])
+    assert checkpoint_folder.latest_valid(tmp_path) == (good, [])
 
 
 def test_pruning_keeps_the_newest_good_ones(tmp_path):
     paths = saved(tmp_path, 1, 2, 3, 4, 5)
     truncate(paths[4] / "model.safetensors")
     truncate(paths[3] / "model.safetensors")
-    _, damages = checkpoint.latest_valid(tmp_path)
+    _, damages = checkpoint_folder.latest_valid(tmp_path)
     saved(tmp_path, 4)
-    checkpoint.prune(tmp_path, 2, damages)
-    assert checkpoint.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
+    checkpoint_folder.prune(tmp_path, 2, damages)
+    assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
 
 
 def test_saving_replaces_a_damaged_checkpoint_of_the_same_step(tmp_path):
     (path,) = saved(tmp_path, 4)
     truncate(path / "model.safetensors")
     saved(tmp_path, 4)
-    assert checkpoint.find_damage(path) is None
+    assert checkpoint_folder.find_damage(path) is None
 
 
 def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
     (path,) = saved(tmp_path, 4)
     leftover = tmp_path / ".step_00000005.partial"
     path.rename(leftover)
-    assert checkpoint.latest_valid(tmp_path) == (None, [])
-    checkpoint.remove_partial(tmp_path)
+    assert checkpoint_folder.latest_valid(tmp_path) == (None, [])
+    checkpoint_folder.remove_partial(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -191,22 +191,22 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
         shutil.copytree(newest, path)
     half = tmp_path / ".step_best.partial"
     half.mkdir()
-    assert checkpoint.latest_valid(tmp_path) == (newest, [])
-    checkpoint.prune(tmp_path, keep_last=1)
-    checkpoint.remove_partial(tmp_path)
+    assert checkpoint_folder.latest_valid(tmp_path) == (newest, [])
+    checkpoint_folder.prune(tmp_path, keep_last=1)
+    checkpoint_folder.remove_partial(tmp_path)
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
 
 
 def test_steps_of_any_length_are_ordered_as_numbers(tmp_path):
     paths = saved(tmp_path, 99_999_999, 100_000_000)
-    assert checkpoint.checkpoint_paths(tmp_path) == paths[::-1]
+    assert checkpoint_folder.checkpoint_paths(tmp_path) == paths[::-1]
 
 
 def vouch_for(path: Path) -> None:
     """Makes the manifest right for whatever the files hold."""
-    manifest = json.loads((path / checkpoint.MANIFEST).read_text())
-    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint.files()}
-    (path / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    manifest = json.loads((path / checkpoint_folder.MANIFEST).read_text())
+    manifest["files"] = {name: FileRecord.of(path / name).model_dump() for name in checkpoint_folder.files()}
+    (path / checkpoint_folder.MANIFEST).write_text(json.dumps(manifest))
 
 
 WRONG_TENSORS = {
@@ -221,8 +221,8 @@ WRONG_TENSORS = {
         OPTIMIZER,
         lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)}),
     ),
-    "no random state": (checkpoint.RNG, lambda tensors: tensors.clear()),
-    "a random state that is none": (checkpoint.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
+    "no random state": (checkpoint_folder.RNG, lambda tensors: tensors.clear()),
+    "a random state that is none": (checkpoint_folder.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
 }
 
 
@@ -234,12 +234,12 @@ def test_a_right_manifest_of_wrong_tensors_is_refused(tmp_path, name, change):
     change(tensors)
     save_file(tensors, path / name)
     vouch_for(path)
-    assert checkpoint.latest_valid(tmp_path) == (path, [])
+    assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
     with pytest.raises(UserError, match=name):
         checkpoint.load(path, *trained(2))
 
 
-@pytest.mark.parametrize("name", checkpoint.files())
+@pytest.mark.parametrize("name", checkpoint_folder.files())
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 100, b'{"step": "x"}', b'{"window_steps": 1, "steps": 7}'])
 def test_a_right_manifest_of_no_content_is_refused(tmp_path, name, content):
     model, optimizer = trained(1)

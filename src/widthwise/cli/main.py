@@ -9,6 +9,7 @@ import typer
 
 from widthwise.cli.analyze import analyze
 from widthwise.cli.bake import bake
+from widthwise.cli.checkpoint import checkpoint_app
 from widthwise.cli.compare import compare
 from widthwise.cli.data import data_app
 from widthwise.cli.design import design
@@ -68,6 +69,7 @@ app.command("eval")(evaluate)
 app.command("lm_eval", context_settings=PASSED_ON)(lm_eval)
 app.command("import")(import_)
 app.command()(export)
+app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 
 

@@ -21,6 +21,7 @@ from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_p
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.run_dir import RunDir
@@ -67,6 +68,9 @@ class TrainConfig(Config):
     """Held-out tokens used by a validation, from the front; all where not given."""
     checkpoint_every: pydantic.PositiveInt | None = None
     """Steps between checkpoints; only at the end and on interruption where not given."""
+    checkpoint_in_background: bool = False
+    """Whether training goes on while a checkpoint is written. Needs room for a copy of weights and optimizer state in
+    the machine's memory; pays where the disk is slow."""
     keep_last: pydantic.PositiveInt = 2
     """How many of the newest checkpoints are kept."""
     loss_window_steps: pydantic.PositiveInt = 1000
@@ -241,7 +245,14 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
             raise UserError(
                 f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them"
             )
-    return parse(Recipe, data, where)
+    train = data.get("train")
+    asked = {key: train[key] for key in ELSEWHERE if key in train} if isinstance(train, dict) else {}
+    if asked:
+        data = {**data, "train": {key: value for key, value in data["train"].items() if key not in asked}}
+    recipe = parse(Recipe, data, where)
+    if reason := refusal(asked, lambda: recipe.explicit_model):
+        raise UserError(f"{where}: {reason}")
+    return recipe
 
 
 def saved_recipe(run: RunDir) -> Recipe:

@@ -15,7 +15,7 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.import_ import IMPORTED
 from widthwise.runs.trained import newest_checkpoint, tokenizer_of
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -32,7 +32,7 @@ def export_run(
     run = RunDir(path)
     recipe = saved_recipe(run)
     found, damages = newest_checkpoint(run)
-    step = checkpoint.step_of(found)
+    step = checkpoint_folder.step_of(found)
     origin = run.environment().get(IMPORTED) or {}
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
     plan = bake_plan(recipe.model_at(step), one_eps=True)

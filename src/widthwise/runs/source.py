@@ -12,7 +12,7 @@ from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import newest_checkpoint
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState
@@ -25,7 +25,7 @@ class Source:
     run: RunDir
     recipe: Recipe
     newest: Path
-    damages: tuple[checkpoint.Damage, ...]
+    damages: tuple[checkpoint_folder.Damage, ...]
 
     @classmethod
     def of(cls, path: Path | str) -> "Source":
@@ -33,12 +33,12 @@ class Source:
         run = RunDir(path)
         recipe = saved_recipe(run)
         found, damages = newest_checkpoint(run)
-        run.check_seal(checkpoint.seal_of(found), found.name)
+        run.check_seal(checkpoint_folder.seal_of(found), found.name)
         return cls(run, recipe, found, tuple(damages))
 
     @property
     def step(self) -> int:
-        return checkpoint.step_of(self.newest)
+        return checkpoint_folder.step_of(self.newest)
 
     @property
     def spent(self) -> Spent:

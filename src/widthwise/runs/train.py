@@ -15,7 +15,7 @@ from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_id
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import run_result
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint_folder
 from widthwise.training.joining import joined
 from widthwise.training.launch import is_launched
 from widthwise.training.loop import TrainingLoop
@@ -113,7 +113,7 @@ class _Launch:
         def take_up() -> None:
             self._check_same_data(data)
             self.run.add_to_environment({})  # the recipe, where an older version began the run without it
-            checkpoint.remove_partial(self.run.checkpoints)
+            checkpoint_folder.remove_partial(self.run.checkpoints)
 
         self.processes.first(take_up)
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)

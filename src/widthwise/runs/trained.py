@@ -12,7 +12,7 @@ from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_tokenizer
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Trained:
     model: Decoder
     tokenizer: Tokenizer
     step: int
-    damages: list[checkpoint.Damage]
+    damages: list[checkpoint_folder.Damage]
     """Newer checkpoints that could not be used."""
 
 
@@ -33,19 +33,19 @@ def load_trained(path: Path | str, device: torch.device | str | None = None) -> 
     recipe = saved_recipe(run)
     found, damages = newest_checkpoint(run)
     default = "cuda" if torch.cuda.is_available() else "cpu"
-    step = checkpoint.step_of(found)
+    step = checkpoint_folder.step_of(found)
     model = build(recipe.model_at(step), seed=0, device=device or default)
     checkpoint.load_weights(found, model)
     return Trained(recipe, model.eval(), tokenizer_of(run), step, damages)
 
 
-def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint.Damage]]:
+def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]]:
     """The newest good checkpoint of a run, and newer ones that are damaged. Raises UserError where there is none."""
-    found, damages = checkpoint.latest_valid(run.checkpoints)
+    found, damages = checkpoint_folder.latest_valid(run.checkpoints)
     if found is None:
         reasons = "; ".join(map(str, damages)) or "nothing was saved yet"
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
-    run.check_recipe_of(checkpoint.seal_of(found), found.name)
+    run.check_recipe_of(checkpoint_folder.seal_of(found), found.name)
     return found, damages
 
 

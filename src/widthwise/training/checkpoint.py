@@ -12,7 +12,7 @@ checkpoints/step_00000100/
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,114 +23,30 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from widthwise.config_io import Config, UserError, parse
-from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json, read_json_mapping
+from widthwise.config_io import UserError
+from widthwise.files import FileRecord, fsync_file, fsync_folder, read_json_mapping, write_atomic, writing
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
 from widthwise.recipe.optimizer import state_shapes
 from widthwise.run_dir import Seal
-from widthwise.sizes import Count
+from widthwise.training.checkpoint_folder import (
+    FORMAT_VERSION,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    RNG,
+    STATE,
+    CheckpointManifest,
+    manifest_of,
+    name_of,
+    partial_of,
+    step_of,
+)
 from widthwise.training.processes import ALONE, Processes
-from widthwise.training.saved_tensors import SavedTensors, file_name, file_names, write_tensors
+from widthwise.training.saved_tensors import SavedTensors, file_name, write_one_by_one, write_tensors
 from widthwise.training.state import RunState
 
 T = TypeVar("T")
-
-FORMAT_VERSION = 1
-MODEL = "model"
-OPTIMIZER = "optimizer"
-RNG = "rng.safetensors"
-STATE = "state.json"
-MANIFEST = "manifest.json"
-
-
-def files(n_shards: int = 1) -> list[str]:
-    """The files of a checkpoint besides its manifest. n_shards: over how many processes the model was divided."""
-    return [*file_names(MODEL, n_shards), *file_names(OPTIMIZER, n_shards), RNG, STATE]
-
-
-class CheckpointManifest(Config):
-    """The content of manifest.json."""
-
-    format_version: int
-    step: int
-    n_shards: Count = 1
-    files: dict[str, FileRecord]
-    seal: Seal | None = None
-    """None in checkpoints of older versions."""
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A checkpoint that cannot be used, and why."""
-
-    path: Path
-    reason: str
-
-    def __str__(self) -> str:
-        return f"checkpoint {self.path.name} is damaged ({self.reason})"
-
-
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """The finished checkpoints of a run's `checkpoints` folder, newest first.
-
-    Only what `save` names is one: a copy under another name is its owner's, neither used nor deleted.
-    """
-    found = [path for path in folder.glob("step_*") if path.is_dir() and _name(_step(path.name)) == path.name]
-    return sorted(found, key=step_of, reverse=True)
-
-
-def step_of(path: Path) -> int:
-    """The step of a finished checkpoint, from its name."""
-    return _step(path.name)
-
-
-def _step(name: str) -> int:
-    """The step in a name; -1 if there is none."""
-    digits = name.removeprefix("step_")
-    return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
-
-
-def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
-    """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
-
-    Of several processes each reads its part of the files.
-    """
-    damages: list[Damage] = []
-    for path in processes.first(lambda: checkpoint_paths(folder)):
-        found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
-        reason = next((each for each in found if each is not None), None)
-        if reason is None:
-            return path, damages
-        damages.append(Damage(path, reason))
-    return None, damages
-
-
-def _manifest(path: Path) -> CheckpointManifest:
-    return parse(CheckpointManifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
-
-
-def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint, or None. Reads every byte of every n_parts-th file, from number `part` on."""
-    try:
-        manifest = _manifest(path)
-        identity = (manifest.format_version, _name(manifest.step), set(manifest.files))
-        if identity != (FORMAT_VERSION, path.name, set(files(manifest.n_shards))):
-            return f"{MANIFEST} is not of this checkpoint, or of another version"
-        for name, record in list(manifest.files.items())[part::n_parts]:
-            found = FileRecord.of(path / name)
-            if found.n_bytes != record.n_bytes:
-                return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
-            if found.sha256 != record.sha256:
-                return f"{name} does not match its checksum"
-    except UserError as error:
-        return str(error).removeprefix(f"{path}/")
-    return None
-
-
-def seal_of(path: Path) -> Seal | None:
-    """What a valid checkpoint belongs to, if it says so."""
-    return _manifest(path).seal
 
 
 @dataclass(frozen=True)
@@ -195,7 +111,7 @@ def write(
     A checkpoint of the same step, which can only be a damaged one, is replaced. Earlier checkpoints are not touched.
     Raises UserError in all processes where one of them cannot write, as on a full disk.
     """
-    path, partial = folder / _name(step), _partial(folder, step)
+    path, partial = folder / name_of(step), partial_of(folder, step)
 
     def begin() -> None:
         shutil.rmtree(partial, ignore_errors=True)
@@ -297,33 +213,29 @@ def _load_rng(path: Path) -> None:
 
 
 def _opened(path: Path, stem: str) -> AbstractContextManager[SavedTensors]:
-    return SavedTensors.opened(path, stem, _manifest(path).n_shards)
+    return SavedTensors.opened(path, stem, manifest_of(path).n_shards)
 
 
-def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
-    """Deletes all but the newest `keep_last` good checkpoints. Call when the newest is complete.
+def merge(path: Path) -> bool:
+    """Puts the tensors of a valid checkpoint into one file each; returns whether they were in several.
 
-    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good.
+    The manifest is replaced when those are on the disk, so that the checkpoint is valid at any moment. For the holder
+    of the run's lock. Raises UserError where the files cannot be written.
     """
-    damaged = {damage.path for damage in damages if find_damage(damage.path)}
-    good = [path for path in checkpoint_paths(folder) if path not in damaged]
-    for path in (*good[keep_last:], *damaged):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_partial(folder: Path) -> None:
-    """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
-    for path in folder.glob(".step_*.partial"):
-        if path == _partial(folder, _step(path.name[1:].removesuffix(".partial"))):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _name(step: int) -> str:
-    return f"step_{step:08d}"
-
-
-def _partial(folder: Path, step: int) -> Path:
-    return folder / f".{_name(step)}.partial"
+    manifest = manifest_of(path)
+    if manifest.n_shards == 1:
+        return False
+    records = {name: manifest.files[name] for name in (RNG, STATE)}
+    for stem in (MODEL, OPTIMIZER):
+        merged = path / file_name(stem)
+        with _opened(path, stem) as saved, writing(merged):
+            write_one_by_one(merged, saved.types(), saved.whole)
+        records[merged.name] = FileRecord.of(merged)
+    merged_manifest = manifest.model_copy(update={"n_shards": 1, "files": records})
+    write_atomic(path / MANIFEST, json.dumps(merged_manifest.model_dump(exclude_none=True, exclude_defaults=True)))
+    for name in manifest.files.keys() - records.keys():
+        (path / name).unlink()
+    return True
 
 
 def _weights(model: Decoder) -> dict[str, Tensor]:

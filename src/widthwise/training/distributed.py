@@ -8,6 +8,8 @@ round gains, and add up the gradient of the head in bf16.
 """
 
 import os
+import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 
@@ -34,6 +36,9 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 PATIENCE = timedelta(hours=12)
 """How long the others wait for what the first process does alone, such as reading a corpus."""
+LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNORECASE)
+"""Words of the RuntimeError of a message that did not arrive."""
+SECONDS_TO_ANSWER = 5.0
 IS_SAID = "is_said"
 """Attribute of an error that every process has."""
 _n_groups = count()
@@ -51,10 +56,14 @@ def group(config: TrainConfig) -> Iterator["Group"]:
     processes = Group(config.shards, config.hang_seconds)
     try:
         yield processes
-    except Exception as error:
-        if processes.is_first or hasattr(error, IS_SAID) or not isinstance(error, (UserError, RunFailed)):
+    except (UserError, RunFailed) as error:
+        if processes.is_first or hasattr(error, IS_SAID):
             raise
         raise OfOneProcess(f"process {processes.rank}: {error}") from None
+    except RuntimeError as error:
+        if not LOST.search(str(error)):
+            raise
+        raise OfOneProcess(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
     if is_ours:
         dist.destroy_process_group()
 
@@ -88,7 +97,7 @@ class Group(Processes):
             self.device.type, (self.world_size // n_shards, n_shards), mesh_dim_names=("replicate", "shard")
         )
         self.shard = self._mesh.get_local_rank("shard")
-        self._seconds = hang_seconds
+        self._seconds, self._store = hang_seconds, _get_default_store()
         self._messages = _messages(PATIENCE)
         self._pulse = _messages(timedelta(seconds=hang_seconds))
 
@@ -146,6 +155,21 @@ class Group(Processes):
         dist.all_reduce(flat)
         parts = flat.split([each.numel() for each in tensors])
         return [part.view(each.shape).to(each.dtype) for part, each in zip(parts, tensors)]
+
+    def who_is_missing(self, error: RuntimeError) -> str:
+        """Why a message did not arrive, in words. Every process that waited in vain says so within a few seconds."""
+        self._store.set(f"waited-{self.rank}", "")
+        missing, until = list(range(self.world_size)), time.monotonic() + SECONDS_TO_ANSWER
+        while missing and time.monotonic() < until:
+            missing = [rank for rank in missing if not self._store.check([f"waited-{rank}"])]
+            time.sleep(0.1)
+        if not missing:
+            return f"the connection to the other processes failed ({str(error).splitlines()[0]})"
+        late = ", ".join(map(str, missing))
+        return (
+            f"waits for process {late}, which has ended or hangs (train.hang_seconds = {self._seconds:g}); "
+            "`torchrun --max-restarts` goes on from the last checkpoint"
+        )
 
     def apart(self) -> "Group":
         return _Apart(self)

@@ -12,7 +12,7 @@ from widthwise.data.loader import Loader
 from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, RunFailed, Seal
-from widthwise.training import checkpoint
+from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.learner import Learner
@@ -20,6 +20,7 @@ from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utiliz
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.saving import Saver
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome
 from widthwise.training.stopping import Interrupted, SignalWatch
@@ -54,19 +55,19 @@ class TrainingLoop:
         self._stopwatch = Stopwatch()
         self._pending: list[StepOutcome] = []
         self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
-        self._saved_step = 0
+        self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
         self._recorded: dict[str, int] = {}
         """Event -> step of its last record."""
         self._inherited = Spent()
-        self._damaged: list[checkpoint.Damage] = []
+        self._damaged: list[checkpoint_folder.Damage] = []
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""
         processes = self.processes
-        path, self._damaged = checkpoint.latest_valid(self.run.checkpoints, processes)
+        path, self._damaged = checkpoint_folder.latest_valid(self.run.checkpoints, processes)
         if path is not None:
-            processes.first(lambda: self.run.check_seal(checkpoint.seal_of(path), path.name))
-            phase = self.recipe.phase_at(checkpoint.step_of(path))
+            processes.first(lambda: self.run.check_seal(checkpoint_folder.seal_of(path), path.name))
+            phase = self.recipe.phase_at(checkpoint_folder.step_of(path))
             if phase.start > 0:
                 self.learner = Learner.untrained(self.recipe, phase, processes)
             learner = self.learner
@@ -97,6 +98,11 @@ class TrainingLoop:
 
         Raises RunFailed (diverging loss) and Interrupted (signal).
         """
+        with self._saver:
+            self._train(watch)
+        return self._validate()
+
+    def _train(self, watch: SignalWatch) -> None:
         self.observer.starting(self.name, self.state.step, self.config.steps)
         self.learner.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
@@ -106,11 +112,12 @@ class TrainingLoop:
             received = self._agreed_signal(watch)
             self._save_if_due(must_save=received > 0)
             if received:
+                self._saver.wait()
                 raise self.processes.said(Interrupted(self._interruption(), received))
             self._validate_if_due()
         self._save_if_due(must_save=True)
-        self._prune()  # a kill may have come between the last checkpoint and its pruning
-        return self._validate()
+        self._saver.wait()
+        self._prune(self.run.checkpoints, self.processes)  # a kill may have come between the last checkpoint and this
 
     def _agreed_signal(self, watch: SignalWatch) -> int:
         """The number of the signal that any process has received, or 0. They come at other moments to each."""
@@ -250,10 +257,14 @@ class TrainingLoop:
         self.state.width_prices = self.learner.objective.state()
         self.state.wall_seconds = self.wall_seconds
         folder, seal = self.processes.first(self._sealed)
-        snapshot = checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes)
-        checkpoint.write(folder, self.state.step, snapshot, self.state.as_data(), seal, self.processes)
-        self._saved_step = self.state.step
-        self._prune()
+        step, state = self.state.step, self.state.as_data()
+
+        def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
+            checkpoint.write(folder, step, snapshot, state, seal, processes)
+            self._prune(folder, processes)
+
+        self._saver.save(checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes), write)
+        self._saved_step = step
 
     def _sealed(self) -> tuple[Path, Seal]:
         """Where a checkpoint of this moment goes, and what it belongs to."""
@@ -261,9 +272,9 @@ class TrainingLoop:
         self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self) -> None:
+    def _prune(self, folder: Path, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        self.processes.first(lambda: checkpoint.prune(self.run.checkpoints, self.config.keep_last, damaged))
+        processes.first(lambda: checkpoint_folder.prune(folder, self.config.keep_last, damaged))
 
     def _interruption(self) -> str:
         return (

@@ -5,10 +5,11 @@ model-00001-of-00002.safetensors, ...   the rows of the first shard (see `shards
 Tensors without axes stand in every file.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,7 +20,15 @@ from widthwise.config_io import UserError
 from widthwise.files import fsync_file
 from widthwise.model.shards import rows_of_shard
 
-FLOATS = ("F64", "F32", "F16", "BF16")
+BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+class TensorType(NamedTuple):
+    """What a tensor is, but for its values."""
+
+    dtype: str
+    """As safetensors call it, a key of BYTES_OF."""
+    shape: torch.Size
 
 
 def file_name(stem: str, shard: int = 0, n_shards: int = 1) -> str:
@@ -35,6 +44,26 @@ def file_names(stem: str, n_shards: int) -> list[str]:
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a file that survives a power cut once this returns. Raises OSError and SafetensorError."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    fsync_file(path)
+
+
+def write_one_by_one(path: Path, tensors: Mapping[str, TensorType], read: Callable[[str], Tensor]) -> None:
+    """Writes a safetensors file of which no more than one tensor is in memory. Raises OSError.
+
+    tensors: name -> type and shape; read: gives each when its turn comes.
+    """
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        n_bytes = shape.numel() * BYTES_OF[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + n_bytes]}
+        offset += n_bytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in tensors:
+            file.write(read(name).contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     fsync_file(path)
 
 
@@ -68,7 +97,7 @@ class SavedTensors:
         """The shape of a whole tensor. Raises UserError where it is no float, or its parts do not make one."""
         parts = [file.get_slice(name) for file in self._files]
         shapes = [part.get_shape() for part in parts]
-        if parts[0].get_dtype() not in FLOATS:
+        if parts[0].get_dtype() not in BYTES_OF:
             raise UserError(f"{self.path}: {name} is of type {parts[0].get_dtype()}; must be a float")
         if not shapes[0]:
             return torch.Size()
@@ -78,6 +107,11 @@ class SavedTensors:
             if shape != [rows.stop - rows.start, *shapes[0][1:]]:
                 raise UserError(f"{self.path}: {name} has shape {tuple(shape)} in shard {shard + 1} of {len(shapes)}")
         return torch.Size([n_rows, *shapes[0][1:]])
+
+    def types(self) -> dict[str, TensorType]:
+        """What every tensor is, widest first, so that each begins where its type may."""
+        found = {name: TensorType(self._files[0].get_slice(name).get_dtype(), self.shape(name)) for name in self.names}
+        return dict(sorted(found.items(), key=lambda item: (-BYTES_OF[item[1].dtype], item[0])))
 
     def check(self, wanted: Mapping[str, torch.Size]) -> None:
         """Raises UserError where other tensors are there, or tensors of other shapes."""

@@ -1,5 +1,6 @@
 """The state of a run: what a checkpoint holds besides tensors."""
 
+import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -52,5 +53,5 @@ class RunState:
             raise UserError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def as_data(self) -> dict[str, Any]:
-        """The state as plain data; `read` reads it back."""
-        return {**vars(self), "recent_losses": list(self.recent_losses)}
+        """The state of this moment as plain data; `read` reads it back."""
+        return copy.deepcopy({**vars(self), "recent_losses": list(self.recent_losses)})

@@ -1,0 +1,138 @@
+"""The folder of a run's checkpoints: which there are, which are whole, which may go."""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from widthwise.config_io import Config, UserError, parse
+from widthwise.files import FileRecord, read_json
+from widthwise.run_dir import Seal
+from widthwise.sizes import Count
+from widthwise.training.processes import ALONE, Processes
+from widthwise.training.saved_tensors import file_names
+
+FORMAT_VERSION = 1
+MODEL = "model"
+OPTIMIZER = "optimizer"
+RNG = "rng.safetensors"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+
+
+def files(n_shards: int = 1) -> list[str]:
+    """The files of a checkpoint besides its manifest. n_shards: over how many processes the model was divided."""
+    return [*file_names(MODEL, n_shards), *file_names(OPTIMIZER, n_shards), RNG, STATE]
+
+
+class CheckpointManifest(Config):
+    """The content of manifest.json."""
+
+    format_version: int
+    step: int
+    n_shards: Count = 1
+    files: dict[str, FileRecord]
+    seal: Seal | None = None
+    """None in checkpoints of older versions."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A checkpoint that cannot be used, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.path.name} is damaged ({self.reason})"
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The finished checkpoints of a run's `checkpoints` folder, newest first.
+
+    Only what `save` names is one: a copy under another name is its owner's, neither used nor deleted.
+    """
+    found = [path for path in folder.glob("step_*") if path.is_dir() and name_of(_step(path.name)) == path.name]
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    """The step of a finished checkpoint, from its name."""
+    return _step(path.name)
+
+
+def _step(name: str) -> int:
+    """The step in a name; -1 if there is none."""
+    digits = name.removeprefix("step_")
+    return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
+
+
+def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
+    """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
+
+    Of several processes each reads its part of the files.
+    """
+    damages: list[Damage] = []
+    for path in processes.first(lambda: checkpoint_paths(folder)):
+        found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
+        reason = next((each for each in found if each is not None), None)
+        if reason is None:
+            return path, damages
+        damages.append(Damage(path, reason))
+    return None, damages
+
+
+def manifest_of(path: Path) -> CheckpointManifest:
+    """What a checkpoint says of itself. Raises UserError where it has no readable manifest."""
+    return parse(CheckpointManifest, read_json(path / MANIFEST), f"{path / MANIFEST}")
+
+
+def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
+    """What is wrong with a checkpoint, or None. Reads every byte of every n_parts-th file, from number `part` on."""
+    try:
+        manifest = manifest_of(path)
+        identity = (manifest.format_version, name_of(manifest.step), set(manifest.files))
+        if identity != (FORMAT_VERSION, path.name, set(files(manifest.n_shards))):
+            return f"{MANIFEST} is not of this checkpoint, or of another version"
+        for name, record in list(manifest.files.items())[part::n_parts]:
+            found = FileRecord.of(path / name)
+            if found.n_bytes != record.n_bytes:
+                return f"{name} has {found.n_bytes} bytes instead of {record.n_bytes}"
+            if found.sha256 != record.sha256:
+                return f"{name} does not match its checksum"
+    except UserError as error:
+        return str(error).removeprefix(f"{path}/")
+    return None
+
+
+def seal_of(path: Path) -> Seal | None:
+    """What a valid checkpoint belongs to, if it says so."""
+    return manifest_of(path).seal
+
+
+def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
+    """Deletes all but the newest `keep_last` good checkpoints. Call when the newest is complete.
+
+    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good.
+    """
+    damaged = {damage.path for damage in damages if find_damage(damage.path)}
+    good = [path for path in checkpoint_paths(folder) if path not in damaged]
+    for path in (*good[keep_last:], *damaged):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Deletes what killed processes left half-written. Only for the holder of the run's lock."""
+    for path in folder.glob(".step_*.partial"):
+        if path == partial_of(folder, _step(path.name[1:].removesuffix(".partial"))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def name_of(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step_{step:08d}"
+
+
+def partial_of(folder: Path, step: int) -> Path:
+    """Where it is written before it gets its name."""
+    return folder / f".{name_of(step)}.partial"
