@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from measured import kept_bytes
 from model_cases import CASES, SLOTS, config, decoder, random_tokens, variant
 from torch.testing import assert_close
 
@@ -129,3 +130,79 @@ def test_no_layer_is_prepared_to_run_again_without_gradients_or_with_a_cache():
 
     assert runs_of_layers("layer", decode) == [1] * 5 + [0] * 2
     assert runs_of_layers("layer", evaluate) == [1] * 7
+
+
+def measured_bytes(resolved: ModelConfig, kind: str) -> float:
+    """Bytes per token that two more sequences add to what autograd keeps."""
+    model = decoder(resolved, dtype=torch.float32)
+    model.recompute = RECOMPUTE[kind]
+
+    def measured(batch: int) -> int:
+        return kept_bytes(lambda: model.loss(random_tokens(batch, 9), random_tokens(batch, 9, seed=1)))
+
+    return (measured(3) - measured(1)) / (2 * 9)
+
+
+def assert_counted(resolved: ModelConfig, kind: str) -> None:
+    cost = RECOMPUTE[kind].kept(resolved)
+    assert measured_bytes(resolved, kind) == cost.activation_bytes(bytes_per_element=4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert measured_bytes(resolved, kind) == cost.activation_bytes()
+
+
+@pytest.mark.parametrize(("shape", "name"), [case for case in CASES if "further_heads" not in case[1]])
+def test_bytes_kept_are_counted_where_every_layer_runs_again(shape, name):
+    assert_counted(variant(shape, name), "layer")
+
+
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+@pytest.mark.parametrize("kind", ["layer", "selective"])
+def test_and_for_streams_of_several_parts(resize, kind):
+    for shape, endpoints in (("x", "slim"), ("zigzag", "full"), ("growing", "slim")):
+        assert_counted(config(shape, endpoints, residual={"kind": "plain", "resize": resize}), kind)
+
+
+@pytest.mark.parametrize("name", ["gqa", "layer_norm_moe", "hourglass", "dynamic", "gpt2", "slots_tied", "slots_moe"])
+def test_and_where_every_second_layer_runs_again(name):
+    assert_counted(variant("zigzag", name), "selective")
+
+
+@pytest.mark.parametrize("state_every", [1, 2, 5])
+def test_and_of_two_states_a_layer_keeps_one_where_the_other_can_be_made_from_it(state_every):
+    residual = {**SLOTS, "n_slots": 11, "state_every": state_every}
+    for kind in ("layer", "selective"):
+        assert_counted(config("zigzag", residual=residual), kind)
+
+
+@pytest.mark.parametrize("kind", RECOMPUTE)
+@pytest.mark.parametrize("name", ["further_heads", "slots_further_heads"])
+def test_with_further_heads_no_more_is_kept_than_counted(name, kind):
+    resolved = variant("diamond", name)
+    counted = RECOMPUTE[kind].kept(resolved).activation_bytes(bytes_per_element=4)
+    assert 0.85 * counted < measured_bytes(resolved, kind) <= counted  # depth k is asked at k positions fewer
+
+
+@pytest.mark.parametrize("name", ["plain", "moe", "slots", "further_heads"])
+def test_where_no_layer_runs_again_the_count_is_that_of_the_model(name):
+    resolved = variant("x", name)
+    assert RECOMPUTE["none"].kept(resolved) == RECOMPUTE["none"].activations(resolved)
+    for size in (2, 4):
+        counted = RECOMPUTE["none"].activations(resolved).activation_bytes(size)
+        assert counted == resolved.cost().activation_bytes(size)
+
+
+def test_the_most_at_any_moment_is_with_the_largest_layer():
+    """A layer of width d and d_ff = 1.7 d: 36, the largest, reads 20 and keeps 20 + 4 x 36 + 36 + 3 x 61 numbers; its
+    two heads and two norms keep 4 in fp32.
+    """
+    resolved, every = variant("x", "plain"), RECOMPUTE["layer"]
+    d_ff = resolved.layers[0].ffn.d_ff
+    kept, most = every.kept(resolved), every.activations(resolved)
+    assert most.activation_elements - kept.activation_elements == 20 + 4 * 36 + 36 + 3 * d_ff
+    assert most.activation_fp32_elements - kept.activation_fp32_elements == 4
+
+
+def test_counting_needs_no_triton(monkeypatch):
+    counted = RECOMPUTE["layer"].kept(variant("x", "slots"))
+    monkeypatch.setenv(VARIABLE, "triton")
+    assert RECOMPUTE["layer"].kept(variant("x", "slots")) == counted

@@ -98,8 +98,8 @@ class Group(Processes):
         )
         self.shard = self._mesh.get_local_rank("shard")
         self._seconds, self._store = hang_seconds, _get_default_store()
-        self._messages = _messages(PATIENCE)
-        self._pulse = _messages(timedelta(seconds=hang_seconds))
+        # For what may take one process long, and for what all come to at about the same time.
+        self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
 
     @property
     def device(self) -> torch.device:
@@ -132,7 +132,7 @@ class Group(Processes):
         return self._delivered(outcome)[0]
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        return self._delivered(self.gather(_attempt(work)))
+        return self._delivered(self._exchanged(_attempt(work), self._messages))
 
     def _delivered(self, outcomes: list[Any]) -> list[Any]:
         for outcome in outcomes:
@@ -141,8 +141,11 @@ class Group(Processes):
         return outcomes
 
     def gather(self, value: T) -> list[T]:
+        return self._exchanged(value, self._pulse)
+
+    def _exchanged(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self._messages)
+        dist.all_gather_object(values, value, group=group)
         return values
 
     def largest(self, *numbers: float) -> list[float]:
