@@ -11,6 +11,7 @@ import torch
 from model_cases import decoder, random_tokens, variant
 
 from widthwise.kernels.boundary import PendingWrite
+from widthwise.model.recompute import RECOMPUTE
 
 CASES = [("uniform", "2_of_3_static"), ("uniform", "1_of_4_mixed_at_both_ends"), ("uniform", "slots_further_heads")]
 
@@ -20,9 +21,10 @@ def two_layers(resolved):
     return resolved.model_copy(update={"layers": resolved.layers[:2]})
 
 
-def loss_and_gradients(case):
+def loss_and_gradients(case, checkpointing="none"):
     """Also whether the stream that left the last layer was a pending write."""
     model, tokens = decoder(two_layers(variant(*case)), dtype=torch.float32), random_tokens(1, 4)
+    model.recompute = RECOMPUTE[checkpointing]
     stream = model.stream(tokens)
     loss = model.loss(tokens, tokens.flip(1)).objective
     loss.backward()
@@ -30,9 +32,9 @@ def loss_and_gradients(case):
     return isinstance(stream, PendingWrite), loss.item(), gradients
 
 
-def in_the_interpreter(case):
+def in_the_interpreter(*arguments):
     os.environ["WIDTHWISE_KERNELS"] = "triton"
-    return loss_and_gradients(case)
+    return loss_and_gradients(*arguments)
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +58,12 @@ def test_loss_and_gradients_are_those_of_the_usual_form(interpreter, case):
     for key, usual in usual_gradients.items():
         difference = np.linalg.norm(gradients[key] - usual) / np.linalg.norm(usual)
         assert difference < 2e-3, key  # of fp64 the usual form is off by 2e-4 at most; the sums have another order here
+
+
+@pytest.mark.slow
+def test_layers_that_run_again_give_the_same_gradients(interpreter):
+    _, loss, gradients = interpreter.submit(in_the_interpreter, CASES[1], "layer").result()
+    _, expected_loss, expected = interpreter.submit(in_the_interpreter, CASES[1]).result()
+    assert loss == expected_loss
+    for key, gradient in gradients.items():
+        np.testing.assert_allclose(gradient, expected[key], rtol=1e-5, atol=1e-7, err_msg=key)

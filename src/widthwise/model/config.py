@@ -102,29 +102,38 @@ class ModelConfig(Config):
         """Cost of every layer by part."""
         return [layer.costs(self.residual, d_before) for layer, d_before in zip(self.layers, self.widths_before)]
 
-    def costs(self) -> dict[str, Cost]:
-        """Cost of the whole model by part, see PARTS.
+    def end_costs(self) -> dict[str, Cost]:
+        """Cost by part of what stands before and behind the layers.
 
-        `mtp` holds whatever further heads add in training, of every kind. A tied head has no parameters of its own but
-        the FLOPs of the product. The head keeps the gradient of its input, because the loss forms gradients in the
-        forward pass; the gradient of its weight is formed there too, but is not an activation.
+        A tied head has no parameters of its own but the FLOPs of the product. The head keeps the gradient of its input,
+        because the loss forms gradients in the forward pass; the gradient of its weight is formed there too, but is not
+        an activation.
         """
-        parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
         residual, d_model = self.residual, self.d_model
         n_columns = residual.embedding_width(d_model)
         table = self.vocab_size * n_columns
-        parts["embedding"] = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
+        embedding = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
         if self.positions is not None:
-            parts["embedding"] += self.positions.cost(n_columns)
-        head = linear(d_model, self.vocab_size)
-        parts["head"] = Cost(flops=head.flops) if self.tie_embeddings else head
-        parts["head"] += Cost(activation_elements=d_model)
-        for layer in self.layer_costs():
-            parts = {part: cost + layer.get(part, Cost()) for part, cost in parts.items()}
-        parts["norm"] += self.final_norm.cost(self.final_norm_width, is_read=False)
-        parts["residual"] += residual.exit_cost(d_model)
+            embedding += self.positions.cost(n_columns)
+        head = Cost(flops=self._head_cost.flops) if self.tie_embeddings else self._head_cost
+        return {
+            "embedding": embedding,
+            "head": head + Cost(activation_elements=d_model),
+            "norm": self.final_norm.cost(self.final_norm_width, is_read=False),
+            "residual": residual.exit_cost(d_model),
+        }
+
+    @property
+    def _head_cost(self) -> Cost:
+        return linear(self.d_model, self.vocab_size)
+
+    def costs(self) -> dict[str, Cost]:
+        """Cost of the whole model by part, see PARTS. `mtp` holds whatever further heads add in training."""
+        parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())
+        for costs in (self.end_costs(), *self.layer_costs()):
+            parts = {part: cost + costs.get(part, Cost()) for part, cost in parts.items()}
         if self.mtp is not None:
-            parts["mtp"] = self.mtp.cost(residual, d_model, head)
+            parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self._head_cost)
         return parts
 
     def cost(self) -> Cost:

@@ -51,20 +51,28 @@ class MTPConfig(MTPOptions):
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Of all depths, in training, as if each were asked at every position: depth k is left without the last k.
 
-        head: of the product with the head, whose parameters are the model's. Kept for the backward pass beside what
-        the layer and the exit keep: what the norms of the halves keep, the halves joined, and the gradient of the
-        head's input.
+        head: of the product with the head, whose parameters are the model's.
+        """
+        depth = self.slots_cost(residual, d_model) + self.exit_cost(residual, d_model, head)
+        return sum([depth] * self.n_depths, Cost())
+
+    def slots_cost(self, residual: Residual, d_model: int) -> Cost:
+        """Of making the slots of one depth. Kept for the backward pass beside what the layer keeps: what the norms of
+        the halves keep, and the halves joined.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
         norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining them makes copies
         join = linear(2 * slot_width, slot_width, n_slots) + norm + norm
-        kept = Cost(activation_elements=2 * n_slots * slot_width + d_model)
-        exit_cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + Cost(flops=head.flops)
+        join += Cost(activation_elements=2 * n_slots * slot_width)
+        return sum(self.layer.costs(residual, d_model).values(), join)
+
+    def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
+        """Of the loss of one depth. Kept beside what the exit keeps: the gradient of the head's input."""
+        cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + Cost(flops=head.flops)
         if self.share_reduce:
             n_shared = residual.reduction_params(d_model)
-            exit_cost += Cost(params=-n_shared, active_params=-n_shared)
-        depth = sum(self.layer.costs(residual, d_model).values(), join + kept + exit_cost)
-        return sum([depth] * self.n_depths, Cost())
+            cost += Cost(params=-n_shared, active_params=-n_shared)
+        return cost + Cost(activation_elements=d_model)
 
     def build(self, residual: Residual, d_model: int) -> nn.ModuleList:
         return nn.ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))

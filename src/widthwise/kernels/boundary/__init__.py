@@ -37,9 +37,9 @@ def defers_writes(stream: Tensor | PendingWrite) -> bool:
     """Whether a model defers each write to the next read: if WIDTHWISE_KERNELS=triton asks for it and Triton can run.
 
     Not the default, because the kernels have not been timed on a GPU yet. Raises UserError if it is asked for and
-    cannot run.
+    cannot run. On the meta device nothing runs, so there no write is deferred.
     """
-    if not triton_wanted():
+    if not triton_wanted() or (isinstance(stream, Tensor) and stream.is_meta):
         return False
     if not use_triton(stream):
         raise UserError(f"{VARIABLE}: got triton; it needs the package triton, a CUDA device and fp32, bf16 or fp16")

@@ -125,6 +125,9 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         b = self.slot_width
         return site_cost(b, self.n_slots, d_read // b, d_write // b, self.dynamic, self.state_every)
 
+    def within_layers(self) -> "HyperConnectionsConfig":
+        return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
+
     def build(self, d_before: int, d_read: int, d_write: int) -> "HyperConnection":
         return HyperConnection(self, d_read // self.slot_width, d_write // self.slot_width)
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -87,6 +87,10 @@ class ResidualConfig(Config, ABC):
     @abstractmethod
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         """Cost of one site; arguments as in `build`."""
+
+    def within_layers(self) -> Self:
+        """The residual as it costs a model of which no layer needs another one in its backward pass."""
+        return self
 
     @abstractmethod
     def build(self, d_before: int, d_read: int, d_write: int) -> Site:
