@@ -12,10 +12,9 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments import compare
+from widthwise.experiments import crew
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import ComparisonPlan, read_plan
-from widthwise.experiments.sharing import worker
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
 from widthwise.records.comparison import Comparison
@@ -130,7 +129,7 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
     def interrupt(recipe, path, observer):
         raise Interrupted(f"{path}: stopped", 2)
 
-    monkeypatch.setattr(compare, "train_or_resume", interrupt)
+    monkeypatch.setattr(crew, "train_or_resume", interrupt)
     with pytest.raises(Interrupted, match=r"uniform-seed3: stopped.*the same compare command") as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
@@ -172,7 +171,7 @@ def test_a_run_that_fails_in_a_shared_comparison_stops_its_worker_and_waits_for_
         raise RunFailed(f"{path}: loss is nan")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "train_or_resume", diverge)
+        patch.setattr(crew, "train_or_resume", diverge)
         with pytest.raises(RunFailed, match="plain-seed3: loss is nan"):
             share(short, tmp_path / "out")
     queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "short", {})

@@ -13,7 +13,7 @@ import pytest
 from tiny_sweeps import RECIPE, recipe_file
 
 from widthwise.config_io import UserError
-from widthwise.experiments.sharing import worker as worker_module
+from widthwise.experiments import crew
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway, sqlite_url
 from widthwise.experiments.sharing.trials import Entry
@@ -199,7 +199,7 @@ def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_pa
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker_module, "train_or_resume", interrupt)
+        patch.setattr(crew, "train_or_resume", interrupt)
         with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same sweep command goes on") as stopped:
             run_sweep(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
@@ -222,7 +222,7 @@ def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: P
         return train_or_resume(recipe, path, observer)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker_module, "train_or_resume", full)
+        patch.setattr(crew, "train_or_resume", full)
         found = run_sweep(plan, tmp_path, COMMAND)
     assert points(found)["0.002"]["reason"] == "runs/0.002-seed4: disk full"
     assert points(found)["0.03"]["state"] == "finished"
@@ -239,7 +239,7 @@ def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypa
             raise RunInUse(f"{path}: is in use by process 1")
         return train_or_resume(recipe, path, observer)
 
-    monkeypatch.setattr(worker_module, "train_or_resume", held_at_first)
+    monkeypatch.setattr(crew, "train_or_resume", held_at_first)
     found = run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))
     assert found["study"]["n_finished"] == 2
     assert calls == ["0.002-seed4"] * 3 + ["0.03-seed4"]

@@ -22,6 +22,7 @@ from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("workers.py")
+COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 SOURCE = Path(__file__).parents[2] / "src"
 POINTS = ["baseline", "0.002", "0.03"]
 TIME_KEYS = {"created", "command", "environment", "study", "shares_machine"}
@@ -40,11 +41,16 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 
 def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
+    return json.loads(output_of(SCRIPT, recipe, folder, storage, *kill_after).splitlines()[-1])
+
+
+def output_of(*arguments: object) -> str:
+    """What a Python that is called with these arguments prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, SCRIPT, recipe, folder, storage, *kill_after]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout
 
 
 def trials_by_state(storage: str, study: str = "tiny") -> dict[str, Counter]:
@@ -125,3 +131,23 @@ def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Pa
     (lost,) = by_state["FAIL"].elements()
     cut_off = RunDir(folder / "runs" / lost)
     assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
+    """Of a comparison and of a sweep; the first process speaks to the study and prints."""
+    alone = run_plan(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
+    shared = ["--storage", sqlite_url(tmp_path / "study.db"), "train.batch_size=4"]
+    commands = [
+        ["compare", str(pair), *shared, "--out", str(tmp_path / "compared")],
+        ["sweep", str(recipe), *shared, "--seed", "4", "--out", str(tmp_path / "swept")],
+    ]
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    output = output_of(*torchrun, COMMAND_LINES, json.dumps(commands))
+    assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
+    found = json.loads((tmp_path / "compared" / "comparison.json").read_text())
+    assert found["environment"]["n_processes"] == 2
+    for together, one in zip(found["variants"], alone["variants"], strict=True):
+        assert together["val_loss"]["per_seed"] == pytest.approx(one["val_loss"]["per_seed"], rel=1e-5)
+    assert trials_by_state(shared[1], "pair") == {"COMPLETE": Counter(RUNS)}
+    assert trials_by_state(shared[1]) == {"COMPLETE": Counter(POINTS)}

@@ -9,6 +9,7 @@ from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
 from widthwise.cli.workers import HeartbeatOption, StudyOption, storage_option
 from widthwise.config_io import UserError
+from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
     from widthwise.experiments.plan import ComparisonPlan
@@ -71,6 +72,8 @@ def run_and_report(
     with shown_progress(progress_console()) as observer:
         observer.message(plan.workload)
         comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat))
+    if is_silent():
+        return
     files = write_report([folder])
     if as_json:
         say_json(comparison)

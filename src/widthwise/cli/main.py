@@ -33,10 +33,10 @@ from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import printable
 from widthwise.run_dir import RunFailed
-from widthwise.training.launch import is_silent
+from widthwise.training.launch import is_silent, n_launched
 from widthwise.training.stopping import Interrupted
 
-ON_SEVERAL_PROCESSES = ("train", "resume")
+ON_SEVERAL_PROCESSES = ("train", "resume", "compare", "sweep")
 """Verbs that work under torchrun, where every process runs the same command."""
 
 app = typer.Typer(
@@ -75,17 +75,14 @@ app.add_typer(data_app, name="data")
 
 @app.callback()
 def check_processes(context: typer.Context) -> None:
-    """Refuses other verbs under torchrun. All its processes leave; the first says why."""
-    n_processes, verb = os.environ.get("WORLD_SIZE", "1"), context.invoked_subcommand
-    if n_processes == "1" or verb in ON_SEVERAL_PROCESSES:
-        return
-    if os.environ.get("RANK", "0") != "0":
-        raise typer.Exit(2)
-    allowed = ", ".join(ON_SEVERAL_PROCESSES)
-    raise UserError(
-        f"WORLD_SIZE: got {n_processes}; `widthwise {verb}` runs in one process; start it without torchrun (verbs "
-        f"that work under torchrun: {allowed})"
-    )
+    """Refuses other verbs under torchrun."""
+    n_processes, verb = n_launched(), context.invoked_subcommand
+    if n_processes > 1 and verb not in ON_SEVERAL_PROCESSES:
+        allowed = ", ".join(ON_SEVERAL_PROCESSES)
+        raise UserError(
+            f"WORLD_SIZE: got {n_processes}; `widthwise {verb}` runs in one process; start it without torchrun (verbs "
+            f"that work under torchrun: {allowed})"
+        )
 
 
 def main() -> None:

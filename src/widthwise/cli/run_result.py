@@ -5,13 +5,10 @@ from pathlib import Path
 from widthwise.cli.terminal import say, say_json
 from widthwise.records.run import RunResult
 from widthwise.runs.other_work import is_shared
-from widthwise.training.launch import is_silent
 
 
 def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     """The result of a run on standard output, as JSON or in a few lines."""
-    if is_silent():
-        return
     if as_json:
         say_json(result)
         return

@@ -12,6 +12,7 @@ from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown, si
 from widthwise.reports.page.table import Table
+from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
@@ -125,6 +126,8 @@ def _run_and_report(
     with shown_progress(progress_console()) as observer:
         observer.message(_workload_line(plan.workload()))
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)
+    if is_silent():
+        return
     files = write_report([folder])
     if as_json:
         say_json(found)

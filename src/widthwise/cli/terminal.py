@@ -1,4 +1,5 @@
 """The border to the terminal: whatever a verb prints goes through here, and no control character reaches a screen.
+Of several processes that do the same only the first prints.
 
 Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
 repaint the screen or rename its window.
@@ -13,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from widthwise.reports.page.formats import printable
+from widthwise.training.launch import is_silent
 
 TABLE_WIDTH = 100
 """Columns that the widest tables need, if there is no terminal to fit them to."""
@@ -22,7 +24,7 @@ class _PrintableConsole(Console):
     """A console whose text is printed as it is: square brackets are no markup, numbers get no colour of their own."""
 
     def __init__(self, **options: Any):
-        super().__init__(markup=False, highlight=False, emoji=False, **options)
+        super().__init__(markup=False, highlight=False, emoji=False, quiet=is_silent(), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Without control characters, but for those with which Rich moves the cursor."""
@@ -42,7 +44,8 @@ def progress_console() -> Console:
 
 def say(*lines: str) -> None:
     """Lines on standard output, as long as they are."""
-    print(*map(printable, lines), sep="\n")
+    if not is_silent():
+        print(*map(printable, lines), sep="\n")
 
 
 def say_text(text: str) -> None:
@@ -57,4 +60,5 @@ def remark(*lines: str) -> None:
 
 def say_json(data: Any) -> None:
     """The answer to --json, a record as its file has it. JSON writes control characters as escapes."""
-    print(json.dumps(data, indent=2, default=lambda record: record.to_data()))
+    if not is_silent():
+        print(json.dumps(data, indent=2, default=lambda record: record.to_data()))

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
@@ -16,7 +17,6 @@ from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
@@ -37,32 +37,40 @@ def run_plan(
     storage_url: a database that Optuna can use; all workers with the same one divide the runs, and each returns when
     the last has finished. Default: this process does all. Returns the comparison. A run that fails stops the comparison
     (other workers when they come to that run); finished runs are kept and not repeated. Raises UserError if finished
-    runs saw different data from the present, as after an upgrade of Python.
+    runs saw different data from the present, as after an upgrade of Python. Under torchrun all processes call
+    this, and train each run together.
     """
-    work = _Work(plan, folder, observer or Silence())
-    if storage_url is None:
-        work.alone()
-    else:
-        work.share(shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat))
-    comparison = summarise(plan, work.results(), work.first.environment(), command)
-    comparison.write(folder)
-    return comparison
+
+    def work() -> Comparison:
+        runs = _Runs(plan, folder, processes, observer or Silence())
+        if storage_url is None:
+            runs.train()
+        else:
+            runs.share(shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat))
+        comparison = summarise(plan, runs.results(), runs.first.environment(), command)
+        comparison.write(folder)
+        return comparison
+
+    with crew(plan.recipes[plan.baseline]) as processes:
+        return processes.do(work)
 
 
-class _Work:
-    def __init__(self, plan: ComparisonPlan, folder: Path, observer: Observer):
-        self._plan, self._folder, self._observer = plan, folder, observer
+class _Runs:
+    def __init__(self, plan: ComparisonPlan, folder: Path, crew: Crew, observer: Observer):
+        self._plan, self._folder, self._crew, self._observer = plan, folder, crew, observer
         self.first = self._run(plan.baseline, plan.seeds[0])
 
-    def alone(self) -> None:
+    def train(self) -> None:
+        """All of them."""
         for name, seed in self._plan.runs.values():
             with interruption_adds(WORDS.advice):
-                train_or_resume(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._observer)
+                self._crew.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._observer)
             self._check_same_data(name, seed)
 
     def share(self, queue: Queue) -> None:
-        """An exception puts a run back into the queue, so that one machine's trouble does not stop the others."""
-        worker = Worker(WORDS, queue, list(self._plan.runs), self._observer)
+        """Those that no other worker trains. An exception puts a run back into the queue, so that one machine's trouble
+        does not stop the others."""
+        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._observer)
         for claim in worker.claims():
             with worker.at_work_on(claim):
                 name, seed = self._plan.runs[claim.key]

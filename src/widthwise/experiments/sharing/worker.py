@@ -1,12 +1,12 @@
 """The workers of an experiment: processes, on one or several machines, that take its tasks from one queue."""
 
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from widthwise.experiments.crew import Crew
 from widthwise.experiments.sharing.queue import Claim, ClaimLost, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway
 from widthwise.experiments.sharing.trials import Entry
@@ -14,9 +14,8 @@ from widthwise.files import write_first
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunInUse
-from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer
-from widthwise.training.stopping import Interrupted, interruption_adds, watch_signals
+from widthwise.training.stopping import interruption_adds
 
 LONGEST_POLL_SECONDS = 5.0
 
@@ -57,8 +56,8 @@ def shared_queue(
 class Worker:
     """Takes tasks from a queue, each of which is a run or several."""
 
-    def __init__(self, words: Words, queue: Queue, keys: Sequence[str], observer: Observer):
-        self._words, self._queue, self._keys, self._observer = words, queue, keys, observer
+    def __init__(self, words: Words, queue: Queue, keys: Sequence[str], crew: Crew, observer: Observer):
+        self._words, self._queue, self._keys, self._crew, self._observer = words, queue, keys, crew, observer
         self._poll_seconds = min(LONGEST_POLL_SECONDS, queue.storage.heartbeat.interval_seconds)
 
     def claims(self) -> Iterator[Claim]:
@@ -79,7 +78,7 @@ class Worker:
                 )
                 said = n_open
             with interruption_adds(self._words.advice):
-                wait(self._poll_seconds)
+                self._crew.wait(self._poll_seconds)
 
     def entries(self) -> dict[str, Entry]:
         """Entries of the keys, in their order; a longer search may have queued more."""
@@ -108,19 +107,9 @@ class Worker:
         is_said = False
         while True:
             try:
-                return train_or_resume(recipe, path, self._observer)
+                return self._crew.train(recipe, path, self._observer)
             except RunInUse as error:
                 if not is_said:
                     self._observer.message(f"{error}; waiting for it")
                 is_said = True
-            wait(self._poll_seconds)
-
-
-def wait(seconds: float) -> None:
-    """Waits. Raises Interrupted after Ctrl-C or SIGTERM."""
-    deadline = time.monotonic() + seconds
-    with watch_signals() as watch:
-        while watch.received is None and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.1))
-    if watch.received is not None:
-        raise Interrupted("stopped while waiting", watch.received)
+            self._crew.wait(self._poll_seconds)

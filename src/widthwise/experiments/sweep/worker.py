@@ -6,6 +6,7 @@ from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.runs import run_path, seeded
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, StorageAway, sqlite_url
@@ -33,14 +34,20 @@ def run_sweep(
     """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
 
     storage_url: a database that Optuna can use; default: a file in the folder. Returns the sweep. Raises UserError
-    for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues.
+    for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues. Under torchrun all processes
+    call this, and train each run together.
     """
-    observer = observer or Silence()
-    _check_data(plan, observer)
-    storage_url = storage_url or sqlite_url(folder / STUDY_FILE)
-    queue = shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat)
-    queue.try_mistakes_again()
-    return _SweepWorker(plan, queue, folder, command, observer).work()
+
+    def work() -> Sweep:
+        says = observer or Silence()
+        _check_data(plan, says)
+        url = storage_url or sqlite_url(folder / STUDY_FILE)
+        queue = shared_queue(WORDS, plan.identity, folder, url, study_name or plan.title, heartbeat)
+        queue.try_mistakes_again()
+        return _SweepWorker(plan, queue, folder, command, processes, says).work()
+
+    with crew(plan.reference[1]) as processes:
+        return processes.do(work)
 
 
 def _check_data(plan: SweepPlan, observer: Observer) -> None:
@@ -50,10 +57,10 @@ def _check_data(plan: SweepPlan, observer: Observer) -> None:
 
 
 class _SweepWorker:
-    def __init__(self, plan: SweepPlan, queue: Queue, folder: Path, command: str, observer: Observer):
+    def __init__(self, plan: SweepPlan, queue: Queue, folder: Path, command: str, crew: Crew, observer: Observer):
         self._plan, self._folder, self._observer = plan, folder, observer
         self._findings, self._storage = Findings(plan, folder, command), queue.storage
-        self._worker = Worker(WORDS, queue, plan.keys, observer)
+        self._worker = Worker(WORDS, queue, plan.keys, crew, observer)
 
     def work(self) -> Sweep:
         for claim in self._worker.claims():

@@ -1,0 +1,92 @@
+"""The processes of one worker: one that is alone, or those that torchrun started, which train every run together."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, TypeVar, cast
+
+from widthwise.config_io import UserError
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.run import RunResult
+from widthwise.run_dir import RunFailed
+from widthwise.runs.train import train_or_resume
+from widthwise.training.joining import joined
+from widthwise.training.launch import OfOneProcess
+from widthwise.training.observer import Observer
+from widthwise.training.processes import Processes
+from widthwise.training.stopping import Interrupted, watch_signals
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What the other processes do next."""
+
+    run: tuple[Recipe, Path] | None = None
+    """The run to train; None: nothing, but they see that the first process is still there."""
+
+
+@contextmanager
+def crew(recipe: Recipe) -> Iterator["Crew"]:
+    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
+    with joined(recipe.train) as processes:
+        yield Crew(processes)
+
+
+class Crew:
+    """The first process decides what is trained, for example by a queue that it shares with other workers."""
+
+    def __init__(self, processes: Processes):
+        self._processes = processes
+
+    def do(self, work: Callable[[], T]) -> T:
+        """What the first process does, the others helping with each run it trains. All get its value, or its error."""
+        if self._processes.is_first:
+            return self._processes.first(work)
+        with watch_signals() as watch:
+            while isinstance(told := self._processes.first(_not_here), _Order):
+                if not self._signal(watch.received):
+                    _obey(told)
+        return cast(T, told)
+
+    def train(self, recipe: Recipe, path: Path, observer: Observer) -> RunResult:
+        """`train_or_resume`, by all processes. Only inside of `do`."""
+        self._tell(_Order((recipe, path)))
+        return train_or_resume(recipe, path, observer)
+
+    def wait(self, seconds: float) -> None:
+        """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
+        deadline = time.monotonic() + seconds
+        with watch_signals() as watch:
+            while watch.received is None and (left := deadline - time.monotonic()) > 0:
+                time.sleep(min(left, 0.1))
+        if watch.received is not None:
+            raise Interrupted("stopped while waiting", watch.received)
+        self._tell(_Order())
+
+    def _tell(self, order: _Order) -> None:
+        self._processes.first(lambda: order)
+        if received := self._signal(None):
+            raise Interrupted("stopped before the next run", received)
+
+    def _signal(self, received: int | None) -> int:
+        """The signal that any process got while it was waiting for an order; 0 if none."""
+        return int(self._processes.largest(received or 0)[0])
+
+
+def _not_here() -> NoReturn:
+    raise AssertionError("only the first process decides")
+
+
+def _obey(order: _Order) -> None:
+    if order.run is None:
+        return
+    try:
+        train_or_resume(*order.run)
+    except OfOneProcess:
+        raise
+    except (UserError, RunFailed, Interrupted):
+        pass  # the first process has the same, and decides what comes of it

@@ -1,0 +1,48 @@
+"""A crew in two processes that torchrun starts; run by test_crew.py. Each prints what it got of each case."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from tiny_runs import tiny_recipe
+
+from widthwise.cli.signals import stop_by_exception
+from widthwise.config_io import UserError
+from widthwise.experiments.crew import Crew, crew
+from widthwise.training.stopping import Interrupted
+
+
+def value() -> list[int]:
+    return [3, 5]
+
+
+def mistake() -> NoReturn:
+    raise UserError("nothing there")
+
+
+def waiting(together: Crew) -> NoReturn:
+    while True:
+        together.wait(0.3)
+
+
+def outcome(work: Callable[[], object]) -> object:
+    try:
+        return work()
+    except (UserError, Interrupted) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+if __name__ == "__main__":
+    stop_by_exception()
+    found: dict[str, object] = {}
+    with crew(tiny_recipe()) as together:
+        for work in (value, mistake):
+            found[work.__name__] = outcome(partial(together.do, work))
+        if os.environ["RANK"] == "1":  # the signal comes while this process waits for the first
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        found["waiting"] = outcome(partial(together.do, partial(waiting, together)))
+    print(json.dumps(found) + "\n", end="", flush=True)
