@@ -85,8 +85,8 @@ class BarObserver:
             self._bar.update(self._task, rate=rate, loss=_loss(record))
         elif record["event"] == "validation":
             self.message(f"{self._description}: step {record['step']}  validation {_loss(record)}")
-        elif record["event"] == "growth":
-            self.message(f"{self._description}: step {record['step']}  {_growth(record)}")
+        elif record["event"] in _SENTENCES:
+            self.message(f"{self._description}: step {record['step']}  {_SENTENCES[record['event']](record)}")
 
     def message(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
@@ -128,8 +128,8 @@ class LineObserver:
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "stopped":
             return  # said by the error that ends the run
-        if record["event"] == "growth":
-            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_growth(record)}")
+        if record["event"] in _SENTENCES:
+            self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_SENTENCES[record['event']](record)}")
             return
         line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} {_loss(record)}"
         if record["event"] == "train":
@@ -150,6 +150,15 @@ def _loss(record: dict[str, Any]) -> str:
 def _growth(record: dict[str, Any]) -> str:
     params = f"{record['params_before']:,} to {record['params_after']:,} parameters"
     return f"growth from {params}, validation loss {record['loss_before']:.6f} to {record['loss_after']:.6f}"
+
+
+def _skipped(record: dict[str, Any]) -> str:
+    norm = record["grad_norm"]
+    return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
+
+
+_SENTENCES = {"growth": _growth, "skipped": _skipped}
+"""What is said of events that are not a loss."""
 
 
 def _duration(seconds: float) -> str:

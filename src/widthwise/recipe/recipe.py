@@ -23,6 +23,7 @@ from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
+from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.sizes import Count, NTokens
@@ -76,7 +77,9 @@ class TrainConfig(Config):
     loss_window_steps: pydantic.PositiveInt = 1000
     """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
-    """Nats above the lowest logged loss at which a run stops as having diverged."""
+    """Nats above the lowest logged loss at which a run has diverged."""
+    on_spike: SpikePolicy = StopAtSpike()
+    """What becomes of a run that has diverged, and of a step with an unusual gradient."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrainConfig":

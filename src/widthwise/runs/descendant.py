@@ -76,6 +76,8 @@ def continued_state(state: RunState, recipe: Recipe, plan: Plan, feed: Feed, bef
             "window_steps": recipe.train.loss_window_steps,
             "loader": feed.loader,
             "width_prices": carried_state(state.width_prices, before, recipe.train, plan),
+            "grad_norms": [],
+            "n_skipped": 0,
         }
     )
 

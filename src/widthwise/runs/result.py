@@ -10,8 +10,9 @@ from widthwise.data.held_out import HeldOut
 from widthwise.model.config import cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.records.run import DESCENTS, GrowthRecord, RunResult
-from widthwise.training.compute import inherited
+from widthwise.training.compute import accounted
 from widthwise.training.loop import TrainingLoop
+from widthwise.training.spikes import notes_on_spikes
 from widthwise.training.validation import Validation
 
 
@@ -26,7 +27,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> Ru
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
     analyses = model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
-    spent = inherited(records).until(recipe, recipe.train.steps)
+    spent = accounted(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
         "val_losses": validation.losses_by_source or None,
@@ -56,7 +57,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> Ru
         training_flops=spent.training_flops,
         pflops_days=pflops_days(spent.training_flops, 1),
         **{key: value for key, value in found.items() if value is not None},
-        notes=state.notes,
+        notes=[*state.notes, *notes_on_spikes(records)],
     )
 
 

@@ -13,7 +13,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.trained import newest_checkpoint
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.compute import Spent, inherited
+from widthwise.training.compute import Spent, accounted
 from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState
 
@@ -43,7 +43,8 @@ class Source:
     @property
     def spent(self) -> Spent:
         """What the run had cost by the step of the checkpoint."""
-        return inherited(self.run.metrics()).until(self.recipe, self.step)
+        records = (record for record in self.run.metrics() if record["step"] <= self.step)
+        return accounted(records).until(self.recipe, self.step)
 
     @property
     def model(self) -> ModelConfig:

@@ -13,6 +13,7 @@ from widthwise.training.assembly import assembled
 from widthwise.training.growth_step import grow
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.spikes import Gate
 from widthwise.training.step import StepOutcome, optimizer_step
 
 
@@ -24,6 +25,7 @@ class Learner:
         self.model, self.optimizer = model, optimizer
         self.device = processes.device
         self.objective = Objective(self._config, model.config, self.device)
+        self.gate = Gate(self._config.on_spike, processes)
         self.flops_per_token = model.config.cost().training_flops(recipe.seq_len) * self._config.n_passes
         """Training FLOPs, with every pass of a step."""
 
@@ -76,4 +78,6 @@ class Learner:
             f"device; use a smaller divisor of train.batch_size = {self._config.batch_size}"
         ):
             batch = batch.to(self.device)
-            return optimizer_step(self.model, self.optimizer, batch, self.objective, self._config, self._processes)
+            return optimizer_step(
+                self.model, self.optimizer, batch, self.objective, self._config, self._processes, self.gate
+            )

@@ -1,10 +1,9 @@
 """The training loop: steps, and what happens between them."""
 
 import math
-import statistics
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saving import Saver
+from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome
 from widthwise.training.stopping import Interrupted, SignalWatch
@@ -74,7 +74,8 @@ class TrainingLoop:
             self.state = processes.alike(lambda: checkpoint.load(path, learner.model, learner.optimizer))
             if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
                 self.loader.load_state_dict(self.state.loader)
-            self.learner.objective.load_state(self.state.width_prices)
+            learner.objective.load_state(self.state.width_prices)
+            learner.gate.load(self.state)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         records = processes.first(self._rewound_metrics)
@@ -107,15 +108,17 @@ class TrainingLoop:
         self.learner.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
         while self.state.step < self.config.steps:
-            self._enter_phase_if_due()
-            self._step()
-            received = self._agreed_signal(watch)
-            self._save_if_due(must_save=received > 0)
+            try:
+                self._enter_phase_if_due()
+                self._step()
+                received = self._agreed_signal(watch)
+                self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
+            except Diverged as spike:
+                raise self._failure(spike) from None
             if received:
                 self._saver.wait()
                 raise self.processes.said(Interrupted(self._interruption(), received))
             self._validate_if_due()
-        self._save_if_due(must_save=True)
         self._saver.wait()
         self._prune(self.run.checkpoints, self.processes)  # a kill may have come between the last checkpoint and this
 
@@ -132,12 +135,13 @@ class TrainingLoop:
         self._stopwatch.begin_step()
         batch = next(self.loader)
         self.state.step += 1
-        self._pending.append(self.learner.make_step(self.state.step, batch))
+        outcome = self.learner.make_step(self.state.step, batch)
+        self._pending.append(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             self._collect()  # inside the measured time, because it waits for the device
         self._stopwatch.end_step()
-        if must_log:
+        if must_log and not outcome.n_skipped:  # after a step without an update the next record covers its time too
             self._log()
         self.observer.step_done(self.state.step)
 
@@ -172,17 +176,19 @@ class TrainingLoop:
         """Waits for the device and takes over the losses of the steps since the last time."""
         if not self._pending:
             return
-        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in self._pending]).tolist()
-        self._choices, self._mtp_losses = self._pending[-1].choices, self._pending[-1].mtp_losses
-        self._pending.clear()
-        for step, (loss, grad_norm) in enumerate(pairs, start=self.state.step - len(pairs) + 1):
-            if not math.isfinite(loss) or not math.isfinite(grad_norm):
-                self._fail(step, f"loss {loss:.4g}, gradient norm {grad_norm:.4g}")
-            self.state.add_loss(loss)
-        self._grad_norm = pairs[-1][1]
+        outcomes, self._pending = self._pending, []
+        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
+        first = self.state.step - len(outcomes) + 1
+        for step, (outcome, (loss, grad_norm)) in enumerate(zip(outcomes, pairs), start=first):
+            if outcome.n_skipped:
+                self._record("skipped", step=step, **skipped_record(loss, grad_norm))
+            check_step(self.config, step, loss, grad_norm, outcome.n_skipped)
+            if not outcome.n_skipped:
+                self.state.add_loss(loss)
+        self._grad_norm, self._choices, self._mtp_losses = pairs[-1][1], outcomes[-1].choices, outcomes[-1].mtp_losses
 
     def _log(self) -> None:
-        loss = self._checked_loss()
+        loss = checked_loss(self.config, self.state)
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
         step_seconds, memory_bytes = self.processes.largest(
@@ -210,23 +216,15 @@ class TrainingLoop:
             **learner.objective.record(),
         )
 
-    def _checked_loss(self) -> float:
-        """Mean loss since the last record. Raises RunFailed where it is far above the lowest one."""
-        loss, lowest = statistics.fmean(self.state.unlogged_losses), self.state.lowest_loss
-        rise = self.config.max_loss_rise
-        if lowest is not None and loss > lowest + rise:
-            self._fail(
-                self.state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
-            )
-        return loss
-
-    def _fail(self, step: int, what: str) -> NoReturn:
-        self._record("stopped", step=step, reason=what)
+    def _failure(self, spike: Diverged) -> RunFailed:
+        """Puts down where the run stops, and says so."""
+        self._record("stopped", step=spike.step, reason=spike.reason)
         kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
-        raise self.processes.said(
+        return self.processes.said(
             RunFailed(
-                f"{self.run.path}: stopped at step {step} of {self.config.steps}: {what}; the learning rate was "
-                f"{self.learner.lr(step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; {kept}"
+                f"{self.run.path}: stopped at step {spike.step} of {self.config.steps}: {spike.reason}; the learning "
+                f"rate was {self.learner.lr(spike.step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; "
+                f"{kept}"
             )
         )
 
@@ -252,9 +250,10 @@ class TrainingLoop:
             return
         self._collect()
         if self.state.unlogged_losses:
-            self._checked_loss()
+            checked_loss(self.config, self.state)
         self.state.loader = self.loader.state_dict()
         self.state.width_prices = self.learner.objective.state()
+        self.learner.gate.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
         folder, seal = self.processes.first(self._sealed)
         step, state = self.state.step, self.state.as_data()

@@ -30,6 +30,10 @@ class RunState:
     """The lowest loss of all records."""
     width_prices: list[float] = field(default_factory=list)
     """State of the objective: the prices of a width budget, empty without one."""
+    grad_norms: list[float] = field(default_factory=list)
+    """Gradient norms that the next one is compared with, where `train.on_spike` looks at steps."""
+    n_skipped: int = 0
+    """How many steps in a row have made no update by now."""
     wall_seconds: float = 0.0
     """Wall time spent by all processes that worked on the run."""
     notes: list[str] = field(default_factory=list)

@@ -13,6 +13,7 @@ from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.objective import Objective
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.spikes import ALWAYS_OPEN, Gate
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class StepOutcome:
     """What the layers chose, averaged over the batch; of the first pass too."""
     mtp_losses: MTPLosses
     """The losses of the further heads, likewise."""
+    n_skipped: int = 0
+    """0 where the step has made its update; else how many in a row have not."""
 
 
 def optimizer_step(
@@ -37,8 +40,9 @@ def optimizer_step(
     objective: Objective,
     config: TrainConfig,
     processes: Processes = ALONE,
+    gate: Gate = ALWAYS_OPEN,
 ) -> StepOutcome:
-    """Moves the weights along the gradient of the mean objective over the batch.
+    """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
 
     batch: this process's part of it, integers (B, seq_len + 1); all processes have equally many rows. The gradient does
     not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
@@ -60,11 +64,14 @@ def optimizer_step(
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-    optimizer.step()
+    grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    n_skipped = gate.n_skipped(grad_norm)
+    if not n_skipped:
+        optimizer.step()
     loss, *sums = processes.sum([loss, *choices.sums, *mtp_losses.sums])
     choices = choices.over(processes.world_size, sums[: len(choices.sums)])
     mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
-    objective.end_step(choices)
+    if not n_skipped:
+        objective.end_step(choices)
     n_targets = batch[:, 1:].numel() * processes.world_size
-    return StepOutcome(loss / n_targets, whole(grad_norm), choices, mtp_losses)
+    return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped)

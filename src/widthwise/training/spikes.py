@@ -1,0 +1,95 @@
+"""What a run does about spikes: which steps make their update, and where it goes on after it has diverged."""
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
+from widthwise.training.processes import ALONE, Processes
+from widthwise.training.state import RunState
+
+
+class Diverged(Exception):
+    """A step after which the run cannot simply go on."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step, self.reason = step, reason
+
+
+class Gate:
+    """Decides before each update of one model whether it is made, alike in all processes."""
+
+    def __init__(self, policy: SpikePolicy, processes: Processes):
+        self._policy, self._processes = policy, processes
+        self._norms: deque[float] = deque(maxlen=policy.n_norms)
+        self._n_skipped = 0
+
+    def n_skipped(self, grad_norm: Tensor) -> int:
+        """0 for a step that makes its update; the k-th in a row that does not has k. Waits for the device if it looks.
+
+        grad_norm: of all processes, before clipping.
+        """
+        if not self._policy.looks_at_steps:
+            return 0
+        found = grad_norm.item()
+        (norm,) = self._processes.largest(found if math.isfinite(found) else math.inf)
+        if self._policy.admits(norm, self._norms):
+            self._norms.append(norm)
+            self._n_skipped = 0
+        else:
+            self._n_skipped += 1
+        return self._n_skipped
+
+    def save_to(self, state: RunState) -> None:
+        """Puts down what later decisions depend on."""
+        state.grad_norms, state.n_skipped = list(self._norms), self._n_skipped
+
+    def load(self, state: RunState) -> None:
+        """Goes on as `save_to` left it."""
+        self._norms.extend(state.grad_norms)
+        self._n_skipped = state.n_skipped
+
+
+ALWAYS_OPEN = Gate(StopAtSpike(), ALONE)
+
+
+def skipped_record(loss: float, grad_norm: float) -> dict[str, float | None]:
+    """What is recorded of a step that made no update. A number that is not finite is None."""
+    found = {"loss": loss, "grad_norm": grad_norm}
+    return {key: value if math.isfinite(value) else None for key, value in found.items()}
+
+
+def notes_on_spikes(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """How often a run met spikes, for its result. records: of metrics.jsonl."""
+    steps = [record["step"] for record in records if record["event"] == "skipped"]
+    if not steps:
+        return []
+    first = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
+    return [f"{len(steps)} step{'s' * (len(steps) > 1)} without an update, because of the gradient: {first}"]
+
+
+def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:
+    """Raises Diverged where a run must not go on after a step. n_skipped: see `Gate`."""
+    if not config.on_spike.endures(n_skipped):
+        reason = f"{n_skipped} steps in a row without an update (train.on_spike), the last with "
+    elif n_skipped or (math.isfinite(loss) and math.isfinite(grad_norm)):
+        return
+    else:
+        reason = ""
+    raise Diverged(step, f"{reason}loss {loss:.4g}, gradient norm {grad_norm:.4g}")
+
+
+def checked_loss(config: TrainConfig, state: RunState) -> float:
+    """Mean loss since the last record. Raises Diverged where it is far above the lowest one."""
+    loss, lowest, rise = statistics.fmean(state.unlogged_losses), state.lowest_loss, config.max_loss_rise
+    if lowest is not None and loss > lowest + rise:
+        raise Diverged(
+            state.step, f"loss {loss:.4g}, above the lowest ({lowest:.4g}) by train.max_loss_rise = {rise:g}"
+        )
+    return loss
