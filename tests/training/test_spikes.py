@@ -97,7 +97,7 @@ def test_a_first_step_that_is_not_finite_stops_the_run(tmp_path: Path, spoil) ->
 
 def test_without_a_spike_looking_changes_nothing(tmp_path: Path) -> None:
     train(tiny_recipe(), tmp_path / "plain")
-    train(tiny_recipe(SKIP), tmp_path / "looking")
+    train(tiny_recipe(SKIP, "train.on_spike.factor=1000"), tmp_path / "looking")
     assert outcome(tmp_path / "looking") == outcome(tmp_path / "plain")
 
 
