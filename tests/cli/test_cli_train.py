@@ -34,6 +34,17 @@ def test_train_prints_lines_while_it_goes_and_the_result_at_the_end(widthwise, h
     assert json.loads((here / "runs" / "recipe" / "result.json").read_text())["seed"] == 5
 
 
+def test_a_mixture_is_told_at_the_start_and_by_source_at_the_end(widthwise, here: Path) -> None:
+    sources = [
+        f"{name}: {{corpus: synthetic, tokenizer: bytes, weight: {weight}}}" for name, weight in (("a", 3), ("b", 1))
+    ]
+    code, out, err = widthwise("train", "recipe.yaml", f"data={{mixture: {{{', '.join(sources)}}}}}")
+    assert code == 0, err
+    assert "data: a 75.0% of the windows, each read " in err
+    losses = json.loads((here / "runs" / "recipe" / "result.json").read_text())["val_losses"]
+    assert f"by source     a {losses['a']:.4f}, b {losses['b']:.4f}\n" in out
+
+
 def test_json_alone_is_on_standard_output_and_finished_runs_are_told(widthwise, here: Path) -> None:
     code, out, err = widthwise("train", "recipe.yaml", "--out", "there", "--json")
     assert code == 0, err

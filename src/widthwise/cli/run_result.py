@@ -19,6 +19,8 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         f"validation loss {result.val_loss:.4f}, perplexity {result.val_perplexity:.2f}"
         + ("" if bits_per_byte is None else f", {bits_per_byte:.4f} bits per byte")
     )
+    if result.val_losses:
+        say("  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items()))
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")

@@ -51,6 +51,18 @@ def test_heads_for_later_tokens_have_a_row_for_each_run_that_has_them(tmp_path: 
     assert "after the next" not in write_run_report(tmp_path / "none").read_text()
 
 
+def test_sources_of_a_mixture_have_a_column_each(tmp_path: Path) -> None:
+    for name, losses in {"none": None, "two": {"b": 3.21, "a": 4.5}, "one": {"b": 3.3}}.items():
+        write_run(tmp_path / name, name, 1, [63], 0.0)
+        if losses:
+            file = tmp_path / name / "result.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"val_losses": losses}))
+    text = write_runs_report([tmp_path / name for name in ("none", "two", "one")], tmp_path).read_text()
+    rows = re.findall(r'<th scope="row">(\w+)</th><td>([^<]+)</td><td>([\d.]+)</td></tr>', text)
+    assert rows == [("two", "4.5000", "3.2100"), ("one", MISSING, "3.3000")]
+    assert "by source" not in write_run_report(tmp_path / "none").read_text()
+
+
 def test_an_unfinished_run_shows_what_is_there(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [97, 63], 0.0, finished=False)
     text = write_run_report(tmp_path / "r").read_text()

@@ -106,6 +106,19 @@ def _values(run: Run, columns: Sequence[Quantity]) -> list[str]:
     return [shown(column.of_run(run.result), column) for column in columns]
 
 
+def source_table(results: Mapping[str, RunResult]) -> Table | None:
+    """Held-out losses by source of the data, one row per run on a mixture."""
+    found = {name: result.val_losses for name, result in results.items() if result.val_losses}
+    if not found:
+        return None
+    sources = sorted({source for own in found.values() for source in own})
+    rows = [
+        [clean(name), *(fixed(own[source], 4) if source in own else MISSING for source in sources)]
+        for name, own in found.items()
+    ]
+    return Table("Held-out loss by source of the data", ["Run", *map(clean, sources)], rows)
+
+
 def mtp_table(results: Mapping[str, RunResult]) -> Table | None:
     """Held-out losses of multi-token prediction, one row per run that has it."""
     found = {name: result.val_mtp_losses for name, result in results.items() if result.val_mtp_losses}

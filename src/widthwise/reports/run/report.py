@@ -61,6 +61,7 @@ def _page(runs: Sequence[Run]) -> str:
         answers=growth_answers(named),
         commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
         run_table=tables.run_table(named),
+        source_table=tables.source_table(results),
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
         legend=legend(chosen),
