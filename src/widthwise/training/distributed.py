@@ -24,6 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
+from torch.utils._pytree import tree_map_only
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
@@ -141,7 +142,9 @@ class Group(Processes):
         return outcomes
 
     def gather(self, value: T) -> list[T]:
-        return self._exchanged(value, self._pulse)
+        # On the CPU on their way, or they would arrive on the device that they left.
+        values = self._exchanged(tree_map_only(Tensor, Tensor.cpu, value), self._pulse)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(self.device), values)
 
     def _exchanged(self, value: Any, group: dist.ProcessGroup) -> list[Any]:
         values: list[Any] = [None] * self.world_size

@@ -58,7 +58,7 @@ class Processes:
         return [work()]
 
     def gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+        """The values of all processes, by rank; tensors in them are on the device of the process that asks."""
         return [value]
 
     def largest(self, *numbers: float) -> list[float]:
