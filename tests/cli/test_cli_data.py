@@ -44,6 +44,24 @@ def test_field_and_document_bytes_reach_the_reader(tmp_path):
     assert PreparedData.open(tmp_path / "cut").manifest.corpus.n_documents > 120
 
 
+def test_max_tokens_and_workers_reach_the_preparation(tmp_path):
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        (tmp_path / f"texts/{number}.txt").write_text(f"text {number:03d}" * 10)
+    options = ("--tokenizer", "bytes", "--held-out", "0.3", "--max-tokens", "1234")
+    for out, more in (("one", ()), ("two", ("--workers", "2"))):
+        assert run(tmp_path / "texts", "--out", tmp_path / out, *options, *more).exit_code == 0
+    one, two = PreparedData.open(tmp_path / "one"), PreparedData.open(tmp_path / "two")
+    assert one.manifest == two.manifest
+    assert 1234 - 81 < one.train.n_tokens <= 1234
+
+
+def test_workers_and_processes_together_are_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    result = run(tmp_path / "a.txt", "--out", tmp_path / "out", "--workers", "2", "--processes", "2")
+    assert "processes: got 2 beside workers; give one of them" in str(result.exception)
+
+
 def test_a_mistake_is_a_user_error(tmp_path):
     result = run(tmp_path / "missing.txt", "--out", tmp_path / "out")
     assert isinstance(result.exception, UserError)

@@ -9,6 +9,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say_json
+from widthwise.config_io import UserError
 from widthwise.reports.page.formats import clean, fixed
 from widthwise.reports.page.table import Table
 
@@ -50,27 +51,34 @@ def prepare_command(
     max_tokens: Annotated[
         int | None, typer.Option(help="Stop before the document that would make more training tokens than this.")
     ] = None,
-    processes: Annotated[int, typer.Option(help="Encode in this many processes; 1 uses threads.")] = 1,
+    processes: Annotated[
+        int, typer.Option(help="Encode in this many processes, for which one reads; 1 uses threads.")
+    ] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option(help="Share the files of SRC among this many processes that read and encode (extra prep)."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize SRC (.txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet, or a folder) into train and held-out shards.
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    from widthwise.data.prepare import prepare
-    from widthwise.data.readers import open_source
-
-    corpus = open_source(source, field, document_bytes)
+    options = {"tokenizer": tokenizer, "held_out": held_out, "max_tokens": max_tokens}
+    reading = {"field": field, "document_bytes": document_bytes}
     with _progress_shown() as progress:
-        prepared = prepare(
-            corpus,
-            out,
-            tokenizer=tokenizer,
-            held_out=held_out,
-            max_tokens=max_tokens,
-            n_processes=processes,
-            progress=progress,
-        )
+        if workers is None:
+            from widthwise.data.prepare import prepare
+            from widthwise.data.readers import open_source
+
+            corpus = open_source(source, **reading)
+            prepared = prepare(corpus, out, n_processes=processes, progress=progress, **options)
+        else:
+            from widthwise.data.plan import make_plan
+            from widthwise.data.workers import prepare_with_workers
+
+            _refuse_both(processes)
+            prepared = prepare_with_workers(make_plan(source, **reading, **options), out, workers, progress)
     _show(prepared.manifest, out, as_json)
 
 
@@ -116,6 +124,11 @@ def verify_command(
         data = PreparedData.open(folder, progress)
         data.verify(progress)
     _show(data.manifest, data.path, as_json)
+
+
+def _refuse_both(processes: int) -> None:
+    if processes != 1:
+        raise UserError(f"processes: got {processes} beside workers; give one of them")
 
 
 @contextmanager

@@ -47,10 +47,15 @@ def prepare(
     check_spec(tokenizer)
     if n_processes < 1:
         raise UserError(f"processes: got {n_processes}; expected at least 1")
-    if max_tokens is not None and max_tokens < 1:
-        raise UserError(f"max_tokens: got {max_tokens}; expected at least 1")
+    check_max_tokens(max_tokens)
     preparation = _Preparation(corpus, held_out, max_tokens, n_processes, progress)
     return assemble(out, lambda folder: preparation.write(folder, tokenizer), reuse)
+
+
+def check_max_tokens(max_tokens: int | None) -> None:
+    """Raises UserError for a number that is not positive."""
+    if max_tokens is not None and max_tokens < 1:
+        raise UserError(f"max_tokens: got {max_tokens}; expected at least 1")
 
 
 class _Preparation:
@@ -76,7 +81,15 @@ class _Preparation:
         found, splits = self._write_shards(folder, tokenizer, tokenizer_path, expected)
         if self._max_tokens is not None:
             refuse_too_few_tokens(found, self._max_tokens)
-        finish(folder, self._corpus.name, tokenizer, self._held_out, found, splits, self._progress)
+        finish(
+            folder,
+            name=self._corpus.name,
+            tokenizer=tokenizer,
+            held_out=self._held_out,
+            found=found,
+            splits=splits,
+            progress=self._progress,
+        )
 
     def _training_texts(self) -> Iterator[str]:
         self._progress("training the tokenizer", 0, None)
@@ -109,6 +122,7 @@ class _Preparation:
 
 def finish(
     folder: Path,
+    *,
     name: str,
     tokenizer: Tokenizer,
     held_out: float,

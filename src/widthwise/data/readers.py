@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from widthwise.config_io import UserError
 from widthwise.data.corpus import CORPORA, files_below, named_corpus
@@ -37,8 +37,7 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
     Raises UserError naming file and line for anything missing, unreadable, not UTF-8 or not text, and for a source
     without documents.
     """
-    if document_bytes is not None and document_bytes < 1:
-        raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
+    check_document_bytes(document_bytes)
     n_documents = 0
     for document in _whole_documents(str(source), field):
         for part in _cut(document, document_bytes):
@@ -48,29 +47,54 @@ def read_documents(source: str | Path, field: str = "text", document_bytes: int 
         raise UserError(f"{source}: holds no documents")
 
 
+def check_document_bytes(document_bytes: int | None) -> None:
+    """Raises UserError for a size that is not positive."""
+    if document_bytes is not None and document_bytes < 1:
+        raise UserError(f"document_bytes: got {document_bytes}; expected a positive number of bytes")
+
+
 def _whole_documents(source: str, field: str) -> Iterator[Document]:
     if source.startswith("hf:"):
         yield from _read_dataset(source, field)
         return
+    for file in source_files(source):
+        yield from file.read(field)
+
+
+class SourceFile(NamedTuple):
+    """A file that can be read."""
+
+    path: Path
+    name: str
+    """What its documents are called after."""
+    reader: Reader
+
+    def read(self, field: str, document_bytes: int | None = None) -> Iterator[Document]:
+        """Its documents, see `read_documents`; there may be none."""
+        check_plain_file(self.path)
+        for document in self.reader(self.path, self.name, field):
+            yield from _cut(document, document_bytes)
+
+
+def source_files(source: str) -> list[SourceFile]:
+    """The files of a file or folder, in the order of their documents. Raises UserError where there are none."""
     path = Path(source)
     if path.is_dir():
-        yield from _read_folder(path, field)
-    elif not path.exists():
+        readable = [each for each in files_below(path) if _reader_of(each)]
+        if not readable:
+            raise UserError(f"{path}: holds no file that can be read; expected names ending in {' '.join(READERS)}")
+        return [source_file(path, each.relative_to(path).as_posix()) for each in readable]
+    if not path.exists():
         raise UserError(f"{source}: no such file or folder; corpora by name: {', '.join(CORPORA)}")
-    elif (reader := _reader_of(path)) is None:
-        raise UserError(f"{source}: cannot tell its format; expected a name ending in {' '.join(READERS)}")
-    else:
-        check_plain_file(path)
-        yield from reader(path, path.name, field)
+    return [source_file(path.parent, path.name, shown=source)]
 
 
-def _read_folder(folder: Path, field: str) -> Iterator[Document]:
-    readable = [(path, reader) for path in files_below(folder) if (reader := _reader_of(path))]
-    if not readable:
-        raise UserError(f"{folder}: holds no file that can be read; expected names ending in {' '.join(READERS)}")
-    for path, reader in readable:
-        check_plain_file(path)
-        yield from reader(path, path.relative_to(folder).as_posix(), field)
+def source_file(folder: Path, name: str, shown: str | None = None) -> SourceFile:
+    """A file by its path in a folder. Raises UserError, which shows it as `shown`, if no reader is for its name."""
+    path = folder / name
+    if (reader := _reader_of(path)) is None:
+        raise UserError(f"{shown or path}: cannot tell its format; expected a name ending in {' '.join(READERS)}")
+    return SourceFile(path, name, reader)
 
 
 def _reader_of(path: Path) -> Reader | None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -161,6 +162,16 @@ class TokenFile:
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, its end-of-text token included."""
         return self.tokens(int(self.document_starts[index]), int(self.document_starts[index + 1]))
+
+    def parts(self, n_tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All documents in order, as tokens end to end and lengths (n_documents,), of about `n_tokens` at a time."""
+        first = 0
+        while first < self.n_documents:
+            end = int(np.searchsorted(self.document_starts, self.document_starts[first] + n_tokens))
+            last = min(max(end, first + 1), self.n_documents)
+            starts = self.document_starts[first : last + 1]
+            yield self.tokens(int(starts[0]), int(starts[-1])), np.diff(starts)
+            first = last
 
 
 def _parse_index(index: bytes, path: Path) -> tuple[np.dtype, np.ndarray, np.ndarray]:

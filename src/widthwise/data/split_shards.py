@@ -1,5 +1,6 @@
 """The shards of both splits, written together document by document."""
 
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ import numpy as np
 from widthwise.data.documents import Scan, Scanner
 from widthwise.data.encode import EncodedBatch
 from widthwise.data.manifest import SplitRecord, Splits
-from widthwise.data.shards import ShardWriter, token_dtype
+from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
+
+APPENDED_TOKENS_AT_ONCE = 2**24
 
 
 @dataclass
@@ -78,6 +81,23 @@ class SplitShards:
             count.add(int(chosen.sum()), len(own), int(n_bytes[chosen].sum()), int(self._byte_lengths[own].sum()))
         for entry in entries:
             self._scanner.count(entry)
+
+    def has_room_for(self, splits: Splits) -> bool:
+        """Whether all documents of other shards fit behind these."""
+        return self._max_tokens is None or self.n_train_tokens + splits.train.n_tokens <= self._max_tokens
+
+    def append(self, folder: Path, splits: Splits, found: Scan, keys: Iterable[bytes]) -> None:
+        """Appends all documents of the shards in another folder, for which there must be room.
+
+        `splits` and `found` are their counts, `keys` those of their entries, in parts.
+        """
+        for name, writer, count in zip(Splits.model_fields, self._writers, self._counts):
+            for tokens, lengths in TokenFile(folder / name).parts(APPENDED_TOKENS_AT_ONCE):
+                writer.add(tokens, lengths)
+            count.add(*getattr(splits, name).model_dump().values())
+        for part in keys:
+            self._scanner.count_many(part, 0, 0, 0)
+        self._scanner.count_many(b"", found.n_documents, found.n_bytes, found.n_held_out)
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
         """How many documents of a batch are taken; lengths (n_documents,) are 0 for those held out."""

@@ -1,0 +1,102 @@
+"""Preparing a folder of files with several workers of this machine, run by datatrove (extra `prep`)."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from widthwise.config_io import UserError
+from widthwise.data.assemble import assemble
+from widthwise.data.documents import ProgressCallback, ignore_progress
+from widthwise.data.extras import require
+from widthwise.data.parts import fill_from_parts, progress_of, shards_folder
+from widthwise.data.plan import PLAN, Plan, begin, read_plan
+from widthwise.data.prepared import PreparedData
+from widthwise.data.run_datatrove import MISTAKE
+from widthwise.files import writing
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def prepare_with_workers(
+    plan: Plan, out: Path | str, n_workers: int, progress: ProgressCallback = ignore_progress
+) -> PreparedData:
+    """What `prepare` makes of the plan's source, byte for byte, by `n_workers` processes that read and tokenize parts.
+
+    Finished parts are kept beside `out` until it is whole, so that the same preparation, started again, goes on where
+    it was killed. Raises UserError as `prepare`, where datatrove is not installed, and where a worker dies.
+    """
+    if n_workers < 1:
+        raise UserError(f"workers: got {n_workers}; expected at least 1")
+    require("datatrove.executor.local", "prep")
+    out = Path(out).resolve()
+    parts = out.parent / f".{out.name}.parts"
+
+    def fill(folder: Path) -> None:
+        with writing(parts):
+            if (parts / PLAN).exists() and read_plan(parts) != plan:
+                shutil.rmtree(parts)
+            parts.mkdir(parents=True, exist_ok=True)
+        begin(plan, parts, progress)
+        _tokenize(plan, parts, n_workers, progress)
+        fill_from_parts(parts, folder, progress)
+
+    prepared = assemble(out, fill)
+    shutil.rmtree(parts, ignore_errors=True)
+    return prepared
+
+
+def _tokenize(plan: Plan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
+    """Runs datatrove in a process of its own, which says what went wrong on its standard output."""
+    command = [sys.executable, "-m", "widthwise.data.run_datatrove", str(parts), str(n_workers)]
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
+    with (
+        open(parts / "datatrove.log", "ab") as log,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
+        ) as process,
+    ):
+        try:
+            while _is_running(process):
+                _show(plan, parts, progress)
+            _show(plan, parts, progress)
+        finally:
+            _end_group(process.pid)
+        assert process.stdout is not None
+        said = process.stdout.read().decode().strip()  # ends now that no worker holds it any more
+    if process.returncode == MISTAKE:
+        raise UserError(said)
+    if process.returncode:
+        raise UserError(f"workers: {said or 'ended'}; what they said last is in {parts / 'datatrove.log'}")
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    try:
+        process.wait(SECONDS_BETWEEN_LOOKS)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _end_group(leader: int) -> None:
+    """Ends a process and all it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _show(plan: Plan, parts: Path, progress: ProgressCallback) -> None:
+    """Bytes of text so far, of an estimate from the parts that are done."""
+    reports = [progress_of(parts, part) for part in range(plan.n_parts)]
+    n_bytes, n_tokens = sum(report.n_bytes for report in reports), sum(report.n_train_tokens for report in reports)
+    done = [part for part in range(plan.n_parts) if shards_folder(parts, part).is_dir()]
+    n_source_bytes = sum(plan.n_bytes_of(part) for part in done)
+    total: float | None = None
+    if plan.max_tokens is not None:
+        total = n_bytes * plan.max_tokens / n_tokens if n_tokens else None
+    elif n_source_bytes:
+        in_all = sum(file.n_bytes for file in plan.files)
+        total = sum(reports[part].n_bytes for part in done) / n_source_bytes * in_all
+    progress("tokenizing", n_bytes, None if total is None else max(round(total), n_bytes))

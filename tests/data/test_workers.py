@@ -1,0 +1,144 @@
+"""With datatrove itself: every test starts real processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from source_folders import check_same_bytes, make_source
+
+from widthwise.config_io import UserError
+from widthwise.data import plan as plan_module
+from widthwise.data.corpus import named_corpus
+from widthwise.data.plan import make_plan
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import PreparedData
+from widthwise.data.readers import open_source
+from widthwise.data.workers import prepare_with_workers
+
+OPTIONS = {"tokenizer": "bytes", "held_out": 0.3}
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "MIN_PART_BYTES", 1)
+    return str(make_source(tmp_path / "source"))
+
+
+@pytest.mark.parametrize(("n_workers", "max_tokens"), [(1, None), (3, None), (2, 1_500)])
+def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path, n_workers, max_tokens):
+    seen: dict[str, tuple[int, int | None]] = {}
+    plan = make_plan(source, max_parts=5, max_tokens=max_tokens, **OPTIONS)
+    data = prepare_with_workers(plan, tmp_path / "out", n_workers, lambda stage, *done: seen.update({stage: done}))
+    check_same_bytes(data, prepare(open_source(source), tmp_path / "one", max_tokens=max_tokens, **OPTIONS))
+    assert sorted(os.listdir(tmp_path)) == ["one", "out", "source"]
+    if max_tokens is None:
+        assert seen["tokenizing"] == (data.manifest.corpus.n_bytes, data.manifest.corpus.n_bytes)
+
+
+def test_a_mistake_in_a_file_is_the_users_and_leaves_no_folder(source, tmp_path):
+    (tmp_path / "source/06b.jsonl").write_text('{"text": "fine"}\n{"text": 7}\n')
+    plan = make_plan(source, max_parts=4, **OPTIONS)
+    with pytest.raises(UserError, match=r"06b\.jsonl: line 2: field 'text' holds int, not text"):
+        prepare_with_workers(plan, tmp_path / "out", 2)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "source/06b.jsonl").write_text('{"text": "fine"}\n{"text": "too"}\n')
+    mended = prepare_with_workers(make_plan(source, max_parts=4, **OPTIONS), tmp_path / "out", 2)
+    check_same_bytes(mended, prepare(open_source(source), tmp_path / "one", **OPTIONS))
+
+
+def test_bad_options_are_refused_before_any_work(source, tmp_path, monkeypatch):
+    plan = make_plan(source, **OPTIONS)
+    with pytest.raises(UserError, match="workers: got 0"):
+        prepare_with_workers(plan, tmp_path / "out", 0)
+    monkeypatch.setitem(sys.modules, "datatrove.executor.local", None)
+    with pytest.raises(UserError, match=r"datatrove.* is not installed; run: pip install 'widthwise\[prep\]'"):
+        prepare_with_workers(plan, tmp_path / "out", 2)
+    assert os.listdir(tmp_path) == ["source"]
+
+
+PREPARE = """
+import sys
+from widthwise.config_io import UserError
+from widthwise.data import plan as plan_module
+from widthwise.data.plan import make_plan
+from widthwise.data.workers import prepare_with_workers
+
+plan_module.MIN_PART_BYTES = 1
+try:
+    prepare_with_workers(make_plan(sys.argv[1], tokenizer="bpe-300", max_parts=4), sys.argv[2], 2)
+except UserError as error:
+    sys.exit(str(error))
+"""
+"""Without the guard against being imported by workers, which scripts need not have."""
+
+
+@pytest.fixture
+def slow_source(tmp_path) -> str:
+    """Two files: a part that is done at once, and one that takes seconds."""
+    texts = [document.text for document in named_corpus("synthetic")]
+    (tmp_path / "slow").mkdir()
+    for name, n_bytes in (("quick", 50_000), ("slow", 2_000_000)):
+        repeats = n_bytes // sum(map(len, texts)) + 1
+        lines = (json.dumps({"text": text}) + "\n" for text in texts * repeats)
+        (tmp_path / f"slow/{name}.jsonl").write_text("".join(lines))
+    return str(tmp_path / "slow")
+
+
+def start(source: str, out: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PREPARE, source, str(out)], stderr=subprocess.PIPE, text=True)
+
+
+def until(found: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 200
+    while not found():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def busy_workers(parts: Path) -> list[int]:
+    """The process numbers in the name of the slow part's unfinished folder."""
+    names = [path.name for path in parts.glob("parts/00001/.shards.*")]
+    return [int(found[1]) for name in names if (found := re.fullmatch(r"\.shards\..*-(\d+)\.[0-9a-f]{8}", name))]
+
+
+def is_alive(process: int) -> bool:
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+def test_a_killed_preparation_ends_its_workers_and_goes_on_with_what_is_finished(slow_source, tmp_path):
+    out, parts = tmp_path / "out", tmp_path / ".out.parts"
+    finished = parts / "parts/00000/shards/part.json"
+    killed = start(slow_source, out)
+    until(lambda: finished.exists() and busy_workers(parts))
+    workers = busy_workers(parts)
+    killed.kill()
+    killed.communicate()
+    assert not out.exists()
+    until(lambda: not any(map(is_alive, workers)))
+    written_at = finished.stat().st_mtime_ns
+    again = start(slow_source, out)
+    until(lambda: set(busy_workers(parts)) - set(workers))
+    assert finished.stat().st_mtime_ns == written_at
+    _, said = again.communicate(timeout=200)
+    assert again.returncode == 0, said
+    one = prepare(open_source(slow_source), tmp_path / "one", tokenizer="bpe-300")
+    check_same_bytes(PreparedData.open(out), one)
+
+
+def test_a_worker_that_dies_ends_the_preparation_with_an_error(slow_source, tmp_path):
+    out, parts = tmp_path / "out", tmp_path / ".out.parts"
+    running = start(slow_source, out)
+    until(lambda: busy_workers(parts))
+    os.kill(busy_workers(parts)[0], signal.SIGKILL)
+    _, said = running.communicate(timeout=200)
+    assert running.returncode == 1
+    assert "workers: one of them died; use fewer if memory is short" in said
+    assert not out.exists()
