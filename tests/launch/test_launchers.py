@@ -1,4 +1,4 @@
-"""The launchers: their scripts are run, with a torchrun that only writes down its arguments; manifests fit a schema."""
+"""The launchers: their scripts are run, most with a torchrun that writes down its arguments; manifests fit a schema."""
 
 import os
 import re
@@ -6,8 +6,10 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,20 @@ import kubernetes_validate
 import pytest
 import typer
 import yaml
+from tiny_runs import tiny_recipe
 from torch.distributed.run import get_args_parser
 
 from widthwise.cli.main import ON_SEVERAL_PROCESSES, app
+from widthwise.config_io import to_yaml
 from widthwise.recipe.recipe import load_recipe
+from widthwise.run_dir import RunDir
+from widthwise.training.checkpoint_folder import checkpoint_paths
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "launch" / "slurm.sbatch"
 SLURM_JOB = {"SLURM_JOB_ID": "41", "SLURM_JOB_NODELIST": "node[3-4]", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "9"}
 SKYPILOT_TASK = {"SKYPILOT_NODE_IPS": "10.0.0.3\n10.0.0.7", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "sky-41"}
+PATIENCE_SECONDS = 200
 COMMANDS = {
     "torchrun": """
         trap 'echo "$1" > "$RECORDS/signalled"; exit 1' USR1
@@ -45,6 +52,21 @@ COMMANDS = {
     """,
 }
 """What the launchers call. The real ones are on clusters."""
+TWO_NODES = {
+    "torchrun": """
+        exec "$PYTHON" -m torch.distributed.run "${@/--nproc-per-node=gpu/--nproc-per-node=1}"
+    """,
+    "srun": """
+        while [[ $1 == --* ]]; do shift; done
+        "$@" & "$@" &
+        trap 'kill -USR1 $(jobs -p)' USR1
+        wait || true
+        wait
+        exit 1
+    """,
+    "scontrol": COMMANDS["scontrol"].replace("node3 node4", "localhost"),
+}
+"""A cluster of two nodes without GPUs, both of them this machine; what it runs is stopped and so ends with 1."""
 
 
 def manifests() -> dict[str, dict[str, Any]]:
@@ -78,15 +100,23 @@ SCRIPTS = {
 class Launch:
     """A script that runs in a folder of its own."""
 
-    def __init__(self, folder: Path, script: str, variables: Mapping[str, str], arguments: Sequence[str] = ()):
-        for name, body in COMMANDS.items():
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        variables: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        commands: Mapping[str, str] = COMMANDS,
+    ):
+        for name, body in commands.items():
             (folder / name).write_text(f"#!/usr/bin/env bash\n{body}")
             (folder / name).chmod(0o755)
         self._records = folder
         environment = {**os.environ, **variables, "RECORDS": str(folder), "PATH": f"{folder}:{os.environ['PATH']}"}
         (folder / "script").write_text(script)
         command = ["bash", "-eu", str(folder / "script"), *arguments]
-        self.process = subprocess.Popen(command, env=environment, start_new_session=True)
+        with open(folder / "errors", "w") as errors:
+            self.process = subprocess.Popen(command, env=environment, stderr=errors, start_new_session=True)
 
     def record(self, name: str) -> str | None:
         path = self._records / name
@@ -94,13 +124,21 @@ class Launch:
 
     def arguments(self) -> list[str]:
         """Those of torchrun, when it has begun."""
-        deadline = time.monotonic() + 30
-        while self.record("arguments") is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        self.wait_for(lambda: self.record("arguments") is not None)
         return str(self.record("arguments")).split("\0")[:-1]
 
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, self.record("errors")
+            time.sleep(0.02)
+
     def status(self) -> int:
-        return self.process.wait(timeout=30)
+        try:
+            return self.process.wait(PATIENCE_SECONDS)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def torchrun_options(arguments: Sequence[str]) -> Any:
@@ -179,6 +217,31 @@ def test_a_slurm_job_whose_time_is_up_ends_its_processes_and_is_queued_again(tmp
     assert launch.status() == 1
     assert launch.record("signalled") is not None
     assert launch.record("requeued") == "41\n"
+
+
+def stopped_job(folder: Path, run: RunDir, recipe: Path) -> str:
+    """What a job says that trains until its time is up, which is as soon as it has written a record."""
+    variables = {**SLURM_JOB, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    n_before = len(run.metrics())
+    folder.mkdir()
+    job = Launch(folder, SCRIPTS["slurm"], variables, [str(recipe), "--out", str(run.path)], TWO_NODES)
+    job.wait_for(lambda: len(run.metrics()) > n_before)
+    job.process.send_signal(signal.SIGUSR1)
+    assert job.status() == 1
+    assert job.record("requeued") == "41\n"
+    return str(job.record("errors"))
+
+
+@pytest.mark.slow
+def test_two_agents_save_at_the_end_of_a_slurm_job_and_go_on_in_the_next(tmp_path: Path) -> None:
+    recipe, run = tmp_path / "recipe.yaml", RunDir(tmp_path / "run")
+    recipe.write_text(to_yaml(tiny_recipe("train.steps=1000000", "train.checkpoint_every=1000000")))
+    first, second = (stopped_job(tmp_path / name, run, recipe) for name in ("first", "second"))
+    earlier, later = sorted(int(path.name.removeprefix("step_")) for path in checkpoint_paths(run.checkpoints))
+    assert f"error: {run.path}: stopped at step {earlier} of" in first
+    assert f"going on after step {earlier} of" in second
+    assert f"error: {run.path}: stopped at step {later} of" in second
+    assert [text.count("error: ") for text in (first, second)] == [1, 1]
 
 
 def test_processes_are_killed_later_than_torchrun_needs_to_end_them(tmp_path: Path) -> None:
