@@ -65,6 +65,10 @@ class AdamWConfig(Config):
             self.scaled,
         )
 
+    def hidden_matrices(self, model: Decoder) -> tuple[torch.nn.Parameter, ...]:
+        """The parameters that a step needs whole, and keeps the momentum of alone: none."""
+        return ()
+
     def build(self, model: Decoder) -> torch.optim.AdamW:
         """AdamW of all parameters; see `of`. Raises UserError where `scaled` names none of them."""
         with mistakes_at("optimizer"):
@@ -126,6 +130,11 @@ class MuonConfig(Config):
     def with_factors(self, factors: dict[str, float]) -> "MuonConfig":
         """The same with another `adamw.scaled`."""
         return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
+
+    def hidden_matrices(self, model: Decoder) -> tuple[torch.nn.Parameter, ...]:
+        """The parameters that a step needs whole, and keeps the momentum of alone."""
+        groups = [group for group in self.adamw.groups(model) if group.are_hidden_matrices]
+        return tuple(parameter for group in groups for parameter in group.parameters)
 
     def build(self, model: Decoder) -> "MuonAndAdamW":
         """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""

@@ -1,0 +1,101 @@
+"""What `widthwise train --dry-run` predicts. Nothing in these records was measured."""
+
+from collections.abc import Sequence
+
+import pydantic
+
+from widthwise.records.record import Number, Record
+
+
+class UnitSize(Record):
+    """Parameters that are gathered and freed together: those of a layer, or of all that is in none."""
+
+    name: str
+    params: int
+    gathered_bytes: int
+    """In fp32, without padding."""
+
+
+class RankMemory(Record):
+    """Bytes that a process needs: the sum of what follows, an upper estimate, because not all is there at once."""
+
+    parameter_bytes: int
+    """Its blocks of the parameters, in fp32, padding included."""
+    gradient_bytes: int
+    """Its blocks of the gradients; where a step has several passes all gradients, which stay whole until the last."""
+    optimizer_bytes: int
+    """Of its blocks of the parameters."""
+    root_bytes: int
+    """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
+    cast_weight_bytes: int
+    """The layers' matrices in bf16, which autograd keeps from forward to backward; 0 in fp32."""
+    activation_bytes: int
+    """What else autograd keeps of one pass, by the cost model."""
+    buffer_bytes: int
+    """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
+    gradients."""
+
+    @pydantic.computed_field
+    @property
+    def total_bytes(self) -> int:
+        return sum(getattr(self, name) for name in type(self).model_fields)
+
+
+class StepTraffic(Record):
+    """Bytes that a process sends in a step, with ring algorithms."""
+
+    all_gather_bytes: int
+    reduce_scatter_bytes: int
+    all_reduce_bytes: int
+    broadcast_bytes: int
+    """Of Muon, whose matrices are made orthogonal by one process each; what it gathers for that counts above."""
+
+
+class Times(Record):
+    """Predicted times, on devices and at rates that somebody assumed."""
+
+    compute_seconds: float
+    """Of a step."""
+    communication_seconds: float
+    """Of a step. Where it is hidden behind computation, a step takes as long as the longer of the two; where it is not,
+    as both."""
+    run_days: float
+    """Computation of all steps of the run."""
+
+
+class Deployment(Record):
+    """A run on some number of devices, one process on each."""
+
+    n_devices: int
+    n_shards: int
+    """Processes that share one copy of the model."""
+    batch_size: int
+    """Sequences of a step that a process sees."""
+    micro_batch_size: int
+    """Sequences of a forward pass."""
+    n_passes: int
+    """Forward and backward passes of a process in a step."""
+    padding: float
+    """Padding of the parameters divided by the parameters."""
+    memory: RankMemory
+    traffic: StepTraffic
+    training_flops: Number
+    """Of a process in a step."""
+    times: Times | None = None
+    """None without a device."""
+    fits: bool | None = None
+    """Whether a device has the memory; None without a device."""
+    remedy: str | None = None
+    """The smallest change with which it would fit; None if none is needed, or none was found."""
+
+
+class DryRun(Record):
+    """What a recipe would take on several numbers of devices."""
+
+    params: int
+    units: Sequence[UnitSize]
+    """In the order of the layers, the root last."""
+    assumptions: str
+    device: str | None = None
+    device_memory_bytes: int | None = None
+    deployments: Sequence[Deployment]

@@ -1,0 +1,79 @@
+"""The machines that a prediction assumes: GPUs in nodes of eight, and what connects them."""
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from widthwise.config_io import UserError
+from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+
+DEVICES_PER_NODE = 8
+DEFAULT_MFU = 0.4
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Devices of one kind. The bandwidths are what a device sends; a link carries as much in the other direction."""
+
+    name: str
+    memory_bytes: int
+    """Gigabytes of the data sheet, 10^9 bytes each. Drivers show up to 7% more, which leaves room for the CUDA context
+    and the buffers of NCCL."""
+    node_bytes_per_second: float
+    """To the other devices of its node."""
+    network_bytes_per_second: float
+    """To other nodes."""
+    mfu: float = DEFAULT_MFU
+    """The share of the dense bf16 peak that training uses."""
+
+    @classmethod
+    def named(cls, name: str, mfu: float | None = None, bandwidths: tuple[float, float] | None = None) -> Self:
+        """The machines of a GPU, in upper or lower case.
+
+        bandwidths: bytes per second in a node and between nodes, instead of the data sheet's. Raises UserError.
+        """
+        known = next((each for each in MACHINES if each.name.casefold() == name.casefold()), None)
+        if known is None:
+            raise UserError(f"--device: got {name!r}; allowed: {', '.join(each.name for each in MACHINES)}")
+        if mfu is not None and not 0 < mfu <= 1:
+            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
+        node, network = bandwidths or (known.node_bytes_per_second, known.network_bytes_per_second)
+        if not all(0 < each < math.inf for each in (node, network)):
+            raise UserError(f"--bandwidth: got {node / 1e9:g},{network / 1e9:g}; must be two numbers above 0")
+        return cls(known.name, known.memory_bytes, node, network, DEFAULT_MFU if mfu is None else mfu)
+
+    @property
+    def peak_flops_per_second(self) -> float:
+        return PEAK_BF16_FLOPS_PER_SECOND[self.name]
+
+    @property
+    def flops_per_second(self) -> float:
+        """What training uses of the peak."""
+        return self.mfu * self.peak_flops_per_second
+
+    def ring_bytes_per_second(self, n_devices: int, n_in_node: int) -> float:
+        """What a device sends in a ring of n_devices, n_in_node of them in each node.
+
+        A ring leaves a node at one place only, so several rings use the network of all its devices at once.
+        """
+        if n_devices <= n_in_node:
+            return self.node_bytes_per_second
+        return min(self.node_bytes_per_second, n_in_node * self.network_bytes_per_second)
+
+    def __str__(self) -> str:
+        node, network = self.node_bytes_per_second / 1e9, self.network_bytes_per_second / 1e9
+        peak = self.peak_flops_per_second / 1e12
+        return (
+            f"{self.name} at {self.mfu:.0%} of {peak:g} TFLOP/s, each sending {node:g} GB/s in a node of "
+            f"{DEVICES_PER_NODE} and {network:g} GB/s between nodes"
+        )
+
+
+MACHINES = (
+    Machines("A100", 80 * 10**9, 300e9, 25e9),
+    Machines("H100", 80 * 10**9, 450e9, 50e9),
+    Machines("H200", 141 * 10**9, 450e9, 50e9),
+    Machines("B200", 180 * 10**9, 900e9, 50e9),
+)
+"""By NVIDIA's data sheets of the DGX systems A100 (80 GB), H100, H200 and B200: memory, half of the NVLink bandwidth,
+which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""

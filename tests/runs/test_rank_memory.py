@@ -1,0 +1,174 @@
+"""What a process is said to hold and send is what `fully_shard` makes processes hold and send; see sharded_ranks.py."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from measured import kept_bytes
+from model_cases import config, decoder, random_tokens, variant
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import to_data
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import blueprint
+from widthwise.model.sharded_units import sharded_units
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer, state_shapes
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.dry_run import RankMemory
+from widthwise.runs.layout import Layout
+from widthwise.runs.rank_memory import ShardedModel
+
+N_RANKS = 3
+SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+SOURCE = Path(__file__).parents[2] / "src"
+SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}
+CASES = {
+    "muon": config("uniform"),
+    "tied": variant("zigzag", "learned_positions"),
+    "moe": variant("zigzag", "moe"),
+    "slots_with_a_shared_reduction": config("uniform", residual=SLOTS, mtp={"n_depths": 2}),
+}
+"""Odd numbers of rows, fewer rows than processes, parameters with two names; the first takes a step of Muon."""
+LARGER = ("model.vocab_size=2003", "model.d_model=160", "model.shape.widths=[240,80,200]", "seq_len=199")
+STEPS = [
+    (8, 8, "fp32", 1, ("model.tie_embeddings=true",)),
+    (8, 2, "bf16", 2, ("model.mtp={n_depths: 1}",)),
+    (6, 1, "bf16", 2, ("train.activation_checkpointing=layer",)),
+]
+"""Devices, shards, precision, passes of a step, changes to the model."""
+
+
+ADAMW = AdamWConfig(lr=0.1)
+MUON = MuonConfig(lr=0.1, adamw=ADAMW)
+
+
+class Real(NamedTuple):
+    ranks: list[dict[str, Any]]
+    """What each process held and sent: case -> number of shards -> what."""
+    memory: list[int]
+    """The most bytes that each of STEPS needed."""
+
+
+def sharded_model(config: ModelConfig, optimizer: Optimizer) -> ShardedModel:
+    model = blueprint(config)
+    return ShardedModel(model, sharded_units(model), optimizer)
+
+
+def recipe_of(n_devices: int, n_shards: int, precision: str, n_passes: int, changes: tuple[str, ...]) -> Recipe:
+    batch = (f"train.batch_size={2 * n_devices * n_passes}", "train.micro_batch_size=2", f"train.shards={n_shards}")
+    return tiny_recipe(*LARGER, *batch, f"train.precision={precision}", *changes)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "cases.json").write_text(json.dumps({name: to_data(case) for name, case in CASES.items()}))
+    steps = [
+        {
+            "model": to_data(recipe_of(*each).explicit_model),
+            "shape": (2, 199),
+            "recompute": recipe_of(*each).train.activation_checkpointing,
+            **dict(zip(("n_devices", "n_shards", "precision", "n_passes"), each)),
+        }
+        for each in STEPS
+    ]
+    (folder / "steps.json").write_text(json.dumps(steps))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, str(SCRIPT), str(folder)]
+    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(N_RANKS)]
+    assert [process.wait(timeout=240) for process in processes] == [0] * N_RANKS
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
+    return Real(ranks, json.loads((folder / "memory.json").read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_shards", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_shards: int) -> None:
+    model = blueprint(CASES[case])
+    for rank in range(n_shards):
+        held = real.ranks[rank][case][str(n_shards)]["held"]
+        assert held.keys() == dict(model.named_parameters()).keys()
+        for name, parameter in model.named_parameters():
+            n_rows = -(-len(parameter) // n_shards)
+            own = range(len(parameter))[rank * n_rows : (rank + 1) * n_rows]
+            assert held[name] == len(own) * parameter[0].numel(), name
+    held = real.ranks[0][case][str(n_shards)]["held"]
+    assert sum(unit.block_entries(n_shards) for unit in sharded_units(model)) == sum(held.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_shards", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> None:
+    n_devices = N_RANKS if n_shards == 1 else n_shards
+    traffic = sharded_model(CASES[case], MUON if case == "muon" else ADAMW).traffic(
+        Layout(n_devices, n_shards, 4, 2, 1)
+    )
+    for rank in range(n_devices):
+        given = Counter(real.ranks[rank][case][str(n_shards)]["n_bytes"])
+        if n_shards > 1:
+            gathered = given["c10d::_allgather_base_"] + given["_c10d_functional::all_gather_into_tensor"]
+            assert 0 < traffic.all_gather_bytes == (n_shards - 1) * gathered
+            assert 0 < traffic.reduce_scatter_bytes == (n_shards - 1) * given["c10d::_reduce_scatter_base_"]
+            assert traffic.broadcast_bytes == (n_shards - 1) * given["c10d::broadcast_"] // n_shards
+            assert (traffic.broadcast_bytes > 0) == (case == "muon")
+            assert traffic.all_reduce_bytes == 0
+        else:
+            assert traffic.all_gather_bytes == traffic.reduce_scatter_bytes == traffic.broadcast_bytes == 0
+            assert 0 < traffic.all_reduce_bytes == 2 * (n_devices - 1) * given["c10d::allreduce_"] // n_devices
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(len(STEPS)))
+def test_a_step_needs_nearly_the_memory_that_was_said(real: Real, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, whose loss works in smaller chunks than a GPU's."""
+    fused = importlib.import_module("widthwise.kernels.linear_cross_entropy.fused")
+    monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cuda", fused.LOGITS_PER_CHUNK["cpu"])
+    n_devices, *_ = STEPS[index]
+    recipe = recipe_of(*STEPS[index])
+    model = sharded_model(recipe.explicit_model, recipe.optimizer)
+    said = model.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, n_devices))
+    print(real.memory[index] / said.total_bytes, said)
+    assert 0.85 < real.memory[index] / said.total_bytes < 1.05
+
+
+@pytest.mark.parametrize("optimizer", ["{kind: adamw, lr: 0.1}", "{kind: muon, lr: 0.1, adamw: {lr: 0.1}}"])
+def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
+    recipe = tiny_recipe(f"optimizer={optimizer}")
+    model = blueprint(recipe.explicit_model)
+    kept = state_shapes(recipe.optimizer.build(model)).values()
+    n_numbers = sum(shape.numel() for state in kept for name, shape in state.items() if name != "step")
+    sharded = sharded_model(recipe.explicit_model, recipe.optimizer)
+    memory = sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    assert memory.optimizer_bytes == 4 * n_numbers
+
+
+def memory_of(model: ModelConfig, precision: str) -> RankMemory:
+    """Of a process that is alone."""
+    recipe = tiny_recipe(f"train.precision={precision}")
+    sharded = sharded_model(model, recipe.optimizer)
+    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+
+
+@pytest.mark.parametrize("case", ["muon", "tied", "moe"])
+def test_autograd_keeps_the_casts_that_were_said(case: str) -> None:
+    """Beside what grows with the batch it keeps weights: in fp32 the weights themselves, in bf16 their casts alone."""
+    model = decoder(CASES[case], dtype=torch.float32)
+
+    def kept_for_no_tokens(precision: str) -> int:
+        def kept(n: int) -> int:
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                return kept_bytes(lambda: model.loss(random_tokens(n, 7), random_tokens(n, 7)))
+
+        return 2 * kept(2) - kept(4)
+
+    assert kept_for_no_tokens("fp32") - kept_for_no_tokens("bf16") == memory_of(CASES[case], "bf16").cast_weight_bytes
+    assert memory_of(CASES[case], "fp32").cast_weight_bytes == 0
