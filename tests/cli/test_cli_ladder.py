@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from widthwise.cli.ladder import duration
-from widthwise.reports.page.formats import MISSING
-
 
 @pytest.fixture
 def ladder(recipe: Path) -> Path:
@@ -18,13 +15,6 @@ def ladder(recipe: Path) -> Path:
     path = recipe.with_name("ladder.yaml")
     path.write_text(yaml.safe_dump(data))
     return path
-
-
-@pytest.mark.parametrize(
-    ("hours", "shown"), [(None, MISSING), (1e-3, "3.6 s"), (0.25, "15 min"), (23.0, "23 h"), (36.0, "1.5 d")]
-)
-def test_times_are_shown_in_the_largest_unit_they_fill(hours: float | None, shown: str) -> None:
-    assert duration(hours) == shown
 
 
 def test_a_dry_run_of_a_ladder_trains_nothing(ladder: Path, tmp_path: Path, widthwise) -> None:

@@ -9,13 +9,11 @@ from widthwise.cli.terminal import say_json
 from widthwise.config_io import UserError
 from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import MISSING, clean, shown
+from widthwise.reports.page.formats import clean, duration, shown
 from widthwise.reports.page.table import Table
 
 DEFAULT_MFU = 0.4
 COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
-DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
-"""Hours per unit, and the unit's name."""
 
 
 def clock_asked(
@@ -61,14 +59,6 @@ def ladder_table(workload: dict[str, Any]) -> Table:
     rows += [[], ["all seeds", *[""] * (len(COLUMNS) - 1), total, duration(workload["hours"])]]
     title = f"{clean(workload['title'])}: {workload['n_runs']} runs, {len(workload['seeds'])} of each line"
     return Table(title, ["", *(each.brief_title for each in COLUMNS), "time"], rows, note=_note(workload))
-
-
-def duration(hours: float | None) -> str:
-    """Hours in the largest unit that gives at least one."""
-    if hours is None:
-        return MISSING
-    size, unit = next((each for each in DURATIONS if hours >= each[0]), DURATIONS[-1])
-    return f"{hours / size:,.3g} {unit}"
 
 
 def _note(workload: dict[str, Any]) -> str:

@@ -120,8 +120,8 @@ def search(
         "grid": grid,
         "n_heads": n_heads,
         "head_dim": head_dim,
-        "n_blocks": n_blocks and _whole_numbers("--n-blocks", n_blocks),
-        "n_layers": n_layers and _whole_numbers("--n-layers", n_layers),
+        "n_blocks": n_blocks and whole_numbers("--n-blocks", n_blocks),
+        "n_layers": n_layers and whole_numbers("--n-layers", n_layers),
         "ratio": ratio and _numbers("--ratio", ratio, ","),
         "aspect": aspect and _numbers("--aspect", aspect, ".."),
         "ratio_range": ratio_range and _numbers("--ratio-range", ratio_range, ".."),
@@ -169,7 +169,7 @@ def _totals(row: dict[str, Any]) -> list[str]:
     return [share, *(shown(row[each.name], each) for each in COSTS), str(row["n_residual_additions"])]
 
 
-def _whole_numbers(option: str, text: str) -> list[int]:
+def whole_numbers(option: str, text: str) -> list[int]:
     """ "2,4" or "8..12,16" -> the numbers, those of a span with both its ends."""
     numbers: list[int] = []
     try:

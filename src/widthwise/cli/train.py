@@ -7,6 +7,9 @@ import typer
 
 from widthwise.cli.run_result import show_result
 from widthwise.cli.terminal import progress_console
+from widthwise.config_io import UserError
+
+DRY = "Dry run"
 
 
 def train(
@@ -14,16 +17,40 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as train.steps=2000.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/RECIPE.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", rich_help_panel=DRY, help="Train nothing: predict memory, traffic and time.")
+    ] = False,
+    devices: Annotated[
+        str | None, typer.Option(rich_help_panel=DRY, help="Numbers of devices, such as 8,64,512; default: 1.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(rich_help_panel=DRY, help="A100, H100, H200 or B200: for time, and to refuse.")
+    ] = None,
+    mfu: Annotated[
+        float | None, typer.Option(rich_help_panel=DRY, help="Share of the peak that training uses; default: 0.4.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(rich_help_panel=DRY, help="GB/s a device sends in and between nodes, such as 450,50.")
+    ] = None,
 ) -> None:
     """Train one recipe. Ctrl-C stops after a step and saves a checkpoint; `widthwise resume` continues from there.
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
-    from widthwise.cli.progress import shown_progress
     from widthwise.recipe.recipe import load_recipe
-    from widthwise.runs.train import train as train_recipe
 
     loaded = load_recipe(recipe, overrides)
+    asked = {"devices": devices, "device": device, "mfu": mfu, "bandwidth": bandwidth}
+    if is_dry:
+        from widthwise.cli.dry_run import show_dry_run
+
+        show_dry_run(loaded, asked, as_json)
+        return
+    if unused := [name for name, value in asked.items() if value is not None]:
+        raise UserError(f"--{unused[0]}: goes with --dry-run")
+    from widthwise.cli.progress import shown_progress
+    from widthwise.runs.train import train as train_recipe
+
     folder = out or Path("runs") / recipe.stem
     with shown_progress(progress_console()) as observer:
         result = train_recipe(loaded, folder, observer)

@@ -69,6 +69,10 @@ class Recompute:
         again = [_activations([cost]) for i, cost in self._indexed_costs(model) if self.is_recomputed(i)]
         return self.kept(model) + max(again, key=Cost.activation_bytes, default=Cost())
 
+    def repeated_flops(self, model: ModelConfig, seq_len: int) -> float:
+        """FLOPs per token of the layers that run again, without their backward passes."""
+        return sum(cost.forward_flops(seq_len) for i, cost in self._indexed_costs(model) if self.is_recomputed(i))
+
     def _indexed_costs(self, model: ModelConfig) -> Iterator[tuple[int, Cost]]:
         """Of each layer and further head: its index, as `run` is told it, and its cost."""
         residual = model.residual if self.every is None else model.residual.within_layers()

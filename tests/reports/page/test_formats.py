@@ -10,6 +10,7 @@ from widthwise.reports.page.formats import (
     MISSING,
     clean,
     counted,
+    duration,
     fixed,
     interval,
     plain,
@@ -96,3 +97,10 @@ def test_a_number_too_long_to_be_read_has_a_power_of_ten() -> None:
 @pytest.mark.parametrize(("n", "words"), [(1, "1 seed"), (0, "0 seeds"), (1200, "1,200 seeds")])
 def test_things_are_counted_in_words(n: int, words: str) -> None:
     assert counted(n, "seed") == words
+
+
+@pytest.mark.parametrize(
+    ("hours", "shown"), [(None, MISSING), (1e-3, "3.6 s"), (0.25, "15 min"), (23.0, "23 h"), (36.0, "1.5 d")]
+)
+def test_times_are_shown_in_the_largest_unit_they_fill(hours: float | None, shown: str) -> None:
+    assert duration(hours) == shown

@@ -10,6 +10,8 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import Quantity
 
 MINUS, TIMES, MISSING = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
+_DURATIONS = ((24.0, "d"), (1.0, "h"), (1 / 60, "min"), (1 / 3600, "s"))
+"""Hours per unit, and the unit's name."""
 _HUGE = 1e7
 _PREFIXES = ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -74,6 +76,14 @@ def si(value: float | None) -> str:
 def _three_digits(value: float) -> str:
     n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return minus(f"{value:.{n_decimals}f}")
+
+
+def duration(hours: float | None) -> str:
+    """Hours in the largest unit that gives at least one."""
+    if hours is None:
+        return MISSING
+    size, unit = next((each for each in _DURATIONS if hours >= each[0]), _DURATIONS[-1])
+    return f"{hours / size:,.3g} {unit}"
 
 
 def fixed(value: float | None, n_decimals: int) -> str:

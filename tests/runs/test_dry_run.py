@@ -1,0 +1,154 @@
+"""What a dry run predicts, from formulas; what processes really hold and send is in test_rank_memory.py."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.model.recompute import RECOMPUTE
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.runs.dry_run import dry_run
+from widthwise.runs.machines import Machines
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+H100 = Machines.named("h100", mfu=0.5)
+
+
+def machines(memory_bytes: int) -> Machines:
+    return Machines("H100", memory_bytes, 450e9, 50e9)
+
+
+def large(*overrides: str) -> Recipe:
+    return load_recipe(CONFIGS / "x_2b.yaml", overrides)
+
+
+def test_units_of_the_2b_recipe() -> None:
+    found = dry_run(large("train.shards=8"), [8, 64, 512])
+    assert len(found.units) == 41
+    assert sum(unit.params for unit in found.units) == found.params == large().explicit_model.cost().params
+    by_size = sorted(found.units[:-1], key=lambda unit: unit.gathered_bytes)
+    # The widest layer, 3040 wide: q, k and v read the embedding's 1600 coordinates, the feed-forward is 4 times wider.
+    assert by_size[-1].params == 3 * 3040 * 1600 + 3040**2 + 3 * 3040 * 4 * 3040 + 1600 + 3040
+    assert found.units[-1].params == 2 * 100263 * 1600 + 1600
+    assert (by_size[0].gathered_bytes // 2**20, by_size[-1].gathered_bytes // 2**20) == (14, 513)
+    for deployment in found.deployments:
+        assert deployment.times is deployment.fits is None
+        assert (deployment.n_shards, deployment.batch_size * deployment.n_devices) == (8, 1024)
+
+
+@pytest.mark.parametrize(("n_devices", "padding"), [(8, 1.6e-6), (64, 4.8e-3)])
+def test_padding_grows_with_the_shards(n_devices: int, padding: float) -> None:
+    (found,) = dry_run(large(f"train.shards={n_devices}"), [n_devices]).deployments
+    assert found.padding == pytest.approx(padding, rel=0.03)
+
+
+def test_copies_hold_the_same_and_reduce_what_shards_have_reduced() -> None:
+    eight, many = dry_run(large("train.shards=8"), [8, 512]).deployments
+    assert eight.memory.parameter_bytes == many.memory.parameter_bytes
+    assert eight.traffic.reduce_scatter_bytes == many.traffic.reduce_scatter_bytes
+    assert eight.traffic.all_reduce_bytes == 0
+    assert many.traffic.all_reduce_bytes == 2 * 63 * many.memory.parameter_bytes // 64
+
+
+def test_times_follow_from_rates() -> None:
+    recipe = large("train.shards=8")
+    (found,) = dry_run(recipe, [64], H100).deployments
+    flops = recipe.training_flops / recipe.train.steps / 64
+    assert found.training_flops == pytest.approx(flops)
+    assert found.times is not None
+    assert found.times.compute_seconds == pytest.approx(flops / (0.5 * 989e12))
+    assert found.times.run_days == pytest.approx(recipe.train.steps * found.times.compute_seconds / 86400)
+    traffic = found.traffic
+    # Shards are the devices of a node; of a shard's copies each is in another node.
+    in_node = (traffic.all_gather_bytes + traffic.reduce_scatter_bytes) / 450e9
+    assert found.times.communication_seconds == pytest.approx(in_node + traffic.all_reduce_bytes / 50e9)
+
+
+def test_a_ring_over_whole_nodes_has_the_network_of_all_their_devices() -> None:
+    (found,) = dry_run(large("train.shards=64"), [64], H100).deployments
+    assert found.times is not None
+    sent = found.traffic.all_gather_bytes + found.traffic.reduce_scatter_bytes
+    assert found.times.communication_seconds == pytest.approx(sent / (8 * 50e9))
+
+
+def test_layers_that_run_again_cost_their_forward_pass_again() -> None:
+    plain, again = (
+        dry_run(large(f"train.activation_checkpointing={kind}"), [8], H100).deployments[0] for kind in ("none", "layer")
+    )
+    model = large().explicit_model
+    per_token = sum(cost.forward_flops(4096) for layer in model.layer_costs() for cost in layer.values())
+    assert RECOMPUTE["layer"].repeated_flops(model, 4096) == per_token
+    every_second = sum(cost.forward_flops(4096) for layer in model.layer_costs()[::2] for cost in layer.values())
+    assert RECOMPUTE["selective"].repeated_flops(model, 4096) == every_second
+    assert plain.times is not None
+    assert again.times is not None
+    more = (again.times.compute_seconds - plain.times.compute_seconds) * 0.5 * 989e12
+    assert more == pytest.approx(per_token * 128 * 4096)
+    assert again.training_flops == plain.training_flops
+    assert again.memory.activation_bytes < plain.memory.activation_bytes / 5
+
+
+def test_a_process_that_is_alone_gathers_and_sends_nothing() -> None:
+    (found,) = dry_run(tiny_recipe(), [1]).deployments
+    assert found.memory.root_bytes == 0
+    assert set(found.traffic.to_data().values()) == {0}
+    n_params = tiny_recipe().explicit_model.cost().params
+    assert found.memory.parameter_bytes == found.memory.gradient_bytes == 4 * n_params
+    assert found.memory.optimizer_bytes == 8 * n_params
+
+
+def test_a_run_that_grows_is_predicted_with_its_last_model() -> None:
+    recipe = tiny_recipe("growth=[{at_step: 4, model: {n_layers: 4, shape: {widths: [24, 8, 24, 24]}}}]")
+    found = dry_run(recipe, [1], H100)
+    assert found.params == recipe.final_model.cost().params > recipe.explicit_model.cost().params
+    times = found.deployments[0].times
+    assert times is not None
+    assert times.run_days == pytest.approx(recipe.training_flops / (0.5 * 989e12) / 86400)
+
+
+@pytest.mark.parametrize(
+    ("without", "overrides", "remedy"),
+    [
+        ("shards", (), "train.shards=2"),
+        ("nothing", ("train.shards=8",), "train.micro_batch_size=1"),
+        ("nothing", ("train.shards=8", "train.micro_batch_size=1"), "train.activation_checkpointing=selective"),
+    ],
+)
+def test_the_smallest_remedy_is_named(without: str, overrides: tuple[str, ...], remedy: str) -> None:
+    """The memory of the device is what the recipe needs with the remedy."""
+    base = ("train.batch_size=32", "train.micro_batch_size=2")
+    recipe, mended = tiny_recipe(*base, *overrides), tiny_recipe(*base, *overrides, remedy)
+    there = dry_run(mended, [8]).deployments[0].memory.total_bytes
+    (found,) = dry_run(recipe, [8], machines(there)).deployments
+    assert (found.fits, found.remedy) == (False, remedy)
+    (fitting,) = dry_run(mended, [8], machines(there)).deployments
+    assert (fitting.fits, fitting.remedy) == (True, None)
+
+
+def test_where_nothing_helps_no_remedy_is_named() -> None:
+    (found,) = dry_run(tiny_recipe("train.batch_size=16"), [8], machines(1)).deployments
+    assert (found.fits, found.remedy) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "n_devices", "named"),
+    [
+        (["train.batch_size=12"], 8, r"train.batch_size: got 12; must be a multiple of .*devices, which is 8"),
+        (["train.shards=3"], 4, r"train.shards: got 3; must divide the number of devices, which is 4"),
+        (
+            ["train.batch_size=12", "train.micro_batch_size=2"],
+            4,
+            r"train.micro_batch_size: got 2; must divide the 3 sequences that each of 4 devices has of a step",
+        ),
+        ([], 0, r"--devices: got 0; must be at least 1"),
+    ],
+)
+def test_numbers_that_do_not_divide_are_refused(overrides: list[str], n_devices: int, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        dry_run(tiny_recipe(*overrides), [n_devices])
+
+
+def test_passes_are_no_larger_than_what_a_device_has() -> None:
+    (found,) = dry_run(tiny_recipe("train.batch_size=8", "train.micro_batch_size=4"), [4]).deployments
+    assert (found.batch_size, found.micro_batch_size, found.n_passes) == (2, 2, 1)
