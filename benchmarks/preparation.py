@@ -114,8 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     sizes = QUICK if arguments.quick else FULL
     out = arguments.out or RESULTS / f"preparation_cpu{'_quick' if arguments.quick else ''}.json"
-    parts = [Part(form, partial(measure, form, sizes), seconds=120) for form in FORMS]
-    return 0 if run_parts(parts, out, "cpu", total_seconds=240) else 1
+    parts = [Part(form, partial(measure, form, sizes), seconds=280) for form in FORMS]
+    return 0 if run_parts(parts, out, "cpu", total_seconds=560) else 1
 
 
 if __name__ == "__main__":
