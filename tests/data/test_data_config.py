@@ -143,7 +143,7 @@ def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other(
     assert tiny_recipe(*cleared, f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
     back = ("data.mixture=null", *(f"data.{key}={value}" for key, value in one.items() if value is not None))
     assert tiny_recipe(f"data={mixed}", *back).data == tiny_recipe().data
-    with pytest.raises(UserError, match=r"data: got corpus 'synthetic' beside a mixture; .* set it to null"):
+    with pytest.raises(UserError, match=r"data: got corpus beside a mixture; .* set it to null"):
         tiny_recipe(f"data.mixture={mixed['mixture']}")
 
 

@@ -132,9 +132,8 @@ class MixtureConfig(Config):
             return data
         for key in DataConfig.model_fields:
             if data.get(key) is not None:
-                raise ValueError(
-                    f"got {key} {data[key]!r} beside a mixture; every source has its own, so set it to null"
-                )
+                # Without the value, which may be a URL with a password.
+                raise ValueError(f"got {key} beside a mixture; every source has its own, so set it to null")
         return {key: value for key, value in data.items() if key not in DataConfig.model_fields}
 
     @property
