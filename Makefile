@@ -64,6 +64,7 @@ bench: .venv/installed-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dynamic_width.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/virtual_width.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/preparation.py
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py

@@ -36,6 +36,16 @@ def test_documents_come_back_as_written(documents, dtype):
         assert tokens.tokens(middle, tokens.n_tokens).tolist() == everything[middle:]
 
 
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(0, 65499), max_size=9), max_size=20), st.integers(1, 30))
+def test_parts_are_all_documents_in_order_of_bounded_size(documents, n_tokens):
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [*write(Path(folder) / "x", documents).parts(n_tokens)]
+    assert [length for _, lengths in parts for length in lengths] == [len(document) for document in documents]
+    assert [token for tokens, _ in parts for token in tokens] == [*chain.from_iterable(documents)]
+    assert all(len(tokens) == lengths.sum() < n_tokens + 9 for tokens, lengths in parts)
+
+
 def test_files_are_megatron_byte_for_byte(tmp_path):
     write(tmp_path / "x", [[1, 2, 3], [], [65499]])
     assert (tmp_path / "x.bin").read_bytes() == struct.pack("<4H", 1, 2, 3, 65499)

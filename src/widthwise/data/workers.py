@@ -51,7 +51,8 @@ def prepare_with_workers(
 
 def _tokenize(plan: Plan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
     """Runs datatrove in a process of its own, which says what went wrong on its standard output."""
-    command = [sys.executable, "-m", "widthwise.data.run_datatrove", str(parts), str(n_workers)]
+    # -P: a file of the working folder must not take the place of a library.
+    command = [sys.executable, "-P", "-m", "widthwise.data.run_datatrove", str(parts), str(n_workers)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}  # the workers are the parallelism
     with (
         open(parts / "datatrove.log", "ab") as log,
