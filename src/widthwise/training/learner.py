@@ -65,7 +65,8 @@ class Learner:
             for _ in weights:  # each is gathered by all
                 pass
             return None
-        model = build(self.model.config, seed=0, device=self.device)
+        dtype = self.model.embedding.weight.dtype
+        model = build(self.model.config, seed=0, device=self.device, dtype=dtype)
         model.set_weights(weights)
         return model
 

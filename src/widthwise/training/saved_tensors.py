@@ -96,17 +96,15 @@ class SavedTensors:
     def shape(self, name: str) -> torch.Size:
         """The shape of a whole tensor. Raises UserError where it is no float, or its parts do not make one."""
         parts = [file.get_slice(name) for file in self._files]
-        shapes = [part.get_shape() for part in parts]
-        if parts[0].get_dtype() not in BYTES_OF:
-            raise UserError(f"{self.path}: {name} is of type {parts[0].get_dtype()}; must be a float")
-        if not shapes[0]:
-            return torch.Size()
-        n_rows = sum(shape[0] for shape in shapes)
+        shapes, types = [part.get_shape() for part in parts], [part.get_dtype() for part in parts]
+        if odd := [each for each in types if each not in BYTES_OF or each != types[0]]:
+            raise UserError(f"{self.path}: {name} is of type {odd[0]}; must be a float, the same in every shard")
+        n_rows = sum(shape[0] for shape in shapes if shape)
         for shard, shape in enumerate(shapes):
             rows = rows_of_shard(n_rows, shard, len(shapes))
-            if shape != [rows.stop - rows.start, *shapes[0][1:]]:
+            if shape != [rows.stop - rows.start, *shapes[0][1:]][: len(shapes[0])]:
                 raise UserError(f"{self.path}: {name} has shape {tuple(shape)} in shard {shard + 1} of {len(shapes)}")
-        return torch.Size([n_rows, *shapes[0][1:]])
+        return torch.Size([n_rows, *shapes[0][1:]][: len(shapes[0])])
 
     def types(self) -> dict[str, TensorType]:
         """What every tensor is, widest first, so that each begins where its type may."""

@@ -40,6 +40,7 @@ from widthwise.model.ffn.unit_ranks import grown_centres, old_index
 from widthwise.model.ffn.width_mask import HARD, AnyWidthMask, Edge, StraightThroughMaskConfig
 from widthwise.model.ffn.width_score import AnyWidthScore, GainedScore, LinearScoreConfig, TokenScoreConfig, wide
 from widthwise.model.norm import NormSite
+from widthwise.model.shards import whole
 from widthwise.sizes import Width
 
 
@@ -297,19 +298,27 @@ class DynamicWidth(FeedForward):
 
     @torch.no_grad()
     def numbers(self, progress: Tensor) -> dict[str, float | None]:
-        """The score's gain, the level's bias and the mask's temperature in units; None for what it does not have."""
+        """The score's gain, the level's bias and the mask's temperature in units; None for what it does not have.
+
+        Called by all processes that share the model.
+        """
         log_gain = self.score.log_gain if isinstance(self.score, GainedScore) else None
         temperature = self.mask.temperature
         return {
-            "gain": None if log_gain is None else float(log_gain().exp()),
-            "bias": None if self.bias is None else float(self.bias()),
-            "temperature": None if temperature is None else float(temperature(progress)),
+            "gain": None if log_gain is None else _number(log_gain().exp()),
+            "bias": None if self.bias is None else _number(self.bias()),
+            "temperature": None if temperature is None else _number(temperature(progress)),
         }
 
     def choice_parameters(self) -> list[nn.Parameter]:
         """The parameters of the score and its bias."""
         modules = (self.score, self.bias)
         return [parameter for module in modules if module is not None for parameter in module.parameters()]
+
+
+def _number(value: Tensor | float) -> float:
+    """Of a parameter with one entry, which only one of several processes may hold, or of what follows from it."""
+    return float(whole(value)) if isinstance(value, Tensor) else value
 
 
 def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
