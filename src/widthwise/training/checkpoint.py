@@ -192,7 +192,7 @@ def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer
     with _opened(path, OPTIMIZER) as saved:
         begun = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
         saved.check({f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()})
-        for key in saved.names:
+        for key in sorted(saved.names):
             name, _, part = key.rpartition(".")
             parameter = parameters[name]
             has_rows = len(saved.shape(key)) > 0

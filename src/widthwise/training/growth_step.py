@@ -54,7 +54,8 @@ class _States(Mapping[str, dict[str, Tensor]]):
         self._states = {name: optimizer.state[each] for name, each in named.items() if each in optimizer.state}
 
     def __getitem__(self, name: str) -> dict[str, Tensor]:
-        return {part: whole(value).cpu() for part, value in self._states[name].items()}
+        # Sorted, because processes gather together: after a checkpoint was read, each may have another order.
+        return {part: whole(value).cpu() for part, value in sorted(self._states[name].items())}
 
     def __contains__(self, name: object) -> bool:
         return name in self._states  # without gathering it
