@@ -4,24 +4,28 @@ kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, wh
 kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
 kill_runs.py growth WORK             the same of a run whose model grows, before every third operation
 kill_runs.py mixture WORK            the same of a run on a mixture, before every third operation
+kill_runs.py rewind WORK             the same of a run that diverges at its third batch and goes back to its first step
 
 Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
 """
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from growing_runs import UNIFORM
+from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.data.config import open_data
@@ -69,7 +73,7 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
     return n_killed
 
 
-def kill_before_operations(work: Path, *overrides: str, stride: int = 1) -> int:
+def kill_before_operations(work: Path, *overrides: str, stride: int = 1, kept: Sequence[int] = (4,)) -> int:
     steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
     recipe = tiny_recipe(*steps, *overrides)
     path, index, n_killed = work / "killed", 0, 0
@@ -77,8 +81,8 @@ def kill_before_operations(work: Path, *overrides: str, stride: int = 1) -> int:
     while exit_signal(child(recipe, path, partial(die_before_operation, index, str(path)))):
         exit_signal(child(recipe, path))
         assert outcome(path) == outcome(work / "whole"), f"killed before operation {index}"
-        left = [item.name for item in (path / "checkpoints").iterdir()]
-        assert left == ["step_00000004"], f"killed before operation {index}"
+        left = {item.name for item in (path / "checkpoints").iterdir()}
+        assert left == {f"step_{step:08d}" for step in kept}, f"killed before operation {index}"
         shutil.rmtree(path)
         index, n_killed = index + stride, n_killed + 1
     return n_killed
@@ -117,6 +121,10 @@ if __name__ == "__main__":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
     elif mode == "growth":
         n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]", stride=3)
+    elif mode == "rewind":
+        spoil(pytest.MonkeyPatch(), {2: math.nan})
+        rewind = "train.on_spike={kind: rewind, margin_steps: 2}"
+        n = kill_before_operations(folder, rewind, "train.checkpoint_every=1", stride=3, kept=(2, 3, 4))
     elif mode == "mixture":
         n = kill_before_operations(folder, mixture_of_two(folder), stride=3)
     else:

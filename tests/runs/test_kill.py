@@ -38,3 +38,8 @@ def test_killed_before_every_third_file_operation_of_a_run_that_grows(tmp_path):
 @pytest.mark.slow
 def test_killed_before_every_third_file_operation_of_a_run_on_a_mixture(tmp_path):
     assert run_script("mixture", str(tmp_path)) > 10
+
+
+@pytest.mark.slow
+def test_killed_before_every_third_file_operation_of_a_run_that_goes_back(tmp_path):
+    assert run_script("rewind", str(tmp_path)) > 10

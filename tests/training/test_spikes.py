@@ -4,10 +4,9 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
+from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
-from widthwise.model.decoder import Decoder
 from widthwise.recipe.spikes import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train
@@ -15,37 +14,13 @@ from widthwise.runs.train import resume, train
 SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
 
 
-@pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch):
-    """Multiplies the objective of the batches with these numbers, counted from 0 as the loader does."""
-
-    def begin(factors: dict[int, float]) -> None:
-        from widthwise.data.loader import Loader
-
-        number, load, loss = -1, Loader.batch, Decoder.loss
-
-        def batch(loader: Loader, step: int) -> torch.Tensor:
-            nonlocal number
-            number = step
-            return load(loader, step)
-
-        def spoilt(model: Decoder, *arguments, **options):
-            found = loss(model, *arguments, **options)
-            return found._replace(objective=found.objective * factors.get(number, 1.0))
-
-        monkeypatch.setattr(Loader, "batch", batch)
-        monkeypatch.setattr(Decoder, "loss", spoilt)
-
-    return begin
-
-
 def records(path: Path, event: str) -> list[dict]:
     return [record for record in RunDir(path).metrics() if record["event"] == event]
 
 
-def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, spoil) -> None:
+def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, monkeypatch) -> None:
     """The state after a skipped step is that before it, so the next step starts from the same weights."""
-    spoil({4: 100.0, 5: math.nan})
+    spoil(monkeypatch, {4: 100.0, 5: math.nan})
     train(tiny_recipe(SKIP), tmp_path / "run")
     weights = {
         step: (tmp_path / f"run/checkpoints/step_{step:08d}/model.safetensors").read_bytes() for step in range(3, 9)
@@ -59,9 +34,9 @@ def test_a_spike_makes_no_update_and_leaves_all_else_as_it_was(tmp_path: Path, s
     assert [record["step"] for record in records(tmp_path / "run", "train")] == [4, 8, 9]
 
 
-def test_skipped_steps_are_in_no_loss_and_in_no_record(tmp_path: Path, spoil) -> None:
+def test_skipped_steps_are_in_no_loss_and_in_no_record(tmp_path: Path, monkeypatch) -> None:
     """Step 4 would write a record; the one of step 8 has the mean of the others since the beginning."""
-    spoil({3: math.nan, 8: math.nan})
+    spoil(monkeypatch, {3: math.nan, 8: math.nan})
     train(tiny_recipe(SKIP, "train.loss_window_steps=100"), tmp_path / "run")
     result, logged = RunDir(tmp_path / "run").result(), records(tmp_path / "run", "train")
     assert result is not None
@@ -72,8 +47,8 @@ def test_skipped_steps_are_in_no_loss_and_in_no_record(tmp_path: Path, spoil) ->
 
 
 @pytest.mark.parametrize("step", range(1, 9))
-def test_resuming_beside_skipped_steps_is_bitwise_the_uninterrupted_run(tmp_path: Path, spoil, step: int) -> None:
-    spoil({3: math.nan, 6: 50.0, 7: math.inf})
+def test_resuming_beside_skipped_steps_is_bitwise_the_uninterrupted_run(tmp_path: Path, monkeypatch, step: int) -> None:
+    spoil(monkeypatch, {3: math.nan, 6: 50.0, 7: math.inf})
     recipe = tiny_recipe(
         SKIP, "model.ffn={kind: dynamic, ratio: 4}", "train.width_budget={kind: lagrangian, target: 0.6}"
     )
@@ -83,14 +58,14 @@ def test_resuming_beside_skipped_steps_is_bitwise_the_uninterrupted_run(tmp_path
     assert [record["step"] for record in records(tmp_path / "run", "skipped")] == [4, 7, 8]
 
 
-def test_too_many_in_a_row_stop_the_run_at_the_one_too_many(tmp_path: Path, spoil) -> None:
-    spoil(dict.fromkeys((2, 4, 5, 6, 7), math.nan))
+def test_too_many_in_a_row_stop_the_run_at_the_one_too_many(tmp_path: Path, monkeypatch) -> None:
+    spoil(monkeypatch, dict.fromkeys((2, 4, 5, 6, 7), math.nan))
     with pytest.raises(RunFailed, match=r"stopped at step 7 of 9: 3 steps in a row without an update \(train.on_spike"):
         train(tiny_recipe(SKIP, "train.checkpoint_every=null"), tmp_path / "run")
 
 
-def test_a_first_step_that_is_not_finite_stops_the_run(tmp_path: Path, spoil) -> None:
-    spoil({0: math.nan})
+def test_a_first_step_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch) -> None:
+    spoil(monkeypatch, {0: math.nan})
     with pytest.raises(RunFailed, match=r"stopped at step 1 of 9: loss .*, gradient norm nan"):
         train(tiny_recipe(SKIP), tmp_path / "run")
 
@@ -109,9 +84,9 @@ def test_norms_are_compared_with_the_median_of_a_full_window() -> None:
     assert not any(policy.admits(norm, [1]) for norm in (math.inf, math.nan))
 
 
-def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, spoil) -> None:
+def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, monkeypatch) -> None:
     """Four times the usual is a spike at step 6 of a model that stays, and none in the second step of a grown one."""
-    spoil({5: 9.0})
+    spoil(monkeypatch, {5: 9.0})
     growth = "growth=[{at_step: 4, model: {n_layers: 5}}]"
     train(tiny_recipe(SKIP, "model.shape={kind: uniform}"), tmp_path / "same")
     train(tiny_recipe(SKIP, "model.shape={kind: uniform}", growth), tmp_path / "grown")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from widthwise.records.run import REWOUND
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
@@ -157,7 +158,11 @@ def _skipped(record: dict[str, Any]) -> str:
     return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
 
 
-_SENTENCES = {"growth": _growth, "skipped": _skipped}
+def _rewound(record: dict[str, Any]) -> str:
+    return f"went back from step {record['from_step']}: {record['reason']}"
+
+
+_SENTENCES = {"growth": _growth, "skipped": _skipped, REWOUND: _rewound}
 """What is said of events that are not a loss."""
 
 

@@ -23,7 +23,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> Ru
     comes from; tokens_per_second is that of the last model's median record, so that neither start-up nor
     compilation nor a hiccup counts.
     """
-    loop.follow()
+    loop.journal.follow()
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
     analyses = model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds

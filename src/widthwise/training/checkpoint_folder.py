@@ -1,5 +1,7 @@
 """The folder of a run's checkpoints: which there are, which are whole, which may go."""
 
+import math
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -67,13 +69,16 @@ def _step(name: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
 
-def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
+def latest_valid(
+    folder: Path, processes: Processes = ALONE, last_step: float = math.inf
+) -> tuple[Path | None, list[Damage]]:
     """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
 
-    Of several processes each reads its part of the files.
+    Of several processes each reads its part of the files. last_step: later checkpoints are not looked at.
     """
     damages: list[Damage] = []
-    for path in processes.first(lambda: checkpoint_paths(folder)):
+    candidates = processes.first(lambda: checkpoint_paths(folder))
+    for path in (each for each in candidates if step_of(each) <= last_step):
         found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
         reason = next((each for each in found if each is not None), None)
         if reason is None:
@@ -110,15 +115,26 @@ def seal_of(path: Path) -> Seal | None:
     return manifest_of(path).seal
 
 
-def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = ()) -> None:
+def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = (), n_steps_back: int = 0) -> None:
     """Deletes all but the newest `keep_last` good checkpoints. Call when the newest is complete.
 
-    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good.
+    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good. n_steps_back:
+    what is newer than the newest that lies so far back is kept with it.
     """
     damaged = {damage.path for damage in damages if find_damage(damage.path)}
     good = [path for path in checkpoint_paths(folder) if path not in damaged]
-    for path in (*good[keep_last:], *damaged):
+    n_within = sum(step_of(path) > step_of(good[0]) - n_steps_back for path in good)
+    for path in (*good[max(keep_last, n_within + 1) :], *damaged):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def discard_after(folder: Path, step: int) -> None:
+    """Deletes the checkpoints after a step, newest first, so that at any moment the newest is whole."""
+    for path in checkpoint_paths(folder):
+        if step_of(path) > step:
+            partial = partial_of(folder, step_of(path))
+            os.replace(path, partial)
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_partial(folder: Path) -> None:

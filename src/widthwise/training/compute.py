@@ -4,10 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.run import DESCENTS
-
-REWOUND = "rewound"
-"""Event of a run that went back to a checkpoint."""
+from widthwise.records.run import DESCENTS, REWOUND
 
 
 class Spent(NamedTuple):

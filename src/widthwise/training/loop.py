@@ -3,24 +3,23 @@
 import math
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from widthwise.data.loader import Loader
 from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
-from widthwise.run_dir import RunDir, RunFailed, Seal
+from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
-from widthwise.training.compute import Spent, inherited
+from widthwise.training.journal import Journal
 from widthwise.training.learner import Learner
-from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
+from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saving import Saver
-from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record
+from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record, way_back
 from widthwise.training.state import RunState
 from widthwise.training.step import StepOutcome
 from widthwise.training.stopping import Interrupted, SignalWatch
@@ -56,9 +55,7 @@ class TrainingLoop:
         self._pending: list[StepOutcome] = []
         self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
         self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
-        self._recorded: dict[str, int] = {}
-        """Event -> step of its last record."""
-        self._inherited = Spent()
+        self.journal = Journal(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
 
     def restore(self) -> None:
@@ -70,23 +67,21 @@ class TrainingLoop:
             phase = self.recipe.phase_at(checkpoint_folder.step_of(path))
             if phase.start > 0:
                 self.learner = Learner.untrained(self.recipe, phase, processes)
-            learner = self.learner
-            self.state = processes.alike(lambda: checkpoint.load(path, learner.model, learner.optimizer))
-            if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
-                self.loader.load_state_dict(self.state.loader)
-            learner.objective.load_state(self.state.width_prices)
-            learner.gate.load(self.state)
+            self._load(path)
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
-        records = processes.first(self._rewound_metrics)
-        self._inherited = inherited(records)
-        self._saved_step = self.state.step
-        self._recorded = {record["event"]: record["step"] for record in records}
+        self.journal.take_up(self.state.step)
+        self.loader.step = self.journal.loader_step_at(self.state.step, self.loader.step)
         self._started -= self.state.wall_seconds
 
-    def _rewound_metrics(self) -> list[dict[str, Any]]:
-        self.run.rewind_metrics(self.state.step)
-        return self.run.metrics()
+    def _load(self, path: Path) -> None:
+        learner = self.learner
+        self.state = self.processes.alike(lambda: checkpoint.load(path, learner.model, learner.optimizer))
+        self._saved_step = self.state.step
+        if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
+            self.loader.load_state_dict(self.state.loader)
+        learner.objective.load_state(self.state.width_prices)
+        learner.gate.load(self.state)
 
     def note(self, text: str) -> None:
         """Tells the user, and keeps the text for the result; a text is said once in a run."""
@@ -114,7 +109,8 @@ class TrainingLoop:
                 received = self._agreed_signal(watch)
                 self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
             except Diverged as spike:
-                raise self._failure(spike) from None
+                self._go_back(spike)
+                continue
             if received:
                 self._saver.wait()
                 raise self.processes.said(Interrupted(self._interruption(), received))
@@ -151,23 +147,21 @@ class TrainingLoop:
         phase = self.recipe.phase_at(step + 1)
         if phase.start != step or step == 0:
             return
-        is_recorded = self._recorded.get("growth") == step  # before a kill
+        is_recorded = self.journal.last_step("growth") == step  # before a kill
         before = None if is_recorded else self._validate()
         self.learner = self.learner.grown(phase)
         self.learner.set_progress(step)
         if before is not None:
-            self._record(
+            self.journal.write(
+                step,
                 "growth",
-                tokens=self._spent().tokens,
-                training_flops=self._spent().training_flops,
+                tokens=self.journal.spent(step).tokens,
+                training_flops=self.journal.spent(step).training_flops,
                 params_before=self.recipe.model_at(step).cost().params,
                 params_after=phase.model.cost().params,
                 loss_before=before.loss,
                 loss_after=validate(self.learner.model, self.held_out, self.processes).loss,
             )
-
-    def _spent(self) -> Spent:
-        return self._inherited.until(self.recipe, self.state.step)
 
     def _is_due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
@@ -181,7 +175,7 @@ class TrainingLoop:
         first = self.state.step - len(outcomes) + 1
         for step, (outcome, (loss, grad_norm)) in enumerate(zip(outcomes, pairs), start=first):
             if outcome.n_skipped:
-                self._record("skipped", step=step, **skipped_record(loss, grad_norm))
+                self.journal.write(step, "skipped", **skipped_record(loss, grad_norm))
             check_step(self.config, step, loss, grad_norm, outcome.n_skipped)
             if not outcome.n_skipped:
                 self.state.add_loss(loss)
@@ -191,58 +185,50 @@ class TrainingLoop:
         loss = checked_loss(self.config, self.state)
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
-        step_seconds, memory_bytes = self.processes.largest(
-            self._stopwatch.step_seconds(), self._memory.n_bytes() or math.nan
-        )
-        tokens_per_second = self.recipe.tokens_per_step / step_seconds
-        learner = self.learner
+        learner, step_seconds = self.learner, self._stopwatch.step_seconds()
         choices = choice_record(learner.model, self._choices)
         for warning in dead_scores(choices):
             self.note(warning)
-        self._record(
+        self.journal.write(
+            self.state.step,
             "train",
             loss=loss,
             lr=learner.lr(self.state.step),
             grad_norm=self._grad_norm,
-            tokens=self._spent().tokens,
-            tokens_per_second=tokens_per_second,
-            step_seconds=step_seconds,
-            mfu=model_flops_utilization(
-                tokens_per_second / self.processes.world_size, learner.flops_per_token, learner.device
+            tokens=self.journal.spent(self.state.step).tokens,
+            **speed_record(
+                step_seconds,
+                self._memory.n_bytes(),
+                self.processes,
+                self.recipe.tokens_per_step,
+                learner.flops_per_token,
             ),
-            memory_bytes=None if math.isnan(memory_bytes) else int(memory_bytes),
             **self._mtp_losses.record(),
             **choices,
             **learner.objective.record(),
         )
 
-    def _failure(self, spike: Diverged) -> RunFailed:
-        """Puts down where the run stops, and says so."""
-        self._record("stopped", step=spike.step, reason=spike.reason)
-        kept = f"the checkpoint of step {self._saved_step} is kept" if self._saved_step else "there is no checkpoint"
-        return self.processes.said(
-            RunFailed(
-                f"{self.run.path}: stopped at step {spike.step} of {self.config.steps}: {spike.reason}; the learning "
-                f"rate was {self.learner.lr(spike.step):.4g}, try a lower optimizer.lr or more schedule.warmup_steps; "
-                f"{kept}"
-            )
-        )
+    def _go_back(self, spike: Diverged) -> None:
+        """To a checkpoint from before, and on from there behind the batch of the spike; see `train.on_spike`.
 
-    def _record(self, event: str, **values: Any) -> None:
-        record = {"step": self.state.step, "event": event, **values}
-        self.processes.first(lambda: self._append(record))
-        self._recorded[event] = record["step"]
-        self.observer.record(record)
-
-    def _append(self, record: dict[str, Any]) -> None:
-        self.follow()
-        self.run.append_metrics([record])
-
-    def follow(self) -> None:
-        """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""
-        before = self.run.path
-        if self.run.follow():
-            self.note(f"{before}: was moved to {self.run.path} while the run was at work; it goes on there")
+        Raises RunFailed where the run is to stop. Killed at any moment, the run comes here again or has the record.
+        """
+        self._saver.wait()
+        failed, folder = self.state, self.run.checkpoints
+        try:
+            path = way_back(spike, failed.step, self.journal.n_rewinds, self.recipe, folder, self.processes)
+        except Diverged as last:
+            self.journal.write(last.step, "stopped", reason=last.reason)
+            lr, steps = self.learner.lr(last.step), self.config.steps
+            raise self.processes.said(last.failure(self.run.path, steps, lr, self._saved_step)) from None
+        loader_step = self.loader.step - (failed.step - spike.step)
+        self._load(path)
+        self.state.notes = failed.notes
+        n_batches, self.loader.step = loader_step - self.loader.step, loader_step
+        self._pending.clear()
+        self.processes.first(lambda: checkpoint_folder.discard_after(folder, self.state.step))
+        self.journal.rewind(spike, failed.step, self.state.step, n_batches, loader_step)
+        self.observer.starting(self.name, self.state.step, self.config.steps)
 
     def _save_if_due(self, must_save: bool) -> None:
         """Saves a checkpoint unless the loss says that it would be of a failed run."""
@@ -267,13 +253,14 @@ class TrainingLoop:
 
     def _sealed(self) -> tuple[Path, Seal]:
         """Where a checkpoint of this moment goes, and what it belongs to."""
-        self.follow()
+        self.journal.follow()
         self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
     def _prune(self, folder: Path, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        processes.first(lambda: checkpoint_folder.prune(folder, self.config.keep_last, damaged))
+        n_steps_back = self.config.on_spike.n_steps_back
+        processes.first(lambda: checkpoint_folder.prune(folder, self.config.keep_last, damaged, n_steps_back))
 
     def _interruption(self) -> str:
         return (
@@ -289,11 +276,11 @@ class TrainingLoop:
     @property
     def _has_validated(self) -> bool:
         """Whether the validation of this step is on record, perhaps from before a kill; step 0 keeps none."""
-        return self._recorded.get("validation", 0) >= self.state.step
+        return self.journal.last_step("validation") >= self.state.step
 
     def _validate(self) -> Validation:
         """Validates at this step, and records it once."""
         found = validate(self.learner.model, self.held_out, self.processes)
         if not self._has_validated:
-            self._record("validation", **found.record())
+            self.journal.write(self.state.step, "validation", **found.record())
         return found

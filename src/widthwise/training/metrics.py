@@ -1,10 +1,13 @@
 """How fast a run is and how much memory it takes."""
 
+import math
 import re
 import time
 from pathlib import Path
 
 import torch
+
+from widthwise.training.processes import Processes
 
 MEASURED_KEYS = (
     "tokens_per_second",
@@ -71,6 +74,24 @@ class PeakMemory:
             return torch.cuda.max_memory_allocated(self._device)
         found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()) if self._is_reset else None
         return None if found is None else 1024 * int(found[1])
+
+
+def speed_record(
+    step_seconds: float, memory_bytes: int | None, processes: Processes, tokens_per_step: int, flops_per_token: float
+) -> dict[str, float | int | None]:
+    """What a training record says of the machine: the slowest process's time, the largest memory of one process.
+
+    mfu is that of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
+    """
+    slowest, largest = processes.largest(step_seconds, math.nan if memory_bytes is None else memory_bytes)
+    tokens_per_second = tokens_per_step / slowest
+    of_one = tokens_per_second / processes.world_size
+    return {
+        "tokens_per_second": tokens_per_second,
+        "step_seconds": slowest,
+        "mfu": model_flops_utilization(of_one, flops_per_token, processes.device),
+        "memory_bytes": None if math.isnan(largest) else int(largest),
+    }
 
 
 class Stopwatch:

@@ -1,0 +1,85 @@
+"""The records of a run at work, and what they say of its past."""
+
+from collections.abc import Callable
+from typing import Any
+
+from widthwise.recipe.recipe import Recipe
+from widthwise.records.run import REWOUND
+from widthwise.run_dir import RunDir
+from widthwise.training.compute import Spent, accounted
+from widthwise.training.observer import Observer
+from widthwise.training.processes import Processes
+from widthwise.training.spikes import Diverged, last_rewind
+
+
+class Journal:
+    """Every process has one, and all call it alike; the first one writes."""
+
+    def __init__(
+        self, run: RunDir, recipe: Recipe, observer: Observer, processes: Processes, note: Callable[[str], None]
+    ):
+        """note: is told what the user should know."""
+        self._run, self._recipe, self._observer, self._processes, self._note = run, recipe, observer, processes, note
+        self._steps: dict[str, int] = {}
+        self._account = Spent()
+        self.n_rewinds, self._loader_step = 0, (-1, -1)
+
+    def take_up(self, step: int) -> None:
+        """Goes on after a step: drops the records of later ones."""
+
+        def rewound() -> list[dict[str, Any]]:
+            self._run.rewind_metrics(step)
+            return self._run.metrics()
+
+        records = self._processes.first(rewound)
+        self._steps = {record["event"]: record["step"] for record in records}
+        self._account, rewind = accounted(records), last_rewind(records)
+        if rewind is not None:
+            self.n_rewinds, self._loader_step = rewind["n_rewinds"], (rewind["step"], rewind["loader_step"])
+
+    def write(self, step: int, event: str, **values: Any) -> None:
+        """Adds a record."""
+        record = {"step": step, "event": event, **values}
+        self._processes.first(lambda: self._append(record))
+        self._steps[event] = step
+        self._observer.record(record)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self.follow()
+        self._run.append_metrics([record])
+
+    def follow(self) -> None:
+        """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""
+        before = self._run.path
+        if self._run.follow():
+            self._note(f"{before}: was moved to {self._run.path} while the run was at work; it goes on there")
+
+    def last_step(self, event: str) -> int:
+        """The step of the last such record, 0 where there is none."""
+        return self._steps.get(event, 0)
+
+    def spent(self, step: int) -> Spent:
+        """Tokens and compute by a step, those included that were spent in vain."""
+        return self._account.until(self._recipe, step)
+
+    def rewind(self, spike: Diverged, failed_step: int, step: int, n_batches: int, loader_step: int) -> None:
+        """Goes back to a step, and says so: steps and `n_batches` of data are lost, their costs are not."""
+        n_rewinds, spent = self.n_rewinds + 1, self.spent(failed_step)
+        self.take_up(step)
+        self.write(
+            step,
+            REWOUND,
+            from_step=failed_step,
+            reason=spike.reason,
+            n_rewinds=n_rewinds,
+            n_batches_left_out=n_batches,
+            loader_step=loader_step,
+            tokens=spent.tokens,
+            training_flops=spent.training_flops,
+        )
+        self._account, self.n_rewinds = Spent(step, spent.tokens, spent.training_flops), n_rewinds
+
+    def loader_step_at(self, step: int, saved: int) -> int:
+        """Where the data go on after a step. saved: by its checkpoint, which a rewind to it may be younger than."""
+        rewound_to, loader_step = self._loader_step
+        return loader_step if rewound_to == step else saved
