@@ -135,11 +135,11 @@ def test_where_nothing_helps_no_remedy_is_named() -> None:
     ("overrides", "n_devices", "named"),
     [
         (["train.batch_size=12"], 8, r"train.batch_size: got 12; must be a multiple of .*devices, which is 8"),
-        (["train.shards=3"], 4, r"train.shards: got 3; must divide the number of devices, which is 4"),
+        (["train.shards=3"], 4, r"train.shards: got 3; must divide the number of processes, which is 4"),
         (
             ["train.batch_size=12", "train.micro_batch_size=2"],
             4,
-            r"train.micro_batch_size: got 2; must divide the 3 sequences that each of 4 devices has of a step",
+            r"train.micro_batch_size: got 2; must divide the 3 sequences that each of 4 processes has of a step",
         ),
         ([], 0, r"--devices: got 0; must be at least 1"),
     ],

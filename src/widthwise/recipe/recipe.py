@@ -95,6 +95,22 @@ class TrainConfig(Config):
     def sequences_per_pass(self) -> int:
         return self.micro_batch_size or self.batch_size
 
+    def rows_of_process(self, n: int) -> int:
+        """Sequences of a step that each of n processes has. Raises UserError where a number does not divide another."""
+        if n % self.shards:
+            raise UserError(f"train.shards: got {self.shards}; must divide the number of processes, which is {n}")
+        if self.batch_size % n:
+            raise UserError(
+                f"train.batch_size: got {self.batch_size}; must be a multiple of the number of processes, which is {n}"
+            )
+        n_rows = self.batch_size // n
+        if n_rows % min(self.sequences_per_pass, n_rows):
+            raise UserError(
+                f"train.micro_batch_size: got {self.sequences_per_pass}; must divide the {n_rows} sequences that each "
+                f"of {n} processes has of a step"
+            )
+        return n_rows
+
     @property
     def n_passes(self) -> int:
         """Forward and backward passes over the batch in an optimizer step."""

@@ -27,22 +27,8 @@ class Layout:
         """Raises UserError where one number does not divide the other."""
         if n_devices < 1:
             raise UserError(f"--devices: got {n_devices}; must be at least 1")
-        if n_devices % train.shards:
-            raise UserError(
-                f"train.shards: got {train.shards}; must divide the number of devices, which is {n_devices}"
-            )
-        if train.batch_size % n_devices:
-            raise UserError(
-                f"train.batch_size: got {train.batch_size}; must be a multiple of the number of devices, which is "
-                f"{n_devices}"
-            )
-        batch_size = train.batch_size // n_devices
+        batch_size = train.rows_of_process(n_devices)
         micro_batch_size = min(train.sequences_per_pass, batch_size)
-        if batch_size % micro_batch_size:
-            raise UserError(
-                f"train.micro_batch_size: got {train.sequences_per_pass}; must divide the {batch_size} sequences that "
-                f"each of {n_devices} devices has of a step"
-            )
         return cls(n_devices, train.shards, batch_size, micro_batch_size, train.n_passes)
 
     @property
