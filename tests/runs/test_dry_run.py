@@ -134,7 +134,7 @@ def test_where_nothing_helps_no_remedy_is_named() -> None:
 @pytest.mark.parametrize(
     ("overrides", "n_devices", "named"),
     [
-        (["train.batch_size=12"], 8, r"train.batch_size: got 12; must be a multiple of .*devices, which is 8"),
+        (["train.batch_size=12"], 8, r"train.batch_size: got 12; must be a multiple of .*processes, which is 8"),
         (["train.shards=3"], 4, r"train.shards: got 3; must divide the number of processes, which is 4"),
         (
             ["train.batch_size=12", "train.micro_batch_size=2"],
