@@ -25,6 +25,7 @@ from widthwise.experiments.sweep.worker import WORDS, run_sweep
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunDir, RunInUse
 from widthwise.runs.train import train_or_resume
+from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
 
@@ -228,6 +229,19 @@ def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: P
     assert points(found)["0.03"]["state"] == "finished"
     found = run_sweep(plan, tmp_path, COMMAND)
     assert [point["state"] for point in found["points"]] == ["finished", "finished"]
+
+
+def test_a_process_that_is_lost_fails_no_point(tmp_path: Path, monkeypatch) -> None:
+    plan = small(tmp_path)
+
+    def alone(recipe, path, observer):
+        raise OfOneProcess("process 0: waits for process 1, which has ended")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "train_or_resume", alone)
+        with pytest.raises(OfOneProcess, match="waits for process 1"):
+            run_sweep(plan, tmp_path, COMMAND)
+    assert run_sweep(plan, tmp_path, COMMAND)["study"]["n_finished"] == 2
 
 
 def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch) -> None:

@@ -16,6 +16,7 @@ from widthwise.experiments.sweep.summary import Findings
 from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
+from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence
 
 STUDY_FILE = "study.db"
@@ -85,7 +86,7 @@ class _SweepWorker:
             return
         try:
             loss = self._mean_loss(claim, point)
-        except StorageAway:
+        except (StorageAway, OfOneProcess):  # the trouble is not the point's
             raise
         except RunFailed as error:
             self._fail(claim, str(error), is_mistake=False)
