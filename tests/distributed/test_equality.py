@@ -1,0 +1,149 @@
+"""What several processes train is what one process trains."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from cases import BITWISE, FP32, KINDS, ON_FOUR, WITHOUT_COPY, case
+from compared_runs import loss_difference, recorded_difference, records, tensor_difference
+from resuming import Row, bound, differences, launches, rows_of
+from train_many import Order, carry_out, launch, order
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).resolve().parent
+ROWS = [
+    *rows_of(["x, grown before and after the stop"], ["float32"], [("2", "2"), ("1", "2"), ("2", "1")]),
+    *rows_of(["x"], ["float64"], [("1", "4"), ("2", "2x2")]),
+]
+"""Those of the table of benchmarks/resuming.py that take least time, and every way to divide a model."""
+
+
+class Launch(NamedTuple):
+    """What so many processes have left behind."""
+
+    runs: Path
+    found: dict[str, Any]
+
+
+def fp64_orders(folder: Path, n_shards: int, names: tuple[str, ...] = tuple(KINDS)) -> list[Order]:
+    recipes = {name: case(name, f"train.shards={n_shards}") for name in names}
+    return [order(recipe, folder / f"{name}, {n_shards} shards", "float64") for name, recipe in recipes.items()]
+
+
+def launched(folder: Path, n_processes: int, orders: list[Order]) -> Launch:
+    orders_path, found = folder / "orders.json", folder / "found.json"
+    orders_path.write_text(json.dumps(orders))
+    launch(n_processes, HERE / "together.py", orders_path, found)
+    return Launch(folder, json.loads(found.read_text()))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Trains in this process, once: a case by its name, with further overrides."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    @cache
+    def trained(name: str, *overrides: str, dtype: str = "float32") -> Path:
+        path = folder / f"{len(list(folder.iterdir()))}"
+        carry_out([order(case(name, *overrides), path, dtype)])
+        return path
+
+    return trained
+
+
+class Resuming(NamedTuple):
+    """Runs that are begun on some processes and resumed on others, and where they are."""
+
+    folder: Path
+    turns: list[list[Order]]
+    """Alone, on 2 processes, on 4, and alone again."""
+
+
+@pytest.fixture(scope="module")
+def resuming(tmp_path_factory: pytest.TempPathFactory) -> Resuming:
+    folder = tmp_path_factory.mktemp("resuming")
+    turns = [orders for _, orders in launches(ROWS, folder, (1, 2, 4, 1))]
+    carry_out(turns[0])
+    return Resuming(folder, turns)
+
+
+@pytest.fixture(scope="module")
+def on_2(tmp_path_factory: pytest.TempPathFactory, resuming: Resuming) -> Launch:
+    folder = tmp_path_factory.mktemp("on_2")
+    orders = [order(case(*overrides), folder / f"{name}, bitwise") for name, overrides in BITWISE.items()]
+    orders += [order(case(name, "train.shards=2"), folder / f"{name}, fp32") for name in FP32]
+    return launched(folder, 2, [*fp64_orders(folder, 2), *orders, *resuming.turns[1]])
+
+
+@pytest.fixture(scope="module")
+def on_4(tmp_path_factory: pytest.TempPathFactory, on_2: Launch, resuming: Resuming) -> Launch:
+    folder = tmp_path_factory.mktemp("on_4")
+    orders = [*fp64_orders(folder, 2, ON_FOUR), *fp64_orders(folder, 4, WITHOUT_COPY)]
+    return launched(folder, 4, [*orders, *resuming.turns[2]])
+
+
+@pytest.fixture(scope="module")
+def resumed(on_4: Launch, resuming: Resuming) -> Path:
+    carry_out(resuming.turns[3])
+    return resuming.folder
+
+
+@pytest.fixture(scope="module", params=["on_2", "on_4"])
+def on_each(request: pytest.FixtureRequest) -> Launch:
+    return request.getfixturevalue(request.param)
+
+
+def assert_same_in_fp64(ours: Path, theirs: Path) -> None:
+    assert loss_difference(ours, theirs) <= 1e-11
+    for difference, where in (
+        recorded_difference(ours, theirs),
+        tensor_difference(ours, theirs, "model"),
+        tensor_difference(ours, theirs, "optimizer"),
+    ):
+        assert difference <= 1e-9, where
+
+
+@pytest.mark.parametrize("name", BITWISE)
+def test_two_processes_that_each_hold_the_model_are_bitwise_one(on_2: Launch, alone, name: str) -> None:
+    ours, theirs = on_2.runs / f"{name}, bitwise", alone(*BITWISE[name])
+    assert records(ours) == records(theirs)
+    assert recorded_difference(ours, theirs)[0] == 0
+    for stem in ("model", "optimizer"):
+        assert tensor_difference(ours, theirs, stem)[0] == 0
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_two_processes_that_share_the_model_find_what_one_does(on_2: Launch, alone, name: str) -> None:
+    assert_same_in_fp64(on_2.runs / f"{name}, 2 shards", alone(name, dtype="float64"))
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_two_copies_of_a_model_each_shared_by_two_find_what_one_process_does(on_4: Launch, alone, name: str) -> None:
+    assert_same_in_fp64(on_4.runs / f"{name}, 2 shards", alone(name, dtype="float64"))
+
+
+@pytest.mark.parametrize("name", WITHOUT_COPY)
+def test_so_do_four_of_which_some_hold_nothing_of_a_parameter(on_4: Launch, alone, name: str) -> None:
+    assert on_4.found["divisions"][name][-1]["n_without_rows"] > 0
+    assert_same_in_fp64(on_4.runs / f"{name}, 4 shards", alone(name, dtype="float64"))
+
+
+@pytest.mark.parametrize("name", FP32)
+def test_in_fp32_they_differ_by_rounding(on_2: Launch, alone, name: str) -> None:
+    assert loss_difference(on_2.runs / f"{name}, fp32", alone(name)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_each: Launch, name: str) -> None:
+    assert all(division["unequal"] == [] for division in on_each.found["divisions"][name])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_run_that_is_resumed_on_other_processes_is_the_same_run(resumed: Path, row: Row) -> None:
+    found = differences(row, resumed)
+    assert found["losses"] <= bound(row)
+    if bound(row) == 0:
+        assert set(found.values()) == {0.0}
