@@ -3,7 +3,8 @@
 config.yaml        the resolved recipe: explicit layers, every default written out
 environment.json   versions, machine, commit, command, data, and the recipe as it was when the run was begun
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" | "rewound" |
-                   "stopped", ...}, and "grown", "baked" or "padded" where the run begins where another one stood
+                   "norms" | "stopped", ...}, and "grown", "baked" or "padded" where the run begins where
+                   another one stood
 result.json        written once, when the run has finished, with checksums of itself and of what it comes from
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data

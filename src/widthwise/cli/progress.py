@@ -127,8 +127,8 @@ class LineObserver:
     def step_done(self, step: int) -> None: ...
 
     def record(self, record: dict[str, Any]) -> None:
-        if record["event"] == "stopped":
-            return  # said by the error that ends the run
+        if record["event"] in ("stopped", "norms"):
+            return  # the first is said by the error that ends the run, the others are too many numbers
         if record["event"] in _SENTENCES:
             self.message(f"{self._name}: step {record['step']}/{self._n_steps}  {_SENTENCES[record['event']](record)}")
             return

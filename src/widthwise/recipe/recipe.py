@@ -63,6 +63,8 @@ class TrainConfig(Config):
     """Further passes of every step at forced widths of the dynamic-width layers."""
     log_every: pydantic.PositiveInt = 10
     """Steps between records; a record holds the mean loss of the steps since the last."""
+    norms_every: pydantic.PositiveInt | None = None
+    """Steps between records of the norms of each layer; none where not given."""
     validate_every: pydantic.PositiveInt | None = None
     """Steps between validations; only at the end where not given."""
     validation_tokens: pydantic.PositiveInt | None = None

@@ -11,6 +11,7 @@ from widthwise.recipe.optimizer import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.assembly import assembled
 from widthwise.training.growth_step import grow
+from widthwise.training.norms import watched_layers
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Gate
@@ -78,7 +79,8 @@ class Learner:
             f"train.micro_batch_size: {self._config.sequences_per_pass} sequences do not fit into the memory of the "
             f"device; use a smaller divisor of train.batch_size = {self._config.batch_size}"
         ):
-            batch = batch.to(self.device)
-            return optimizer_step(
-                self.model, self.optimizer, batch, self.objective, self._config, self._processes, self.gate
-            )
+            batch, every = batch.to(self.device), self._config.norms_every
+            with watched_layers(self.model, is_due=every is not None and step % every == 0) as watch:
+                return optimizer_step(
+                    self.model, self.optimizer, batch, self.objective, self._config, self._processes, self.gate, watch
+                )

@@ -16,6 +16,7 @@ from widthwise.training.journal import Journal
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
 from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.norms import norms_record
 from widthwise.training.observer import Observer
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saving import Saver
@@ -174,6 +175,8 @@ class TrainingLoop:
         pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
         first = self.state.step - len(outcomes) + 1
         for step, (outcome, (loss, grad_norm)) in enumerate(zip(outcomes, pairs), start=first):
+            if outcome.norms is not None:
+                self.journal.write(step, "norms", **norms_record(outcome.norms))
             if outcome.n_skipped:
                 self.journal.write(step, "skipped", **skipped_record(loss, grad_norm))
             check_step(self.config, step, loss, grad_norm, outcome.n_skipped)

@@ -11,6 +11,7 @@ from widthwise.model.shards import whole
 from widthwise.recipe.recipe import TrainConfig
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
+from widthwise.training.norms import LayerWatch
 from widthwise.training.objective import Objective
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import ALWAYS_OPEN, Gate
@@ -31,6 +32,8 @@ class StepOutcome:
     """The losses of the further heads, likewise."""
     n_skipped: int = 0
     """0 where the step has made its update; else how many in a row have not."""
+    norms: Tensor | None = None
+    """Those of each layer, if they were asked for; see `LayerWatch.measured`."""
 
 
 def optimizer_step(
@@ -41,6 +44,7 @@ def optimizer_step(
     config: TrainConfig,
     processes: Processes = ALONE,
     gate: Gate = ALWAYS_OPEN,
+    watch: LayerWatch | None = None,
 ) -> StepOutcome:
     """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
 
@@ -64,6 +68,7 @@ def optimizer_step(
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
+    norms = None if watch is None else watch.measured(processes)
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     n_skipped = gate.n_skipped(grad_norm)
     if not n_skipped:
@@ -74,4 +79,4 @@ def optimizer_step(
     if not n_skipped:
         objective.end_step(choices)
     n_targets = batch[:, 1:].numel() * processes.world_size
-    return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped)
+    return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)

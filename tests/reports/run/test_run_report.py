@@ -31,6 +31,22 @@ def test_a_finished_run_shows_curves_widths_costs_and_recipe(tmp_path: Path) -> 
     assert "layers: [97, 63, 97]" in page.read_text()
 
 
+def test_norms_of_layers_have_a_figure_each_with_a_curve_for_some_layers(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "x", 3, [63] * 24, 0.0)
+    norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "output_rms")}
+    with (tmp_path / "r/metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "event": "norms", **norms}) + "\n" for step in (2, 4))
+    (page,) = [write_run_report(tmp_path / "r")]
+    assert [title for title in titles(page) if "layers" in title] == [
+        "Gradient norm of layers",
+        "Weight norm of layers",
+        "Output of layers, root mean square",
+    ]
+    assert "layer 1 2.50; layer 3 2.50; layer 6" in page.read_text()
+    write_run(tmp_path / "plain", "x", 3, [63], 0.0)
+    assert "Norms of layers" not in write_run_report(tmp_path / "plain").read_text()
+
+
 def test_nested_items_of_the_environment_get_a_row_each(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [63], 0.0)
     (tmp_path / "r/environment.json").write_text('{"data": {"tokenizer": {"id": "abc"}, "n": 2}}')

@@ -47,6 +47,11 @@ def further_heads(run: Run) -> list[Curve]:
     return [_curve(run, "validation", loss_of(depth)) for depth in range(max(counts, default=0))]
 
 
+def of_layer(run: Run, event: str, key: str, layer: int) -> Curve:
+    """One entry of a list with one per layer, over the step. layer: from 1."""
+    return _curve(run, event, lambda record: next(iter((record.get(key) or [])[layer - 1 : layer]), None))
+
+
 def _curve(run: Run, event: str, value_of: Callable[[Mapping[str, Any]], Any]) -> Curve:
     """value_of: takes the value from a record; None leaves the record out."""
     found = [(record["step"], value_of(record)) for record in run.metrics if record.get("event") == event]

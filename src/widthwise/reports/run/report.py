@@ -16,6 +16,7 @@ from widthwise.reports.page.svg import Style, styles
 from widthwise.reports.page.table import Table
 from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
+from widthwise.reports.run.norms import norms_section
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.virtual_width import virtual_width_section
 
@@ -64,6 +65,7 @@ def _page(runs: Sequence[Run]) -> str:
         source_table=tables.source_table(results),
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
+        norms=norms_section(named),
         legend=legend(chosen),
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),

@@ -1,0 +1,105 @@
+"""The norms of layers against sums over their parameters and outputs, and a run that they leave as it is."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from growing_runs import GROWING
+from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+
+from widthwise.model.decoder import build
+from widthwise.model.recompute import RECOMPUTE
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training.norms import norms_record, watched_layers
+from widthwise.training.objective import Objective
+from widthwise.training.step import optimizer_step
+
+BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
+MODELS = {
+    "x": (),
+    "slots": ("model.shape={kind: uniform}", "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"),
+    "experts": ("model.ffn={kind: moe, n_experts: 4, top_k: 2, d_expert: 16}",),
+    "further heads": ("model.mtp={}",),
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [2, 6])
+@pytest.mark.parametrize("again", ["none", "layer"])
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: str, micro_batch_size: int) -> None:
+    """The outputs are seen here by hooks on one pass of the whole batch without gradients."""
+    recipe = tiny_recipe(*MODELS[name])
+    config = step_config(micro_batch_size, batch_size=6, max_grad_norm=1e9)
+    model = build(recipe.explicit_model, seed=1, dtype=torch.float64)
+    model.recompute = RECOMPUTE[again]
+    outputs: list[float] = []
+
+    def see(layer, arguments, found) -> None:
+        stream = model.config.residual.to_slots(found[0], model.config.widths[len(outputs)])
+        outputs.append(float(stream.square().mean().sqrt()))
+
+    hooks = [layer.register_forward_hook(see) for layer in model.layers]
+    with torch.no_grad():
+        model.loss(BATCH[:, :-1], BATCH[:, 1:])
+    for hook in hooks:
+        hook.remove()
+    weights = [norm(list(layer.parameters())) for layer in model.layers]
+    usual = model.recompute
+    with watched_layers(model, is_due=True) as watch:
+        objective = Objective(config, model.config, BATCH.device)
+        found = optimizer_step(model, recipe.optimizer.build(model), BATCH, objective, config, watch=watch)
+    assert model.recompute is usual
+    assert found.norms is not None
+    record = norms_record(found.norms)
+    assert record["grad_norms"] == pytest.approx([norm(grads(layer)) for layer in model.layers], rel=1e-12)
+    assert record["weight_norms"] == pytest.approx(weights, rel=1e-12)
+    assert record["output_rms"] == pytest.approx(outputs, rel=1e-12)
+
+
+def grads(layer: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+
+
+def norm(tensors: list[torch.Tensor]) -> float:
+    return float(torch.cat([tensor.detach().flatten() for tensor in tensors]).norm())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        GROWING["twice"],
+        GROWING["dynamic"],
+        GROWING["slots"],
+        ("train.activation_checkpointing=selective", "train.precision=bf16"),
+    ],
+    ids=["grows", "dynamic", "slots", "selective"],
+)
+def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    train(tiny_recipe(*overrides), tmp_path / "without")
+    train(tiny_recipe(*overrides, "train.norms_every=2"), tmp_path / "with")
+    found = outcome(tmp_path / "with")
+    norms = [record for record in found["metrics"] if record["event"] == "norms"]
+    assert [record["step"] for record in norms] == [2, 4, 6, 8]
+    recipe = tiny_recipe(*overrides)
+    assert [len(record["grad_norms"]) for record in norms] == [recipe.model_at(n).n_layers for n in (2, 4, 6, 8)]
+    found["metrics"] = [record for record in found["metrics"] if record["event"] != "norms"]
+    assert found == outcome(tmp_path / "without")
+
+
+@pytest.mark.parametrize("step", [1, 6, 7])
+def test_resuming_records_each_once(tmp_path: Path, step: int) -> None:
+    train(tiny_recipe("train.norms_every=3"), tmp_path / "whole")
+    resume(unfinished_copy(tmp_path / "whole", tmp_path / "run", step))
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+
+
+def test_what_is_not_finite_is_none_and_is_recorded_before_the_run_stops(tmp_path: Path) -> None:
+    values = torch.tensor([[1.0, float("nan")], [float("inf"), 2.0], [3.0, 4.0]])
+    assert norms_record(values) == {"grad_norms": [1, None], "weight_norms": [None, 2], "output_rms": [3, 4]}
+    wild = ("optimizer.lr=1e38", "schedule.warmup_steps=0", "train.log_every=1", "train.norms_every=1")
+    with pytest.raises(RuntimeError, match="stopped at step"):
+        train(tiny_recipe(*wild), tmp_path / "run")
+    *_, norms, stopped = RunDir(tmp_path / "run").metrics()
+    assert (norms["event"], stopped["event"]) == ("norms", "stopped")
+    assert norms["step"] == stopped["step"]
