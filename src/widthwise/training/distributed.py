@@ -7,6 +7,7 @@ are sharded, then the rest. Products run under autocast and weights are gathered
 round gains, and add up the gradient of the head in bf16.
 """
 
+import gc
 import os
 import re
 import time
@@ -65,6 +66,9 @@ def group(config: TrainConfig) -> Iterator["Group"]:
         if not LOST.search(str(error)):
             raise
         raise OfOneProcess(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
+    finally:
+        if not is_ours:  # the processes stay together for other runs
+            processes.close()
     if is_ours:
         dist.destroy_process_group()
 
@@ -101,6 +105,7 @@ class Group(Processes):
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
         self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
+        self._own = {self._messages, self._pulse, *self._mesh.get_all_groups()} - {dist.group.WORLD}
 
     @property
     def device(self) -> torch.device:
@@ -178,7 +183,15 @@ class Group(Processes):
         )
 
     def apart(self) -> "Group":
-        return _Apart(self)
+        apart = _Apart(self)
+        self._own.add(apart._messages)
+        return apart
+
+    def close(self) -> None:
+        """Gives back the connections of this object. Each process does it for itself."""
+        for each in self._own:
+            dist.destroy_process_group(each)
+        gc.collect()  # a divided model refers to itself in a circle, and keeps its groups until then
 
 
 class _Apart(Group):
