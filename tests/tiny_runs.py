@@ -71,9 +71,14 @@ def outcome(path: Path) -> dict[str, Any]:
     return {
         "metrics": [without_measurements(record) for record in run.metrics()],
         "result": {**without_measurements(result.to_data()), "name": None, "notes": None},
-        "model": (newest / "model.safetensors").read_bytes(),
-        "optimizer": (newest / "optimizer.safetensors").read_bytes(),
+        "model": _contents(newest, "model"),
+        "optimizer": _contents(newest, "optimizer"),
     }
+
+
+def _contents(checkpoint: Path, stem: str) -> dict[str, bytes]:
+    """Of the one file, or of those of all shards."""
+    return {path.name: path.read_bytes() for path in checkpoint.glob(f"{stem}*.safetensors")}
 
 
 def unfinished_copy(source: Path, target: Path, step: int) -> Path:

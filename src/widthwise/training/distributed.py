@@ -9,11 +9,13 @@ round gains, and add up the gradient of the head in bf16.
 
 import gc
 import os
+import pickle
 import re
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar, cast
@@ -21,7 +23,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
@@ -98,9 +100,7 @@ class Group(Processes):
 
     def __init__(self, n_shards: int, hang_seconds: float):
         self.rank, self.world_size, self.n_shards = dist.get_rank(), dist.get_world_size(), n_shards
-        self._mesh = init_device_mesh(
-            self.device.type, (self.world_size // n_shards, n_shards), mesh_dim_names=("replicate", "shard")
-        )
+        self._mesh = _mesh(self.device.type, torch.arange(self.world_size).view(-1, n_shards), hang_seconds)
         self.shard = self._mesh.get_local_rank("shard")
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
@@ -133,14 +133,15 @@ class Group(Processes):
             raise self.said(error) from None
 
     def first(self, work: Callable[[], T]) -> T:
-        outcome = [_attempt(work) if self.is_first else None]
+        outcome = [_attempt(work) if self.is_first else b""]
         dist.broadcast_object_list(outcome, src=0, group=self._messages)
         return self._delivered(outcome)[0]
 
     def together(self, work: Callable[[], T]) -> list[T]:
         return self._delivered(self._exchanged(_attempt(work), self._messages))
 
-    def _delivered(self, outcomes: list[Any]) -> list[Any]:
+    def _delivered(self, packed: list[bytes]) -> list[Any]:
+        outcomes = [pickle.loads(each) for each in packed]  # from processes of this launch
         for outcome in outcomes:
             if isinstance(outcome, _Failure):
                 raise self.said(outcome.error)
@@ -169,11 +170,12 @@ class Group(Processes):
 
     def who_is_missing(self, error: RuntimeError) -> str:
         """Why a message did not arrive, in words. Every process that waited in vain says so within a few seconds."""
-        self._store.set(f"waited-{self.rank}", "")
-        missing, until = list(range(self.world_size)), time.monotonic() + SECONDS_TO_ANSWER
-        while missing and time.monotonic() < until:
-            missing = [rank for rank in missing if not self._store.check([f"waited-{rank}"])]
-            time.sleep(0.1)
+        heard = {self.rank}
+        # In a thread, because a store on a machine that is gone never answers.
+        asking = threading.Thread(target=self._ask_who_waits, args=(heard,), daemon=True)
+        asking.start()
+        asking.join(SECONDS_TO_ANSWER)
+        missing = [rank for rank in range(self.world_size) if rank not in heard]
         if not missing:
             return f"the connection to the other processes failed ({str(error).splitlines()[0]})"
         late = ", ".join(map(str, missing))
@@ -181,6 +183,16 @@ class Group(Processes):
             f"waits for process {late}, which has ended or hangs (train.hang_seconds = {self._seconds:g}); "
             "`torchrun --max-restarts` goes on from the last checkpoint"
         )
+
+    def _ask_who_waits(self, heard: set[int]) -> None:
+        """Says that this process waits, and adds to `heard` who says it too."""
+        try:
+            self._store.set(f"waited-{self.rank}", "")
+            while len(heard) < self.world_size:
+                heard.update(rank for rank in range(self.world_size) if self._store.check([f"waited-{rank}"]))
+                time.sleep(0.1)
+        except RuntimeError:
+            heard.update(range(1, self.world_size))  # the store has ended, and with it the first process
 
     def apart(self) -> "Group":
         apart = _Apart(self)
@@ -199,12 +211,25 @@ class _Apart(Group):
 
     def __init__(self, group: Group):
         vars(self).update(vars(group))
-        self._messages = _messages(PATIENCE)
+        # Of what all begin at once: a thread that waited longer would keep its process from ending.
+        self._messages = _messages(timedelta(seconds=group._seconds))
 
 
 def _messages(timeout: timedelta) -> dist.ProcessGroup:
     """A group for what is said on the CPU, all processes in it."""
     return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timeout))
+
+
+def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
+    """The mesh of a matrix of ranks. Its groups are made here because those of `init_device_mesh` have no timeout."""
+    groups = [
+        cast(
+            dist.ProcessGroup,
+            dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=hang_seconds))[0],
+        )
+        for rows in (ranks.T, ranks)
+    ]
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
 
 class _Failure:
@@ -214,8 +239,13 @@ class _Failure:
         self.error = error
 
 
-def _attempt(work: Callable[[], Any]) -> Any:
+def _attempt(work: Callable[[], Any]) -> bytes:
+    """The value of some work, or its error. What cannot be pickled would leave the others waiting for hours."""
     try:
-        return work()
+        return pickle.dumps(work())
     except Exception as error:
-        return _Failure(error)
+        with suppress(Exception):
+            packed = pickle.dumps(_Failure(error))
+            pickle.loads(packed)
+            return packed
+        return pickle.dumps(_Failure(RuntimeError(f"{type(error).__name__}: {error}")))

@@ -46,8 +46,9 @@ class SignalWatch:
 def watch_signals() -> Iterator[SignalWatch]:
     """Ctrl-C, SIGTERM and SIGUSR1 only set `received`, so that the step at work is finished; a second one acts as ever.
 
-    SIGUSR1 is how SLURM says that the time is nearly over. Under torchrun a second one is ignored: its agent passes on
-    what the workers may have got already. Outside the main thread, where Python allows no handlers, nothing is watched.
+    SIGUSR1 is how SLURM says that the time is nearly over. Under torchrun a second one is ignored to the end of the
+    process: its agent passes on what the workers may have got already. Outside the main thread, where Python allows no
+    handlers, nothing is watched.
     """
     watch = SignalWatch()
     if threading.current_thread() is not threading.main_thread():
@@ -69,4 +70,8 @@ def watch_signals() -> Iterator[SignalWatch]:
     try:
         yield watch
     finally:
-        restore()
+        if watch.received and is_launched():
+            for number in previous:
+                signal.signal(number, signal.SIG_IGN)
+        else:
+            restore()

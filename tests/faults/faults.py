@@ -1,0 +1,134 @@
+"""What a process of a launch does, and what goes wrong in it. Everything here runs in forked processes (ranks.py)."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
+
+Fault = Callable[[], None]
+"""Makes something go wrong later, in the process that calls it."""
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def train_run(recipe: Recipe, path: Path, *faults: Fault) -> None:
+    """Trains, or goes on with, the run in `path`, with faults."""
+    for fault in faults:
+        fault()
+    train(recipe, path)
+
+
+def run_command(arguments: tuple[str, ...], *faults: Fault) -> None:
+    """`widthwise ARGUMENTS`, with faults."""
+    from widthwise.__main__ import main
+
+    for fault in faults:
+        fault()
+    sys.argv[:] = ["widthwise", *arguments]
+    main()
+
+
+def on_rank(wanted: int, fault: Fault) -> Fault:
+    return partial(_on_rank, wanted, fault)
+
+
+def _on_rank(wanted: int, fault: Fault) -> None:
+    if rank() == wanted:
+        fault()
+
+
+def at_step(step: int, event: Fault) -> Fault:
+    """Before the process makes that step."""
+    return partial(_at_step, step, event)
+
+
+def _at_step(step: int, event: Fault) -> None:
+    from widthwise.training.learner import Learner
+
+    make_step = Learner.make_step
+
+    def interrupted(learner: Learner, number: int, batch: Any) -> Any:
+        if number == step:
+            event()
+        return make_step(learner, number, batch)
+
+    Learner.make_step = interrupted
+
+
+def send(number: int, times: int = 1) -> Fault:
+    """A signal to this process."""
+    return partial(_send, number, times)
+
+
+def _send(number: int, times: int) -> None:
+    for _ in range(times):
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)  # two at once are one
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_after(n_steps: int, seconds: float) -> Fault:
+    """A SIGKILL so many seconds after this process has begun with so many steps; of none, after it has started."""
+    return partial(_killed_after, n_steps, seconds)
+
+
+def _killed_after(n_steps: int, seconds: float) -> None:
+    from widthwise.training.learner import Learner
+
+    make_step, left, killer = Learner.make_step, n_steps, threading.Timer(seconds, die)
+    killer.daemon = True
+
+    def counted(learner: Learner, number: int, batch: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            killer.start()
+        return make_step(learner, number, batch)
+
+    Learner.make_step = counted
+    if n_steps == 0:
+        killer.start()
+
+
+def full_disk(step: int) -> None:
+    """The tensors of that step's checkpoint do not fit on this process's disk."""
+    from widthwise.training import saved_tensors
+
+    save_file = saved_tensors.save_file
+
+    def fail(tensors: Any, path: Path) -> None:
+        if f"{step:08d}" in str(path):
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    saved_tensors.save_file = fail
+
+
+def slow_disk() -> None:
+    """Writing the tensors of a checkpoint takes as long as several steps."""
+    from widthwise.training import saved_tensors
+
+    save_file = saved_tensors.save_file
+
+    def dawdle(tensors: Any, path: Path) -> None:
+        time.sleep(0.3)
+        save_file(tensors, path)
+
+    saved_tensors.save_file = dawdle

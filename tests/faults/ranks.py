@@ -1,0 +1,143 @@
+"""Processes that train one run together, started without torchrun: forked from a server that has imported torch once.
+
+`Launch` starts some of them, with what torchrun tells its workers in their environment. Their standard error goes to a
+file each, so that a test can say what was printed, and by whom.
+"""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+FOLDER = Path(__file__).parent
+SOURCES = (FOLDER.parents[1] / "src", FOLDER.parent, FOLDER)
+PRELOADED = (
+    "pytest",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.fsdp",
+    "widthwise.cli.main",
+    "widthwise.cli.progress",
+    "widthwise.runs.train",
+    "widthwise.training.distributed",
+    "faults",
+)
+
+_context = multiprocessing.get_context("forkserver")
+
+
+def start_server() -> None:
+    """Imports torch in the process from which all others are forked. It never runs a model, and has no threads."""
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, SOURCES))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    _context.set_forkserver_preload(list(PRELOADED))
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Launch:
+    """Processes of one launch. At the end of its block none of them is left."""
+
+    def __init__(self, n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0):
+        """Starts `work(*arguments)` in n processes.
+
+        errors: a folder for what they print. restart: how often torchrun would have started them before.
+        """
+        errors.mkdir(parents=True, exist_ok=True)
+        common = {
+            "WORLD_SIZE": n,
+            "LOCAL_WORLD_SIZE": n,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": free_port(),
+            "TORCHELASTIC_RESTART_COUNT": restart,
+        }
+        self._errors = [errors / f"{rank}.txt" for rank in range(n)]
+        self.processes = [
+            _context.Process(
+                target=_be_one, args=({**common, "RANK": rank, "LOCAL_RANK": rank}, file, work, arguments), daemon=True
+            )
+            for rank, file in enumerate(self._errors)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Kills who is left with SIGKILL."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def wait_for_one(self) -> None:
+        """Returns when one of them has ended."""
+        multiprocessing.connection.wait([process.sentinel for process in self.processes], 120)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when all have ended, or after this time."""
+        until = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, until - time.monotonic()))
+
+    def codes(self, within_seconds: float = 120) -> list[int | None]:
+        """Waits; returns the exit codes: of who was killed -signal, of who is still at work None."""
+        self.wait(within_seconds)
+        return [process.exitcode for process in self.processes]
+
+    def said(self, rank: int) -> str:
+        """What a process has printed so far."""
+        return self._errors[rank].read_text() if self._errors[rank].exists() else ""
+
+    def errors(self) -> list[tuple[int, str]]:
+        """The error lines of all, with who said them."""
+        lines = [(rank, line) for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
+        assert not any("Traceback" in line for _, line in lines), self.everything()
+        return [(rank, line.removeprefix("error: ")) for rank, line in lines if line.startswith("error: ")]
+
+    def everything(self) -> str:
+        """What all of them have printed, for a test that fails."""
+        return "\n".join(f"--- {rank}\n{self.said(rank)}" for rank in range(len(self.processes)))
+
+
+def launched(n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0) -> Launch:
+    """As `Launch`, after all have ended."""
+    with Launch(n, work, *arguments, errors=errors, restart=restart) as launch:
+        codes = launch.codes()
+        assert None not in codes, launch.everything()
+    return launch
+
+
+def _be_one(environment: dict[str, Any], file: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    prepare(file)
+    work(*arguments)
+
+
+def prepare(file: Path) -> None:
+    """Makes a forked process one that a test can look at: it prints into a file and does not wait for the disk."""
+    import torch
+
+    with open(file, "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    # multiprocessing prints tracebacks through these, which are bound to the server's.
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.fsync = lambda handle: None
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,100 @@
+"""Whatever goes wrong in one process reaches the others, as the same error, and none of them waits for hours."""
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import launched
+from tiny_runs import step_config
+
+from widthwise.config_io import UserError
+from widthwise.run_dir import RunInUse
+from widthwise.training.processes import Processes
+
+
+class TwoArguments(Exception):
+    """Cannot be unpickled: pickle calls the class with the message alone."""
+
+    def __init__(self, path: str, line: int):
+        super().__init__(f"{path}, line {line}")
+
+
+class HoldsAFile(Exception):
+    """Cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("holds a file")
+        self.file = open(os.devnull)  # noqa: SIM115
+
+
+def raises(error: Exception) -> Callable[[], Any]:
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+def of_rank(rank: int, work: Callable[[], Any], processes: Processes) -> Any:
+    return work() if processes.rank == rank else processes.rank
+
+
+UNLUCKY = {
+    "a user error": (raises(UserError("data.corpus: got 3")), "UserError: data.corpus: got 3"),
+    "a run in use": (raises(RunInUse("run: is in use")), "RunInUse: run: is in use"),
+    "an error that cannot be unpickled": (raises(TwoArguments("run", 3)), "RuntimeError: TwoArguments: run, line 3"),
+    "an error that cannot be pickled": (raises(HoldsAFile()), "RuntimeError: HoldsAFile: holds a file"),
+    "a value that cannot be pickled": (lambda: lambda: None, "Can't pickle"),
+}
+"""What one process does, and what all must raise."""
+N = 3
+
+
+def calls(processes: Processes) -> dict[str, Callable[[], Any]]:
+    """What all processes call, each to raise."""
+    first = {f"{name}, first": partial(processes.first, work) for name, (work, _) in UNLUCKY.items()}
+    together = {
+        f"{name}, {rank}": partial(processes.together, partial(of_rank, rank, work, processes))
+        for name, (work, _) in UNLUCKY.items()
+        for rank in range(N)
+    }
+    return first | together
+
+
+def observe(folder: Path) -> None:
+    """Writes down what each call raised in this process."""
+    from widthwise.training.distributed import group
+
+    with group(step_config(shards=1)) as processes:
+        found = {}
+        for name, call in calls(processes).items():
+            try:
+                found[name] = f"no error: {call()}"
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}".partition(" at 0x")[0]
+        values = processes.together(lambda: processes.rank), processes.first(lambda: processes.rank)
+        found["values"] = str(values)
+    (folder / f"{processes.rank}.json").write_text(json.dumps(found))
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory) -> list[dict[str, str]]:
+    folder = tmp_path_factory.mktemp("observed")
+    launch = launched(N, observe, folder, errors=folder)
+    assert launch.codes() == [0] * N, launch.everything()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N)]
+
+
+@pytest.mark.parametrize("name", UNLUCKY)
+@pytest.mark.parametrize("where", ["first", *map(str, range(N))])
+def test_every_process_gets_the_same_error(observed, name, where):
+    found = {each[f"{name}, {where}"] for each in observed}
+    assert len(found) == 1
+    assert UNLUCKY[name][1] in found.pop()
+
+
+def test_what_nothing_went_wrong_with_reaches_all(observed):
+    assert {each["values"] for each in observed} == {"([0, 1, 2], 0)"}
