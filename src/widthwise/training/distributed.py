@@ -200,9 +200,10 @@ class Group(Processes):
         return apart
 
     def close(self) -> None:
-        """Gives back the connections of this object. Each process does it for itself."""
+        """Gives back the connections of this object, which is of no use then. Each process does it for itself."""
         for each in self._own:
             dist.destroy_process_group(each)
+        vars(self).clear()
         gc.collect()  # a divided model refers to itself in a circle, and keeps its groups until then
 
 
