@@ -1,6 +1,5 @@
 """How fast a run is and how much memory it takes."""
 
-import math
 import re
 import time
 from pathlib import Path
@@ -79,18 +78,18 @@ class PeakMemory:
 def speed_record(
     step_seconds: float, memory_bytes: int | None, processes: Processes, tokens_per_step: int, flops_per_token: float
 ) -> dict[str, float | int | None]:
-    """What a training record says of the machine: the slowest process's time, the largest memory of one process.
+    """What a training record says of the machine: the slowest process's time, the largest memory known of one.
 
     mfu is that of all devices. tokens_per_step: of all processes; flops_per_token: training FLOPs.
     """
-    slowest, largest = processes.largest(step_seconds, math.nan if memory_bytes is None else memory_bytes)
+    slowest, largest = processes.largest(step_seconds, memory_bytes or 0)
     tokens_per_second = tokens_per_step / slowest
     of_one = tokens_per_second / processes.world_size
     return {
         "tokens_per_second": tokens_per_second,
         "step_seconds": slowest,
         "mfu": model_flops_utilization(of_one, flops_per_token, processes.device),
-        "memory_bytes": None if math.isnan(largest) else int(largest),
+        "memory_bytes": int(largest) or None,
     }
 
 

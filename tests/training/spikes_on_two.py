@@ -1,0 +1,63 @@
+"""Runs in two processes that torchrun starts, with spikes in the second one only; run by test_spikes_on_two.py.
+
+spikes_on_two.py WORK     trains every case in WORK/NAME, and prints what each process found of the rest.
+"""
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from spoilt_batches import spoil
+from tiny_runs import tiny_recipe
+
+from widthwise.recipe.recipe import Recipe
+from widthwise.run_dir import RunFailed
+from widthwise.runs.train import train
+from widthwise.training import metrics
+from widthwise.training.joining import joined
+
+SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
+REWIND = "train.on_spike={kind: rewind, margin_steps: 2, max_rewinds: 2}"
+SHARED = "train.shards=2"
+POLICIES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "skip": ((SKIP, "train.norms_every=3"), (3, 6)),
+    "rewind": ((REWIND, "train.checkpoint_every=3"), (6,)),
+    "stop": ((), (4,)),
+}
+"""Name -> overrides of `tiny_recipe`, and the batches that have no gradient that is a number."""
+CASES = {
+    f"{name}{', shared' * len(how)}": (tiny_recipe(*overrides, *how), batches)
+    for name, (overrides, batches) in POLICIES.items()
+    for how in ((), (SHARED,))
+}
+
+
+def trained(recipe: Recipe, path: Path) -> str | None:
+    """Why the run stopped, None where it has finished."""
+    try:
+        train(recipe, path)
+    except RunFailed as failed:
+        return str(failed)
+    return None
+
+
+def speed(rank: int) -> dict[str, float | int | None]:
+    """Of processes that take rank + 1 seconds a step, where the first one knows of no memory; mfu at 1 FLOP/s."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(metrics, "model_flops_utilization", lambda tokens, flops, device: tokens * flops)
+    with joined(tiny_recipe().train) as processes:
+        return metrics.speed_record(1.0 + rank, 1000 * rank or None, processes, tokens_per_step=60, flops_per_token=5)
+
+
+if __name__ == "__main__":
+    rank, found = int(os.environ["RANK"]), {}
+    with joined(tiny_recipe().train):
+        for name, (recipe, batches) in CASES.items():
+            with pytest.MonkeyPatch.context() as patch:
+                spoil(patch, dict.fromkeys(batches if rank == 1 else (), math.nan))
+                found[name] = trained(recipe, Path(sys.argv[1]) / name)
+        found["speed"] = speed(rank)
+    print(json.dumps(found) + "\n", end="", flush=True)
