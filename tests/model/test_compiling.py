@@ -63,7 +63,7 @@ def test_compiled_layers_compute_the_same_and_keep_their_names():
 
 
 @pytest.mark.parametrize("residual", ["{kind: plain}", "{kind: hyper_connections, slot_width: 8, n_slots: 4}"])
-def test_further_heads_are_compiled_whole_and_compute_the_same(residual):
+def test_layers_of_further_heads_are_compiled_too_and_compute_the_same(residual):
     graphs: list = []
     model = compiled([16, 16], graphs, "model.mtp={n_depths: 2}", f"model.residual={residual}")
     plain = build(model.config, seed=1)

@@ -13,19 +13,20 @@ GRAPHS_PER_LAYER = 6
 
 
 def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None:
-    """Compiles each layer in place, and each further head up to its own; layers that are alike share a graph.
+    """Compiles each layer in place, those of further heads too; layers that are alike share a graph.
 
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
     for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
     """
-    parts = (*model.layers, *model.depths)
-    n_graphs = GRAPHS_PER_LAYER * len(parts)
+    # Of a further head only its layer: one that is divided among processes gathers its weights outside of graphs.
+    layers = (*model.layers, *(depth.layer for depth in model.depths))
+    n_graphs = GRAPHS_PER_LAYER * len(layers)
     dynamo = torch._dynamo.config
     dynamo.recompile_limit = max(dynamo.recompile_limit, n_graphs)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, n_graphs)
-    for part in parts:
+    for layer in layers:
         # Widths are constants of a layer; as symbols they would cost kernels tuned to their sizes.
-        part.compile(backend=backend, fullgraph=True, dynamic=False)
+        layer.compile(backend=backend, fullgraph=True, dynamic=False)
 
 
 def is_compiled(layer: nn.Module) -> bool:
