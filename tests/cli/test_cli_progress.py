@@ -47,3 +47,22 @@ def test_a_bar_shows_the_rate(clock):
         clock.seconds += 4
         observer.preparing("tokenizing", 50_000_000, 100_000_000)
     assert "MB  12.5 MB/s" in written.getvalue()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_a_run_does_about_spikes_is_a_line_each_and_norms_are_none(is_terminal):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=120, force_terminal=is_terminal)) as observer:
+        observer.starting("x", 0, 9)
+        observer.record({"step": 5, "event": "norms", "grad_norms": [1.25]})
+        observer.record({"step": 5, "event": "skipped", "loss": None, "grad_norm": None})
+        observer.record({"step": 6, "event": "skipped", "loss": 3.5, "grad_norm": 81.25})
+        observer.record({"step": 4, "event": "rewound", "from_step": 7, "reason": "loss nan, gradient norm nan"})
+    text = written.getvalue()
+    for line in (
+        "skipped, gradient norm not finite",
+        "skipped, gradient norm 81.25",
+        "went back from step 7: loss nan, gradient norm nan",
+    ):
+        assert line in text
+    assert "1.25]" not in text

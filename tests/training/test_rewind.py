@@ -7,6 +7,7 @@ import pytest
 from spoilt_batches import spoil
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
+from widthwise.config_io import UserError
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
@@ -143,6 +144,11 @@ def test_it_does_not_go_back_to_before_a_growth(tmp_path: Path, monkeypatch) -> 
     recipe = tiny_recipe(REWIND, growth, "model.shape={kind: uniform}", "train.checkpoint_every=3", "train.log_every=1")
     with pytest.raises(RunFailed, match="the model has grown since the checkpoint of step 6, to which it cannot"):
         train(recipe, tmp_path / "run")
+
+
+def test_a_run_without_checkpoints_on_the_way_is_refused() -> None:
+    with pytest.raises(UserError, match="checkpoint_every: got null; must be given where on_spike goes back"):
+        tiny_recipe(REWIND, "train.checkpoint_every=null")
 
 
 def test_as_many_checkpoints_are_kept_as_a_rewind_may_need(tmp_path: Path) -> None:

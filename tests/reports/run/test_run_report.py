@@ -31,6 +31,16 @@ def test_a_finished_run_shows_curves_widths_costs_and_recipe(tmp_path: Path) -> 
     assert "layers: [97, 63, 97]" in page.read_text()
 
 
+def test_notes_of_a_result_are_shown_with_the_name_of_their_run_beside_others(tmp_path: Path) -> None:
+    for name, notes in {"a": ["2 steps <skipped>"], "b": []}.items():
+        write_run(tmp_path / name, name, 1, [63], 0.0)
+        file = tmp_path / name / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"notes": notes}))
+    assert "<li>2 steps &lt;skipped&gt;</li>" in write_run_report(tmp_path / "a").read_text()
+    assert "<li>a: 2 steps" in write_runs_report([tmp_path / "a", tmp_path / "b"], tmp_path).read_text()
+    assert 'class="notes"' not in write_run_report(tmp_path / "b").read_text()
+
+
 def test_norms_of_layers_have_a_figure_each_with_a_curve_for_some_layers(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [63] * 24, 0.0)
     norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "output_rms")}

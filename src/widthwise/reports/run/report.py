@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
-from widthwise.records.run import Run
+from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import by_step, further_heads
 from widthwise.reports.page.formats import clean
@@ -63,6 +63,7 @@ def _page(runs: Sequence[Run]) -> str:
         commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
         run_table=tables.run_table(named),
         source_table=tables.source_table(results),
+        notes=_notes(results),
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
         norms=norms_section(named),
@@ -76,6 +77,11 @@ def _page(runs: Sequence[Run]) -> str:
         environment_tables=_environments(named),
         recipes=[FoldedRecipe(name, run.path, run.config_yaml) for name, run in named.items()],
     )
+
+
+def _notes(results: Mapping[str, RunResult]) -> list[str]:
+    """What the results say that a reader should know, such as steps that were skipped."""
+    return [note if len(results) == 1 else f"{name}: {note}" for name, each in results.items() for note in each.notes]
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
