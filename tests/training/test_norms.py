@@ -1,16 +1,20 @@
 """The norms of layers against sums over their parameters and outputs, and a run that they leave as it is."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from growing_runs import GROWING
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+from torch._dynamo.utils import counters
 
+from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
+from widthwise.training import assembly
 from widthwise.training.norms import norms_record, watched_layers
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
@@ -85,6 +89,19 @@ def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...
     assert [len(record["grad_norms"]) for record in norms] == [recipe.model_at(n).n_layers for n in (2, 4, 6, 8)]
     found["metrics"] = [record for record in found["metrics"] if record["event"] != "norms"]
     assert found == outcome(tmp_path / "without")
+
+
+@pytest.mark.slow
+def test_compiled_layers_stay_compiled_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(assembly, "compile_layers", partial(compile_layers, backend="eager"))
+    compiled = ("train.compile=true", "train.checkpoint_every=null", "train.validate_every=null")
+    n_graphs = []
+    for every in ("null", "2"):
+        counters.clear()
+        train(tiny_recipe(*compiled, f"train.norms_every={every}"), tmp_path / every)
+        n_graphs.append(counters["stats"]["unique_graphs"])
+    assert n_graphs[0] == n_graphs[1] > 0
+    assert outcome(tmp_path / "2")["model"] == outcome(tmp_path / "null")["model"]
 
 
 @pytest.mark.parametrize("step", [1, 6, 7])

@@ -124,6 +124,19 @@ def test_the_last_rewind_allowed_is_the_last(tmp_path: Path, monkeypatch) -> Non
         train(RECIPE, tmp_path / "run")
 
 
+def test_checkpoints_written_in_the_background_are_awaited(tmp_path: Path, monkeypatch) -> None:
+    """Batch 8 makes step 9, whose predecessor may still be on its way to the disk when it is to be deleted."""
+    spoil(monkeypatch, {8: NAN})
+    every_step = (*STEPS, "train.checkpoint_every=1", "train.keep_last=1")
+    train(tiny_recipe(*every_step), tmp_path / "at once")
+    train(tiny_recipe(*every_step, "train.checkpoint_in_background=true"), tmp_path / "later")
+    assert outcome(tmp_path / "later") == outcome(tmp_path / "at once")
+    kept = [
+        [step_of(path) for path in checkpoint_paths(tmp_path / name / "checkpoints")] for name in ("later", "at once")
+    ]
+    assert kept == [[14, 13, 12]] * 2
+
+
 def test_a_rising_loss_is_a_reason_too(tmp_path: Path, monkeypatch) -> None:
     spoil(monkeypatch, {8: 3.0}, part="losses")
     train(tiny_recipe(REWIND, "train.steps=14", "train.checkpoint_every=3", "train.log_every=1"), tmp_path / "run")
