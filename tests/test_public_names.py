@@ -1,9 +1,16 @@
 """What `import widthwise` offers."""
 
+import re
 import subprocess
 import sys
+import typing
+from pathlib import Path
+
+import pytest
 
 import widthwise
+
+PACKAGE = Path(widthwise.__file__).parent
 
 
 def test_every_public_name_is_there() -> None:
@@ -11,6 +18,31 @@ def test_every_public_name_is_there() -> None:
         found = getattr(widthwise, name)
         assert found.__name__ == name
         assert found.__doc__
+
+
+def test_completion_knows_the_public_names_before_any_is_used() -> None:
+    code = "import sys, widthwise; print(*dir(widthwise)); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert set(done.stdout.split()) == {*widthwise.__all__, "__version__"}
+
+
+def test_what_type_checkers_are_told_is_what_is_there() -> None:
+    declared = re.findall(r"^    from widthwise\.(\S+) import (.+)$", (PACKAGE / "__init__.py").read_text(), re.M)
+    assert {module: tuple(names.split(", ")) for module, names in declared} == widthwise._HOMES
+    assert (PACKAGE / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name in widthwise.__all__ if name.islower()])
+def test_a_path_may_be_text(name: str) -> None:
+    for parameter, hint in typing.get_type_hints(getattr(widthwise, name)).items():
+        kinds = _kinds(hint)
+        if parameter != "return" and Path in kinds:
+            assert str in kinds, f"{name}({parameter})"
+
+
+def _kinds(hint: object) -> list[object]:
+    """A type and what it is made of, but for what a function that is passed takes."""
+    return [hint, *(kind for each in typing.get_args(hint) for kind in _kinds(each))]
 
 
 def test_the_command_line_starts_without_torch() -> None:

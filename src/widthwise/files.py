@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -62,6 +62,11 @@ def parse_json(text: str, where: str) -> Any:
 
 def _number(digits: str) -> int | float:
     return int(digits) if len(digits) <= 300 else float(digits)
+
+
+def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
+    """One path or several as a list."""
+    return [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
 
 
 def read_json(path: Path) -> Any:

@@ -9,7 +9,7 @@ from widthwise.model.context import PassContext
 from widthwise.model.decoder import build
 from widthwise.model.ffn.moe import MoEConfig, MoETemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.mup import parameter_groups
+from widthwise.model.mup import grouped_parameters
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.shape.template import ModelTemplate
 
@@ -216,7 +216,7 @@ class TestInADecoder:
                     assert abs(matrix.std().item() / std - 1) < 5 / math.sqrt(2 * matrix.numel()), name
 
     def test_experts_and_router_learn_like_the_other_matrices(self):
-        groups = {group.name: group.names for group in parameter_groups(build(self.resolved, 0))}
+        groups = {group.name: group.names for group in grouped_parameters(build(self.resolved, 0))}
         own = {name for name in groups["matrices"] if name.startswith("layers.1.ffn.") and "shared" not in name}
         assert own == {f"layers.1.ffn.w_{w}.weight" for w in ("router", "gate", "up", "down")}
 

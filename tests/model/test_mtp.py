@@ -12,7 +12,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.mup import parameter_groups
+from widthwise.model.mup import grouped_parameters
 from widthwise.model.rope import rope_table
 from widthwise.shape.template import ModelTemplate
 
@@ -240,7 +240,7 @@ def test_a_reduction_that_is_shared_is_one_parameter_in_one_group():
     model = build(mtp_config("virtual_x"), seed=1)
     weights = {id(part.exit.reduce.w_reduce.weight) for part in (model, *model.depths)}
     assert len(weights) == 1
-    grouped = [name for group in parameter_groups(model) for name in group.names]
+    grouped = [name for group in grouped_parameters(model) for name in group.names]
     assert sorted(grouped) == sorted(name for name, _ in model.named_parameters())
     own = build(mtp_config("virtual_x", mtp={"share_reduce": False}), seed=1)
     assert len({id(part.exit.reduce.w_reduce.weight) for part in (own, *own.depths)}) == 3

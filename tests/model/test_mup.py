@@ -10,7 +10,7 @@ from model_cases import VARIANTS, config, decoder, random_tokens
 from widthwise.config_io import parse
 from widthwise.model.axes import RMSNorm
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.mup import coordinate_check, coordinate_sizes, parameter_groups
+from widthwise.model.mup import coordinate_check, coordinate_sizes, grouped_parameters
 from widthwise.shape.template import ModelTemplate
 
 RECIPE = {"init": {"width_multiplier": 8}}
@@ -20,7 +20,7 @@ RECIPE = {"init": {"width_multiplier": 8}}
 def test_every_parameter_is_in_exactly_one_group(variant, by_layer):
     changes = {"residual": {"kind": "plain", "resize": "projection"}} | VARIANTS[variant]
     model = build(config("zigzag", **changes), 0)
-    groups = parameter_groups(model, lr_follows_layer_width=by_layer)
+    groups = grouped_parameters(model, lr_follows_layer_width=by_layer)
     names = [name for group in groups for name in group.names]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
     identities = [id(p) for group in groups for p in group.parameters]
@@ -91,7 +91,9 @@ def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model
         decays = dict.fromkeys(("head", "matrix", "control", "experts"), True)
         decays |= {"embedding": embedding, "gain": gains, "scale": scales, "vector": False}
         groups = {
-            name: group for group in parameter_groups(model, by_layer, embedding, gains, scales) for name in group.names
+            name: group
+            for group in grouped_parameters(model, by_layer, embedding, gains, scales)
+            for name in group.names
         }
         assert groups.keys() == roles.keys()
         for name, what in roles.items():
@@ -109,7 +111,7 @@ def test_what_a_parameter_is_decides_its_group_whatever_its_number_of_axes(model
 
 def test_groups_are_the_papers():
     model = build(config("x", **VARIANTS["qk_norm_all_heads"], **RECIPE), 0)
-    groups = {group.name: group for group in parameter_groups(model)}
+    groups = {group.name: group for group in grouped_parameters(model)}
     assert set(groups) == {"tables", "matrices", "gains"}
     assert set(groups["tables"].names) == {"embedding.weight", "head.weight"}
     assert (groups["tables"].lr_factor, groups["tables"].decays) == (1, True)
@@ -121,14 +123,14 @@ def test_groups_are_the_papers():
 
 
 def test_a_tied_head_is_in_the_group_of_the_embedding():
-    groups = {group.name: group for group in parameter_groups(build(config("x", tie_embeddings=True), 0))}
+    groups = {group.name: group for group in grouped_parameters(build(config("x", tie_embeddings=True), 0))}
     assert groups["tables"].names == ("embedding.weight",)
 
 
 def test_rate_follows_the_layer_width_when_asked():
     model = build(config("x", **RECIPE), 0)
     widths, d_model = model.config.widths, model.config.d_model
-    for group in parameter_groups(model, lr_follows_layer_width=True):
+    for group in grouped_parameters(model, lr_follows_layer_width=True):
         for name in group.names:
             is_matrix = name.startswith("layers.") and not name.endswith("norm.weight")
             expected = d_model / widths[int(name.split(".")[1])] / 8 if is_matrix else 1
@@ -138,11 +140,11 @@ def test_rate_follows_the_layer_width_when_asked():
 def test_parameters_of_one_factor_are_a_group_of_their_own():
     model = build(config("x"), 0)
     keys = {f"layers.{i}.attention.w_k.weight": 2.0 for i in (0, 1)} | {"layers.2.attention.w_k.weight": 3.0}
-    groups = parameter_groups(model, scaled=keys)
+    groups = grouped_parameters(model, scaled=keys)
     factors = {name: group.multiplied_by for group in groups for name in group.names}
     assert factors == dict.fromkeys(dict(model.named_parameters()), 1.0) | keys
     assert {group.names for group in groups if group.multiplied_by != 1} == {tuple(keys)[:2], tuple(keys)[2:]}
-    plain = {name: group for group in parameter_groups(model) for name in group.names}
+    plain = {name: group for group in grouped_parameters(model) for name in group.names}
     for group in groups:
         for name in group.names:
             expected = plain[name]
@@ -151,13 +153,13 @@ def test_parameters_of_one_factor_are_a_group_of_their_own():
 
 def test_a_factor_of_no_parameter_is_refused():
     with pytest.raises(ValueError, match=r"^scaled: got 'w_k'; must be parameters of the model"):
-        parameter_groups(build(config("x"), 0), scaled={"w_k": 2.0})
+        grouped_parameters(build(config("x"), 0), scaled={"w_k": 2.0})
 
 
 def test_groups_are_in_the_order_of_their_first_parameter():
     model = build(config("x"), 0)
     order = [name for name, _ in model.named_parameters()]
-    firsts = [order.index(group.names[0]) for group in parameter_groups(model, lr_follows_layer_width=True)]
+    firsts = [order.index(group.names[0]) for group in grouped_parameters(model, lr_follows_layer_width=True)]
     assert firsts == sorted(firsts)
 
 

@@ -11,7 +11,7 @@ from mtp_cases import STREAMS, mtp_decoder
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.generate import SamplingConfig, generate, pad_left
-from widthwise.model.mup import parameter_groups
+from widthwise.model.mup import grouped_parameters
 from widthwise.model.speculative import generate_drafted
 
 N_POSITIONS = 19
@@ -118,7 +118,7 @@ def test_the_table_is_drawn_like_the_embedding_and_leaves_other_weights_of_the_s
 @pytest.mark.parametrize("decays", [False, True])
 def test_the_table_is_optimised_like_the_embedding(decays):
     model = build(config("x", **POSITIONS, init={"width_multiplier": 8}), 0)
-    (group,) = (g for g in parameter_groups(model, decays_embedding=decays) if "positions.weight" in g.names)
+    (group,) = (g for g in grouped_parameters(model, decays_embedding=decays) if "positions.weight" in g.names)
     assert (group.name, group.lr_factor, group.decays, group.are_hidden_matrices) == ("tables", 1.0, decays, False)
     assert "embedding.weight" in group.names
 

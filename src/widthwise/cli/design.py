@@ -38,7 +38,7 @@ def design(
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
-    text, summary = design_recipe(base, overrides or [], request, out)
+    text, summary = design_recipe(base, request, overrides or (), out)
     if as_json:
         say_json(summary)
     else:

@@ -3,10 +3,11 @@
 import os
 import sys
 import warnings
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from widthwise import __version__
 from widthwise.cli.analyze import analyze
 from widthwise.cli.bake import bake
 from widthwise.cli.checkpoint import checkpoint_app
@@ -28,7 +29,7 @@ from widthwise.cli.resume import resume
 from widthwise.cli.search import search
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.sweep import sweep
-from widthwise.cli.terminal import remark
+from widthwise.cli.terminal import remark, say
 from widthwise.cli.train import train
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import printable
@@ -73,8 +74,19 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(data_app, name="data")
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        say(f"widthwise {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def check_processes(context: typer.Context) -> None:
+def check_processes(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
     """Refuses other verbs under torchrun."""
     n_processes, verb = n_launched(), context.invoked_subcommand
     if n_processes > 1 and verb not in ON_SEVERAL_PROCESSES:

@@ -18,13 +18,14 @@ from widthwise.data.documents import (
 from widthwise.data.encode import encode
 from widthwise.data.manifest import CorpusRecord, Splits
 from widthwise.data.prepared import PreparedData
+from widthwise.data.readers import open_source
 from widthwise.data.split_shards import SplitShards
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import check_spec, open_tokenizer
 
 
 def prepare(
-    corpus: Corpus,
+    corpus: Corpus | Path | str,
     out: Path | str,
     *,
     tokenizer: str = "bpe-4096",
@@ -36,6 +37,7 @@ def prepare(
 ) -> PreparedData:
     """Tokenizes a corpus into `out`, which appears whole at the end or not at all.
 
+    The corpus may be given as `open_source` takes it: a file, a folder, or the name of a corpus.
     A document is held out by the hash of its content, so that neither order nor other documents matter. `bpe-N` is
     trained on the training split alone. The result does not depend on `n_processes`: one encodes with the tokenizer's
     own threads; more need a script to be guarded with `if __name__ == "__main__":`.
@@ -48,7 +50,8 @@ def prepare(
     if n_processes < 1:
         raise UserError(f"processes: got {n_processes}; expected at least 1")
     check_max_tokens(max_tokens)
-    preparation = _Preparation(corpus, held_out, max_tokens, n_processes, progress)
+    source = corpus if isinstance(corpus, Corpus) else open_source(str(corpus))
+    preparation = _Preparation(source, held_out, max_tokens, n_processes, progress)
     return assemble(out, lambda folder: preparation.write(folder, tokenizer), reuse)
 
 

@@ -26,10 +26,14 @@ def check_spec(spec: str) -> str:
     raise UserError(f"tokenizer {spec!r}: allowed: bytes, bpe-N, path/to/tokenizer.json, tiktoken:NAME")
 
 
-def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]]) -> Tokenizer:
+def open_tokenizer(spec: str, training_texts: Callable[[], Iterator[str]] | None = None) -> Tokenizer:
     """The tokenizer that a spec names. `training_texts` gives the texts to train `bpe-N` on; others do not call it."""
     size = _bpe_size(check_spec(spec))
     if size is not None:
+        if training_texts is None:
+            raise UserError(
+                f"tokenizer {spec!r}: is trained on a corpus; name bytes, tiktoken:NAME or a tokenizer.json"
+            )
         return train_bpe(training_texts(), size)
     path, _, eos = spec.partition("#")
     return _built_in(spec) or JsonTokenizer(spec, read_text(Path(path)), path, eos or None)

@@ -17,6 +17,7 @@ from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
+from widthwise.runs.environment import command_line
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
@@ -25,8 +26,8 @@ WORDS = Words(verb="compare", experiment="comparison", task="run")
 
 def run_plan(
     plan: ComparisonPlan,
-    folder: Path,
-    command: str,
+    folder: Path | str,
+    command: str | None = None,
     observer: Observer | None = None,
     storage_url: str | None = None,
     study_name: str | None = None,
@@ -34,12 +35,14 @@ def run_plan(
 ) -> Comparison:
     """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
-    storage_url: a database that Optuna can use; all workers with the same one divide the runs, and each returns when
+    command: how it is repeated, for the report; this process's command line where not given. storage_url: a database
+    that Optuna can use; all workers with the same one divide the runs, and each returns when
     the last has finished. Default: this process does all. Returns the comparison. A run that fails stops the comparison
     (other workers when they come to that run); finished runs are kept and not repeated. Raises UserError if finished
     runs saw different data from the present, as after an upgrade of Python. Under torchrun all processes call
     this, and train each run together.
     """
+    folder = Path(folder)
 
     def work() -> Comparison:
         runs = _Runs(plan, folder, processes, observer or Silence())
@@ -47,7 +50,7 @@ def run_plan(
             runs.train()
         else:
             runs.share(shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat))
-        comparison = summarise(plan, runs.results(), runs.first.environment(), command)
+        comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
         comparison.write(folder)
         return comparison
 

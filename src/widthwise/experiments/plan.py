@@ -14,6 +14,7 @@ from widthwise.config_io import Config, UserError, merge, nearest_hint, parse, r
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
+from widthwise.files import listed
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 
@@ -102,14 +103,18 @@ def _range(values: Sequence[int]) -> str:
 
 
 def read_plan(
-    paths: Sequence[Path], overrides: Sequence[str] = (), seeds: Sequence[int] = (), match: str | None = None
+    paths: Path | str | Sequence[Path | str],
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    match: str | None = None,
 ) -> ComparisonPlan:
     """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
-    config, recipes = _variants(paths[0], overrides) if len(paths) == 1 else _recipes(paths, overrides)
+    files = listed(paths)
+    config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     if seeds or match:
         changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
         config = parse(CompareConfig, to_data(config) | changes, "compare")
-    plan = ComparisonPlan("-vs-".join(path.stem for path in paths), recipes, config.seeds, config.match, config.trend)
+    plan = ComparisonPlan("-vs-".join(path.stem for path in files), recipes, config.seeds, config.match, config.trend)
     check_fair(plan)
     return plan
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from widthwise.growth.plan.model_plan import Plan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.decoder import blueprint
-from widthwise.model.mup import parameter_groups
+from widthwise.model.mup import grouped_parameters
 
 State = dict[str, dict[str, Tensor]]
 """By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
@@ -43,7 +43,7 @@ def grown_states(
     """
     if reset == "all":
         return
-    groups = parameter_groups(blueprint(plan.new))
+    groups = grouped_parameters(blueprint(plan.new))
     for_muon = {name for group in groups if group.are_hidden_matrices for name in group.names}
     for name, tensor in plan.tensors.items():
         if tensor.source in state and not tensor.is_alien:

@@ -35,7 +35,7 @@ class ParameterGroup:
     """What their entries were multiplied by when the model was given another form that computes the same."""
 
 
-def parameter_groups(
+def grouped_parameters(
     model: Decoder,
     lr_follows_layer_width: bool = False,
     decays_embedding: bool = True,
@@ -109,7 +109,7 @@ def coordinate_check(
     sizes = {}
     for width in widths:
         model = build(width)
-        groups = [{"params": group.parameters, "lr": lr * group.lr_factor} for group in parameter_groups(model)]
+        groups = [{"params": group.parameters, "lr": lr * group.lr_factor} for group in grouped_parameters(model)]
         optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
         for _ in range(n_steps):
             optimizer.zero_grad()

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,19 @@ SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 class ShapeRequest:
     """What `widthwise design` was asked for; None leaves the shape's default."""
 
-    kind: str
-    turn_layer: float | None
-    turn_width: float | None
-    quantum: int | None
-    match: str
-    rounding: str
-    budget: str | None
+    kind: str = "x"
+    turn_layer: float | None = None
+    """Depth of the narrowest or widest layer, as a share of n_layers."""
+    turn_width: float | None = None
+    """Width of that layer, as a share of d_model."""
+    quantum: int | None = None
+    """Widths are multiples of this."""
+    match: str = "params"
+    """What is matched: params, active_params, flops or kv_bytes."""
+    rounding: str = "balanced"
+    """`nearest` (the paper's) or `balanced` (closer to the budget)."""
+    budget: str | None = None
+    """How much of it, such as "30M"; that of the base where not given."""
 
     def shape(self) -> dict[str, Any]:
         """The `model.shape` section of the new recipe. Raises UserError for an option the kind does not have."""
@@ -51,13 +58,14 @@ class ShapeRequest:
 
 
 def design_recipe(
-    base: Path, overrides: list[str], request: ShapeRequest, out: Path | None
+    base: Path | str, request: ShapeRequest, overrides: Sequence[str] = (), out: Path | str | None = None
 ) -> tuple[str, dict[str, Any]]:
     """The new recipe as YAML, written to `out` if given, and the inspection of its model next to the uniform one.
 
     The recipe extends the base. With a budget the inspection says how far the model is from it, as a fraction. Raises
     UserError where the request cannot be met, naming what could be.
     """
+    base, out = Path(base), None if out is None else Path(out)
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)

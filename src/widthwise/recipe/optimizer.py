@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, mistakes_at
 from widthwise.model.decoder import Decoder
-from widthwise.model.mup import ParameterGroup, parameter_groups
+from widthwise.model.mup import ParameterGroup, grouped_parameters
 from widthwise.model.shards import is_sharded
 
 UpToOne = Annotated[float, Field(ge=0, lt=1)]
@@ -56,7 +56,7 @@ class AdamWConfig(Config):
 
     def groups(self, model: Decoder) -> list[ParameterGroup]:
         """Raises ValueError where `scaled` names no parameter."""
-        return parameter_groups(
+        return grouped_parameters(
             model,
             self.lr_follows_layer_width,
             self.decays_embedding,

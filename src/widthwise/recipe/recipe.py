@@ -252,7 +252,7 @@ class Recipe(Config):
         return pflops_days(self.training_flops, 1)
 
 
-def load_recipe(path: Path, overrides: Sequence[str] | None = None) -> Recipe:
+def load_recipe(path: Path | str, overrides: Sequence[str] | None = None) -> Recipe:
     """A recipe file with overrides, checked. Raises UserError."""
     return parse_recipe(read_recipe(path, overrides or ()), str(path))
 

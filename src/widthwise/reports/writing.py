@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.config_io import UserError
-from widthwise.files import write_atomic
+from widthwise.files import listed, write_atomic
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.page.svg import FileKind, as_files
@@ -22,17 +22,21 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
 
 
-def write_report(paths: Sequence[Path], out: Path | None = None, figures: FileKind | None = None) -> list[Path]:
+def write_report(
+    paths: Path | str | Sequence[Path | str], out: Path | str | None = None, figures: FileKind | None = None
+) -> list[Path]:
     """Writes the report that fits what `paths` hold: one folder of PAGES, or one or more run directories.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. Returns the
     files written. Raises UserError for a path that is neither, or that is broken.
     """
+    described = listed(paths)
+    folder = None if out is None else Path(out)
     if figures is None:
-        return _write_page(paths, out)
+        return _write_page(described, folder)
     with as_files(figures) as drawn:
-        files = _write_page(paths, out)
+        files = _write_page(described, folder)
     folder = files[0].parent / "figures"
     for name, content in drawn.contents.items():
         write_atomic(folder / f"{name}.{figures}", content)

@@ -14,6 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.data.documents import Corpus
 from widthwise.data.held_out import HeldOut, TokenisedText
 from widthwise.data.readers import read_documents
+from widthwise.files import listed
 from widthwise.model.eval_mode import repeatable
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
 from widthwise.runs.analysed_models import LoadedModel, ModelSource, model_source
@@ -29,7 +30,7 @@ N_IN_TITLE = 3
 
 
 def analyse(
-    sources: Sequence[Path | str],
+    sources: Path | str | Sequence[Path | str],
     text: Path | str | None = None,
     n_tokens: int = N_TOKENS,
     seq_len: int | None = None,
@@ -45,7 +46,7 @@ def analyse(
     read.
     """
     observer, options = observer or Silence(), ProfileOptions()
-    named = _named([model_source(Path(path)) for path in sources])
+    named = _named([model_source(path) for path in listed(sources)])
     for source in named.values():
         source.check()
     first, *others = named
@@ -70,9 +71,9 @@ def analyse(
     )
 
 
-def write_analysis(analysis: Analysis, folder: Path) -> Path:
+def write_analysis(analysis: Analysis, folder: Path | str) -> Path:
     """Writes `folder/analysis.json`. Raises UserError where it cannot be written."""
-    return analysis.write(folder)
+    return analysis.write(Path(folder))
 
 
 @dataclass(frozen=True)

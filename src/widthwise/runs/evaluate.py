@@ -82,13 +82,14 @@ class EvaluationConfig(ScoringOptions):
 
 
 def evaluate_run(
-    path: Path | str, config: EvaluationConfig, say: Callable[[str], None] = lambda message: None
+    path: Path | str, config: EvaluationConfig | None = None, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
     """The answers of the newest model of a run, as plain data with every block and item.
 
     say: is told what is being done. Raises UserError for a run without a model or tokenizer, and for files and tasks
     that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
     """
+    config = config or EvaluationConfig()
     suite = () if config.suite is None else suite_named(config.suite)
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])

@@ -4,39 +4,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from widthwise.config_io import UserError, apply_override, read_recipe, read_text, to_data, to_yaml
+from widthwise.config_io import UserError, apply_override, read_recipe, read_text, to_data
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import file_sha256, new_folder
+from widthwise.files import file_sha256
 from widthwise.interop.hf_import import Imported, import_hf
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY
-from widthwise.runs.environment import environment
-from widthwise.training import checkpoint
-from widthwise.training.state import RunState
+from widthwise.runs.save import first_sections, write_first
 
 IMPORTED = "imported"
 """Where `environment.json` says what a run was imported from."""
-LONGEST_SEQUENCE = 1024
-"""Most tokens per training sequence, if no recipe gives their number."""
-
-
-def default_sections(imported: Imported) -> dict[str, Any]:
-    """The recipe but for its model, where none is given: gentle further training on the default corpus."""
-    return {
-        "seq_len": min(LONGEST_SEQUENCE, imported.n_positions),
-        "optimizer": {"kind": "adamw", "lr": 2e-5},
-        "schedule": {"kind": "wsd", "warmup_steps": 50},
-        "train": {"steps": 1000, "batch_size": 8, "micro_batch_size": 1},
-    }
 
 
 def import_run(
-    source: Path | str, out: Path | str, recipe: Path | None = None, overrides: Sequence[str] = ()
+    source: Path | str, out: Path | str, recipe: Path | str | None = None, overrides: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Writes the model of a Hugging Face folder as a run directory at step 0, and returns a summary.
 
@@ -48,16 +32,13 @@ def import_run(
         raise UserError(f"{run.path}: holds a run already; name a new folder")
     imported = import_hf(source)
     tokenizer = _tokenizer(imported, run)
-    sections = default_sections(imported) if recipe is None else read_recipe(recipe)
+    sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
     for override in overrides:
         apply_override(sections, override)
     resolved = _recipe(imported, tokenizer, sections, str(recipe or source))
-    with new_folder(run.path) as folder:
-        partial = RunDir(folder)
-        partial.begin(to_yaml(resolved), {**environment(), **_provenance(Path(source), imported, tokenizer)})
-        if tokenizer is not None:
-            tokenizer.save(partial.tokenizer_folder)
-        _write_checkpoint(partial, resolved, imported)
+    model = build(resolved.explicit_model, seed=0)
+    model.set_weights(imported.weights.items())
+    write_first(run.path, resolved, model, tokenizer, _provenance(Path(source), imported, tokenizer))
     return {
         "run": str(run.path),
         "model_type": imported.model_type,
@@ -83,15 +64,6 @@ def _recipe(imported: Imported, tokenizer: Tokenizer | None, sections: dict[str,
     recipe = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
     recipe.check()
     return recipe
-
-
-def _write_checkpoint(run: RunDir, recipe: Recipe, imported: Imported) -> None:
-    torch.manual_seed(recipe.train.seed)
-    model = build(recipe.explicit_model, seed=0)
-    model.set_weights(imported.weights.items())
-    optimizer = recipe.optimizer.build(model)
-    state = RunState(recipe.train.loss_window_steps)
-    checkpoint.save(run.checkpoints, 0, model, optimizer, state.as_data(), run.seal())
 
 
 def _provenance(source: Path, imported: Imported, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""Models in memory, from recipes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError, to_yaml
+from widthwise.growth.resized import NewSizes
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.recipe.models import build, grow_model, parameter_groups
+from widthwise.recipe.recipe import Recipe
+
+TOKENS = torch.arange(3, 16)[None]
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    return tiny_recipe()
+
+
+def _weights(model: Decoder) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_recipe_its_file_and_its_config_give_one_model(recipe: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(recipe))
+    expected = _weights(build(recipe))
+    for source in (path, str(path)):
+        assert torch.equal(_weights(build(source)), expected)
+    assert torch.equal(_weights(build(recipe.explicit_model, seed=recipe.train.seed)), expected)
+    assert not torch.equal(_weights(build(recipe, seed=recipe.train.seed + 1)), expected)
+
+
+def test_a_recipe_that_cannot_be_trained_is_refused(recipe: Recipe) -> None:
+    broken = recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"warmup_steps": 99})})
+    with pytest.raises(UserError, match="warmup_steps"):
+        build(broken)
+
+
+LARGER = tiny_recipe("model.shape.widths=[32, 16, 32]")
+
+
+@pytest.mark.parametrize("to", [LARGER, LARGER.explicit_model, NewSizes(n_heads=5), NewSizes(add_layers=1)])
+def test_a_grown_model_computes_the_same_and_leaves_the_old_one_alone(to: Recipe | ModelConfig | NewSizes) -> None:
+    model = build(tiny_recipe("model.shape={kind: uniform}") if isinstance(to, NewSizes) else tiny_recipe())
+    before = _weights(model)
+    grown = grow_model(model, to)
+    assert _weights(grown).numel() > before.numel()
+    torch.testing.assert_close(grown(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-5)
+    assert torch.equal(_weights(model), before)
+
+
+def test_a_model_does_not_grow_smaller(recipe: Recipe) -> None:
+    with pytest.raises(UserError):
+        grow_model(build(recipe), tiny_recipe("model.n_layers=2", "model.shape.widths=[24, 24]"))
+
+
+def test_the_groups_give_torch_the_rates_and_decays_of_the_recipe() -> None:
+    recipe = tiny_recipe("model.init={width_multiplier: 4}", "optimizer.lr_follows_layer_width=true")
+    model = build(recipe)
+    groups = parameter_groups(model, lr=0.01, weight_decay=0.1, lr_follows_layer_width=True)
+    ours, recipes = torch.optim.AdamW(groups), recipe.optimizer.build(model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {names[p]: (g["lr"], g["weight_decay"]) for g in ours.param_groups for p in g["params"]}
+    expected = {names[p]: (0.01 * g["lr_factor"], g["weight_decay"]) for g in recipes.param_groups for p in g["params"]}
+    assert found.keys() == expected.keys() == set(names.values())
+    for name, rates in found.items():
+        assert rates == pytest.approx(expected[name]), name
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam])
+def test_other_optimizers_of_torch_take_the_groups(recipe: Recipe, optimizer: type[torch.optim.Optimizer]) -> None:
+    model = build(recipe)
+    made = optimizer(parameter_groups(model, lr=0.01))
+    before = _weights(model)
+    model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).objective.backward()
+    made.step()
+    assert not torch.equal(_weights(model), before)

@@ -1,0 +1,112 @@
+"""A model of one's own loop as a run, and what the verbs do with it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.data.config import open_data
+from widthwise.model.decoder import Decoder
+from widthwise.recipe.models import build
+from widthwise.runs.analyse import analyse
+from widthwise.runs.conversion import carry_out
+from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
+from widthwise.runs.export import export_run
+from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.import_ import import_run
+from widthwise.runs.save import save_run
+from widthwise.runs.source import Source
+from widthwise.runs.train import resume
+from widthwise.runs.trained import load_trained
+
+TEXT = "A river is wider where it is slow.\n" * 40
+TOKENS = torch.arange(3, 14)[None]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def model() -> Decoder:
+    """Weights that no recipe begins with, in bf16 and in training mode."""
+    model = build(tiny_recipe("model.shape={kind: uniform}", "model.d_model=24"), seed=7, dtype=torch.bfloat16)
+    return model.train()
+
+
+def test_the_weights_come_back_and_the_model_stays_as_it_was(model: Decoder, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    run = save_run(model, "bytes", tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    found = load_trained(str(run), device="cpu")
+    assert (found.step, found.tokenizer.spec, found.recipe.seq_len) == (0, "bytes", 1024)
+    for name, weight in model.named_parameters():
+        assert torch.equal(found.model.get_parameter(name), weight.float()), name
+
+
+def test_every_verb_works_on_it(model: Decoder, text: Path, tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    run = save_run(model, open_data(recipe.data).tokenizer, str(tmp_path / "run"), recipe=recipe)
+    answers = evaluate_run(run, EvaluationConfig(texts=(str(text),)))["texts"][str(text)]
+    assert answers["n_bytes"] == len(TEXT)
+    assert analyse(run, text=text, n_tokens=170).models[0].name == "run"
+    assert export_run(run, tmp_path / "hf")["model_type"] == "llama"
+
+    source = Source.of(run)
+    intention = growth_intended(source, wanted_recipe(source, None, ["model.layers.0.ffn.d_ff=131"]), GrowOptions())
+    carry_out(source, intention, tmp_path / "grown")
+    before, after = (load_trained(path, "cpu").model(TOKENS) for path in (run, tmp_path / "grown"))
+    torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
+
+    assert resume(run).steps == recipe.train.steps
+    assert import_run(tmp_path / "hf", tmp_path / "back")["params"] == sum(p.numel() for p in model.parameters())
+
+
+def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_path: Path) -> None:
+    recipe = tiny_recipe()
+    data = open_data(recipe.data)
+    run = save_run(model, data.tokenizer, tmp_path / "run", recipe, data=data)
+    n_tokens = evaluate_run(run, EvaluationConfig())["texts"]["held-out"]["n_tokens"]
+    assert n_tokens == recipe.held_out(data).n_windows * recipe.seq_len
+    assert resume(run).val_loss > 0
+    other = open_data(tiny_recipe("data.held_out=0.3").data)
+    for recipe, tokenizer in ((tiny_recipe(), "bytes"), (tiny_recipe("data.held_out=0.3"), None)):
+        with pytest.raises(UserError, match=r"data: (got|was tokenised)"):
+            save_run(model, tokenizer, tmp_path / "other", recipe, data=other)
+
+
+def test_seq_len_is_the_callers_or_what_the_model_was_made_for(tmp_path: Path) -> None:
+    model = build(tiny_recipe("model.positions={n_positions: 48}"))
+    assert load_trained(save_run(model, "bytes", tmp_path / "a"), "cpu").recipe.seq_len == 48
+    assert load_trained(save_run(model, "bytes", tmp_path / "b", seq_len=31), "cpu").recipe.seq_len == 31
+    with pytest.raises(UserError, match=r"seq_len: got 49.*n_positions = 48"):
+        save_run(model, "bytes", tmp_path / "c", seq_len=49)
+
+
+def test_without_a_tokenizer_what_needs_no_text_works(model: Decoder, tmp_path: Path) -> None:
+    run = save_run(model, None, tmp_path / "run")
+    assert export_run(run, tmp_path / "hf")["tokenizer"] is False
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_trained(run)
+
+
+def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: Decoder) -> None:
+    small = build(tiny_recipe("model.vocab_size=199"))
+    for wrong, words in (
+        (lambda: save_run(small, "bytes", tmp_path / "run"), "has 257 tokens; must have at most vocab_size = 199"),
+        (lambda: save_run(model, "bpe-300", tmp_path / "run"), "is trained on a corpus"),
+        (lambda: save_run(model, tmp_path / "no.json", tmp_path / "run"), "cannot be read"),
+        (lambda: save_run(model, "bytes", tmp_path / "run", recipe=tmp_path / "no.yaml"), "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=words):
+            wrong()
+    assert not (tmp_path / "run").exists()
+    save_run(model, "bytes", tmp_path / "run")
+    with pytest.raises(UserError, match="run"):
+        save_run(model, "bytes", tmp_path / "run")

@@ -1,0 +1,31 @@
+"""The Python of the README: it runs, and a type checker accepts it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipes and the example."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (folder / "example.py").write_text(example)
+    return folder
+
+
+def test_the_example_runs(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "example.py"], cwd=folder, check=True, capture_output=True, text=True)
+    assert re.match(r"\{'value': 1\.\d+, ", done.stdout)  # the synthetic language has less than 2 bits a byte
+
+
+def test_a_type_checker_accepts_the_example(folder: Path) -> None:
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "example.py"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
