@@ -1,7 +1,31 @@
+from pathlib import Path
+
 import pytest
 import ranks
+from faults import train_run
+from tiny_runs import tiny_recipe
+
+from widthwise.config_io import to_yaml
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _server(_own_cache: None) -> None:
     ranks.start_server()
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9 steps of two processes that share a model, with a checkpoint of each step."""
+    path = tmp_path_factory.mktemp("recipes") / "tiny.yaml"
+    path.write_text(to_yaml(tiny_recipe("train.shards=2", "train.micro_batch_size=1")))
+    return path
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of that recipe that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("finished")
+    recipe = tiny_recipe("train.shards=2", "train.micro_batch_size=1")
+    launch = ranks.launched(2, train_run, recipe, folder / "run", errors=folder / "errors")
+    assert launch.codes() == [0, 0], launch.everything()
+    return folder / "run"

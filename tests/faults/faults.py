@@ -65,6 +65,35 @@ def _at_step(step: int, event: Fault) -> None:
     Learner.make_step = interrupted
 
 
+def at_start(event: Fault) -> Fault:
+    """Before the command is read."""
+    return partial(_at_start, event)
+
+
+def _at_start(event: Fault) -> None:
+    from widthwise.cli.signals import leave_at_once
+
+    leave_at_once()
+    event()
+
+
+def before_data(event: Fault) -> Fault:
+    """Before the process opens the data, which the first one does while the others wait."""
+    return partial(_before_data, event)
+
+
+def _before_data(event: Fault) -> None:
+    from widthwise.runs import train as module
+
+    open_data = module.open_data
+
+    def interrupted(*arguments: Any) -> Any:
+        event()
+        return open_data(*arguments)
+
+    module.open_data = interrupted
+
+
 def send(number: int, times: int = 1) -> Fault:
     """A signal to this process."""
     return partial(_send, number, times)
@@ -107,8 +136,12 @@ def _killed_after(n_steps: int, seconds: float) -> None:
         killer.start()
 
 
-def full_disk(step: int) -> None:
+def full_disk(step: int) -> Fault:
     """The tensors of that step's checkpoint do not fit on this process's disk."""
+    return partial(_full_disk, step)
+
+
+def _full_disk(step: int) -> None:
     from widthwise.training import saved_tensors
 
     save_file = saved_tensors.save_file

@@ -1,6 +1,6 @@
 """Kills processes of a run at random moments, starts them again, and compares with a run that nobody disturbed.
 
-kills.py WORK N SEED N_PROCESSES SHARDS     until N launches were killed
+kills.py WORK N SEED N_PROCESSES SHARDS [KEY=VALUE ...]     until N launches were killed
 
 A kill hits one of the processes, and a moment later the others, as torchrun does; or all at once. It comes within
 0.05 s of a step, which is longer than a step takes with its checkpoint, or within the second in which all start.
@@ -59,9 +59,9 @@ def finish(n: int, recipe: Recipe, work: Path, name: str) -> None:
 
 if __name__ == "__main__":
     start_server()
-    folder, *numbers = sys.argv[1:]
+    folder, numbers, overrides = sys.argv[1], sys.argv[2:6], sys.argv[6:]
     begun = time.monotonic()
-    n_launches = kill_at_random_moments(Path(folder), *map(int, numbers))
+    n_launches = kill_at_random_moments(Path(folder), *map(int, numbers), *overrides)
     print(
         f"{numbers[0]} of {n_launches} launches killed, {time.monotonic() - begun:.0f} s; bitwise the undisturbed run"
     )

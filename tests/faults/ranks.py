@@ -85,8 +85,15 @@ class Launch:
             process.join()
 
     def wait_for_one(self) -> None:
-        """Returns when one of them has ended."""
-        multiprocessing.connection.wait([process.sentinel for process in self.processes], 120)
+        """Returns when one of them has ended; else shows where they hang."""
+        if not multiprocessing.connection.wait([process.sentinel for process in self.processes], 60):
+            raise AssertionError(self.stacks())
+
+    def wait_for_others(self, rank: int) -> None:
+        """Returns when all but this one have ended."""
+        for each, process in enumerate(self.processes):
+            if each != rank:
+                process.join(60)
 
     def wait(self, seconds: float) -> None:
         """Returns when all have ended, or after this time."""
@@ -98,6 +105,14 @@ class Launch:
         """Waits; returns the exit codes: of who was killed -signal, of who is still at work None."""
         self.wait(within_seconds)
         return [process.exitcode for process in self.processes]
+
+    def stacks(self) -> str:
+        """Where the threads of those that have not ended are."""
+        for process in self.processes:
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGUSR2)
+        time.sleep(1)
+        return self.everything()
 
     def said(self, rank: int) -> str:
         """What a process has printed so far."""
@@ -117,8 +132,7 @@ class Launch:
 def launched(n: int, work: Callable[..., None], *arguments: Any, errors: Path, restart: int = 0) -> Launch:
     """As `Launch`, after all have ended."""
     with Launch(n, work, *arguments, errors=errors, restart=restart) as launch:
-        codes = launch.codes()
-        assert None not in codes, launch.everything()
+        assert None not in launch.codes(), launch.stacks()
     return launch
 
 
@@ -130,6 +144,8 @@ def _be_one(environment: dict[str, Any], file: Path, work: Callable[..., None], 
 
 def prepare(file: Path) -> None:
     """Makes a forked process one that a test can look at: it prints into a file and does not wait for the disk."""
+    import faulthandler
+
     import torch
 
     with open(file, "ab", buffering=0) as log:
@@ -137,6 +153,7 @@ def prepare(file: Path) -> None:
         os.dup2(log.fileno(), 2)
     # multiprocessing prints tracebacks through these, which are bound to the server's.
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR2, sys.stderr)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     os.fsync = lambda handle: None
     torch.set_num_threads(1)

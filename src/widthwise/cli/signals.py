@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM outside of training steps (during training, the current step is finished first)."""
+"""Ctrl-C, SIGTERM and SIGUSR1 outside of training steps (during training, the current step is finished first)."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 Handler = Callable[[int, FrameType | None], NoReturn]
 
 
@@ -31,7 +31,8 @@ def _handle_with(handler: Handler) -> None:
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     with suppress(Exception):  # the signal may have come while something was written there
         sys.stdout.flush()
-    os.write(2, b"error: stopped by a signal; what has finished is kept\n")
+    if os.environ.get("RANK", "0") == "0":  # of processes that were started together one speaks
+        os.write(2, b"error: stopped by a signal; what has finished is kept\n")
     os._exit(128 + number)
 
 
