@@ -204,7 +204,7 @@ def test_a_run_that_no_format_can_say_is_refused_in_one_line(widthwise: Run, rec
     assert widthwise("train", recipe, "model.ffn.kind=hourglass", "model.ffn.n_blocks=2", "--out", run)[0] == 0
     code, _, err = widthwise("export", run, tmp_path / "out")
     assert (code, len(err.strip().splitlines())) == (2, 1)
-    assert "layers.0.ffn.kind: got hourglass; llama has swiglu there" in err
+    assert "layers.0.ffn.kind: got hourglass; cannot be exported; allowed: " in err
     assert not (tmp_path / "out").exists()
 
 

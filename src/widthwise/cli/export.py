@@ -16,21 +16,30 @@ def export(
         int | None,
         typer.Option(min=1, help="Longest text in tokens; default: the imported model's, else seq_len."),
     ] = None,
+    standalone: Annotated[
+        bool,
+        typer.Option("--standalone", help="Also write the code of a `widthwise` model, for use without this package."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the newest model of a run as a llama, qwen2, qwen3, olmo2 or gpt2 that transformers loads.
+    """Write the newest model of a run as a folder that transformers loads.
 
-    A model that these formats cannot represent is refused with the reason.
+    It becomes a llama, qwen2, qwen3, olmo2 or gpt2 if it is one. Any other model becomes a `widthwise`, which
+    transformers loads after `import widthwise.hf`, or without this package if written with --standalone.
 
     Example: `widthwise export runs/grown models/grown`
     """
     from widthwise.runs.export import export_run
 
-    summary = export_run(run, folder, dtype, n_positions)
+    summary = export_run(run, folder, dtype, n_positions, standalone)
     for damage in summary.pop("damages"):
         remark(damage)
     if as_json:
         say_json(summary)
         return
+    if summary["reason"] is not None:
+        remark(f"a widthwise model, because no other format says all of it: {summary['reason']}")
+    elif standalone:
+        remark(f"no code is written, because transformers has its own for a {summary['model_type']}")
     tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
     say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")

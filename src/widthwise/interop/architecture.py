@@ -31,6 +31,9 @@ class Architecture(ABC):
     buffers: ClassVar[str]
     """Regular expression for tensors that older checkpoints store though they follow from the config."""
 
+    has_layer_config: ClassVar[bool] = False
+    """Whether layers may differ, as its `per_layer_config` says."""
+
     @abstractmethod
     def claims(self, config: ModelConfig) -> bool:
         """Whether a model is of this family, if of any; whether all of it fits is found by reading back."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.files import check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, HFTensor
-from widthwise.interop.architectures import architecture_of
+from widthwise.interop.architectures import WIDTHWISE, architecture_of
 from widthwise.interop.fields import Fields
 from widthwise.interop.fit import check_fit
 from widthwise.interop.hf_import import CONFIG, GENERATION_CONFIG, TOKEN_IDS, TOKENIZER, read_config
@@ -36,19 +36,25 @@ class Surroundings:
     """The content of tokenizer.json."""
     eos: str | None = None
     """The end-of-text token as that file spells it."""
+    model_keys: Mapping[str, Any] = field(default_factory=dict)
+    """Further keys of config.json."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Further files: name -> content."""
 
 
-def hf_config(config: ModelConfig, n_positions: int) -> tuple[Architecture, dict[str, Any]]:
+def hf_config(config: ModelConfig, n_positions: int, own: bool = False) -> tuple[Architecture, dict[str, Any]]:
     """The architecture a model can be written as, and what its config.json says of the model.
 
-    The model must be in the format's own parametrisation (`growth.bake`). Raises UserError with the reason where no
-    format says all of it.
+    own: as `widthwise`, which transformers knows after `import widthwise.hf`; otherwise as one that it always knows,
+    for which the model must be in the format's own parametrisation (`growth.bake`). Raises UserError with the reason
+    where the format does not say all of it.
     """
-    architecture = architecture_of(config)
+    architecture = WIDTHWISE if own else architecture_of(config)
     written = architecture.write(config, n_positions)
     fields = Fields(written, architecture.model_type)
+    read_back = read_config(architecture, fields)
+    check_fit(config, read_back, architecture.model_type)
     architecture.check_written(fields)
-    check_fit(config, read_config(architecture, fields), architecture.model_type)
     return architecture, written
 
 
@@ -58,13 +64,14 @@ def export_hf(
     folder: Path | str,
     surroundings: Surroundings,
     dtype: torch.dtype = torch.float32,
+    own: bool = False,
 ) -> str:
-    """Writes the folder, whole or not at all, and returns its model_type. For the config see `hf_config`.
+    """Writes the folder, whole or not at all, and returns its model_type. For the config and `own` see `hf_config`.
 
     weights: by our names, of tied ones once. Raises UserError where the folder holds something already.
     """
     folder = Path(folder)
-    architecture, written = hf_config(config, surroundings.n_positions)
+    architecture, written = hf_config(config, surroundings.n_positions, own)
     check_free(folder)
     token_ids = {key: surroundings.token_ids.get(key) for key in TOKEN_IDS}
     type_name = str(dtype).removeprefix("torch.")
@@ -75,7 +82,7 @@ def export_hf(
         "torch_dtype": type_name,  # its name before transformers 5
     }
     texts = {
-        CONFIG: {**head, **written, **token_ids, "use_cache": True},
+        CONFIG: {**head, **surroundings.model_keys, **written, **token_ids, "use_cache": True},
         GENERATION_CONFIG: {key: value for key, value in token_ids.items() if value is not None},
     }
     tensors = {tensor.name: _joined(tensor, weights, dtype) for tensor in architecture.tensors(config)}
@@ -94,6 +101,8 @@ def _write(
     with new_folder(folder) as partial:
         for name, content in texts.items():
             write_atomic(partial / name, json.dumps(content, indent=2) + "\n")
+        for name, text in surroundings.texts.items():
+            write_atomic(partial / name, text)
         if surroundings.tokenizer is not None:
             write_atomic(partial / TOKENIZER, surroundings.tokenizer)
             write_atomic(partial / TOKENIZER_CONFIG, json.dumps(_tokenizer_config(surroundings), indent=2) + "\n")

@@ -24,6 +24,7 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 HEAD = "lm_head.weight"
+LAYER_CONFIG = "per_layer_config"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def import_hf(folder: Path | str) -> Imported:
     data = read_json_mapping(folder / CONFIG)
     fields = Fields(data, where)
     architecture = architecture_named(data.get("model_type"), where)
-    for key in ("quantization_config", "per_layer_config"):
+    for key in ("quantization_config",) if architecture.has_layer_config else ("quantization_config", LAYER_CONFIG):
         if fields.get(key) is not None:
             raise UserError(f"{where}: {key}: is not supported; allowed: null")
     config = read_config(architecture, fields)

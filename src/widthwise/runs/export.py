@@ -1,33 +1,47 @@
 """Exporting the model of a run as a Hugging Face folder."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.plan.model_plan import Plan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
+from widthwise.interop.widthwise_code import AUTO_MAP, model_code
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.import_ import IMPORTED
+from widthwise.runs.model_card import model_card
 from widthwise.runs.trained import newest_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
+CARD = "README.md"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def export_run(
-    path: Path | str, out: Path | str, dtype: Literal["fp32", "bf16"] = "fp32", n_positions: int | None = None
+    path: Path | str,
+    out: Path | str,
+    dtype: Literal["fp32", "bf16"] = "fp32",
+    n_positions: int | None = None,
+    standalone: bool = False,
 ) -> dict[str, Any]:
     """Writes the newest model of a run as a Hugging Face folder, and returns a summary.
 
-    A grown model gets the format's own parametrisation first. n_positions: tokens of the longest text, what an imported
-    model was made for or else the recipe's seq_len where not given. Raises UserError with the reason where no format
-    says all of the model.
+    Where one of the formats that transformers always knows says all of the model, the folder has it; a grown model gets
+    the format's own parametrisation first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
+    text, what an imported model was made for or else the recipe's seq_len where not given. standalone: with the code of
+    a `widthwise` model in the folder, so that transformers runs it where this package is not installed. Raises
+    UserError with the reason where the model cannot be written.
     """
     run = RunDir(path)
     recipe = saved_recipe(run)
@@ -35,21 +49,56 @@ def export_run(
     step = checkpoint_folder.step_of(found)
     origin = run.environment().get(IMPORTED) or {}
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
-    plan = bake_plan(recipe.model_at(step), one_eps=True)
-    hf_config(plan.new, n_positions)  # before gigabytes are read
-    weights = dict(plan.weights(checkpoint.read_weights(found, blueprint(plan.old))))
+    leaving = _leaving(recipe.model_at(step), n_positions)
+    weights = leaving.weights(found)
     tokenizer = _tokenizer_if_any(run)
     surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
-    model_type = export_hf(plan.new, weights, out, surroundings, DTYPES[dtype])
+    is_own = leaving.reason is not None
+    card = model_card(run, leaving.model_type, leaving.config, recipe, step)
+    surroundings = replace(surroundings, texts={CARD: card})
+    if is_own and standalone:
+        surroundings = replace(surroundings, model_keys=AUTO_MAP, texts={CARD: card, **model_code()})
+    export_hf(leaving.config, weights, out, surroundings, DTYPES[dtype], is_own)
     return {
         "folder": str(out),
-        "model_type": model_type,
+        "model_type": leaving.model_type,
+        "reason": leaving.reason,
         "step": step,
         "dtype": dtype,
         "n_positions": n_positions,
         "tokenizer": surroundings.tokenizer is not None,
+        "standalone": is_own and standalone,
         "damages": [str(damage) for damage in damages],
     }
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """How a model leaves."""
+
+    model_type: str
+    config: ModelConfig
+    plan: Plan | None
+    """What makes its weights those of another format; None for our own."""
+    reason: str | None
+    """Why no other format says all of it; None where one does."""
+
+    def weights(self, checkpoint_path: Path) -> dict[str, Tensor]:
+        """As the folder has them, by our names."""
+        if self.plan is None:
+            return checkpoint.read_weights(checkpoint_path, blueprint(self.config))
+        return dict(self.plan.weights(checkpoint.read_weights(checkpoint_path, blueprint(self.plan.old))))
+
+
+def _leaving(config: ModelConfig, n_positions: int) -> Leaving:
+    """Raises UserError where no format says all of the model, before gigabytes are read."""
+    try:
+        plan = bake_plan(config, one_eps=True)
+        architecture, _ = hf_config(plan.new, n_positions)
+        return Leaving(architecture.model_type, plan.new, plan, None)
+    except UserError as error:
+        architecture, _ = hf_config(config, n_positions, own=True)
+        return Leaving(architecture.model_type, config, None, str(error))
 
 
 def _tokenizer_if_any(run: RunDir) -> Tokenizer | None:

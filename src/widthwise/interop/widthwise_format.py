@@ -1,0 +1,177 @@
+"""Our own `model_type`, for what no other format says: sizes of all layers, and what each layer has otherwise.
+
+`widthwise_model` is what transformers runs. This file says what config.json and the tensors call things.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from widthwise.config_io import UserError, parse, to_data
+from widthwise.interop.architecture import Architecture, HFTensor
+from widthwise.interop.fields import Fields
+from widthwise.model.axes import Vector
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import blueprint
+from widthwise.model.layer import LayerConfig
+
+MODEL_KEYS = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "d_model",
+    "residual": "residual",
+    "final_norm": "final_norm",
+    "final_norm_width": "final_norm_width",
+    "mtp": "mtp",
+    "tie_word_embeddings": "tie_embeddings",
+    "embedding_multiplier": "embedding_multiplier",
+    "logit_scale": "logit_multiplier",
+    "weight_init": "init",
+}
+"""Keys of config.json -> fields of the model."""
+
+LAYER_KEYS = {
+    "layer_width": ("d_model",),
+    "layer_in": ("d_in",),
+    "layer_out": ("d_out",),
+    "norm_placement": ("norm_placement",),
+    "attention_norm": ("attention_norm",),
+    "ffn_norm": ("ffn_norm",),
+    "num_attention_heads": ("attention", "n_heads"),
+    "num_key_value_heads": ("attention", "n_kv_heads"),
+    "head_dim": ("attention", "head_dim"),
+    "v_head_dim": ("attention", "v_head_dim"),
+    "attention_scale": ("attention", "scale"),
+    "rope_theta": ("attention", "rope_base"),
+    "rope_frequencies": ("attention", "rope_frequencies"),
+    "attention_bias": ("attention", "bias"),
+    "attention_out_bias": ("attention", "out_bias"),
+    "qk_norm": ("attention", "qk_norm"),
+    "feed_forward": ("ffn",),
+}
+"""Keys of config.json that a layer may have otherwise -> fields of the layer."""
+
+NAMES = {
+    "embedding": "embed_tokens",
+    "positions": "embed_positions",
+    "attention": "self_attn",
+    "ffn": "mlp",
+    "w_q": "q_proj",
+    "w_k": "k_proj",
+    "w_v": "v_proj",
+    "w_o": "o_proj",
+    "w_gate": "gate_proj",
+    "w_up": "up_proj",
+    "w_down": "down_proj",
+    "head": "lm_head",
+    "exit": None,
+    "resize": None,
+    "temperature": None,
+}
+"""Parts of our names -> those of the tensors, by which other programs know them; None: left out."""
+
+FEED_FORWARDS = ("swiglu",)
+RESIDUALS = ("plain",)
+
+
+class Widthwise(Architecture):
+    model_type = "widthwise"
+    class_name = "WidthwiseForCausalLM"
+    base_prefix = "model."
+    buffers = r"(?!)"
+    has_layer_config = True
+
+    def claims(self, config: ModelConfig) -> bool:
+        return True
+
+    def check(self, config: ModelConfig) -> None:
+        """Raises UserError for what the model in `widthwise_model` does not have, such as a plugin's components."""
+        if config.residual.kind not in RESIDUALS:
+            _refuse("residual.kind", config.residual.kind, RESIDUALS)
+        for name, layer in config.named_layers():
+            if layer.ffn.kind not in FEED_FORWARDS:
+                _refuse(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS)
+
+    def read(self, fields: Fields) -> ModelConfig:
+        n_layers = fields.n_layers("num_hidden_layers")
+        overrides = fields.get("per_layer_config", {})
+        if not isinstance(overrides, dict) or not all(isinstance(said, dict) for said in overrides.values()):
+            fields.refuse("per_layer_config", "a mapping of layers to mappings")
+        of_layer = {_index(fields, key, n_layers): said for key, said in overrides.items()}
+        layers = [_layer_data(fields, of_layer.get(i, {})) for i in range(n_layers)]
+        data = {ours: fields.get(theirs) for theirs, ours in MODEL_KEYS.items()}
+        if fields.flag("learned_positions", False):
+            data["positions"] = {"n_positions": self.n_positions(fields)}
+        config = parse(ModelConfig, {**data, "layers": layers}, fields.where)
+        self.check(config)
+        return config
+
+    def write(self, config: ModelConfig, n_positions: int) -> dict[str, Any]:
+        self.check(config)
+        layers = [_written_layer(layer) for layer in config.layers]
+        usual = {key: _usual([layer[key] for layer in layers]) for key in layers[0]}
+        said = to_data(config)
+        digits = len(str(config.n_layers - 1))
+        others = {
+            str(i).zfill(digits): {key: value for key, value in layer.items() if value != usual[key]}
+            for i, layer in enumerate(layers)
+        }
+        return {
+            "hidden_size": config.stream_width,
+            "num_hidden_layers": config.n_layers,
+            "max_position_embeddings": n_positions if config.positions is None else config.positions.n_positions,
+            "learned_positions": config.positions is not None,
+            "initializer_range": config.init.std,
+            **{theirs: said[ours] for theirs, ours in MODEL_KEYS.items()},
+            **usual,
+            "per_layer_config": {key: value for key, value in others.items() if value},
+        }
+
+    def tensors(self, config: ModelConfig) -> Iterator[HFTensor]:
+        model = blueprint(config)
+        modules = dict(model.named_modules())
+        for name, _ in model.named_parameters():
+            owner = name.rpartition(".")[0]
+            is_vector = isinstance(modules[owner], Vector)  # a bias or a coefficient, which has no matrix beside it
+            yield HFTensor(_tensor_name(owner if is_vector else name), (name,))
+
+
+def _refuse(path: str, kind: str, known: tuple[str, ...]) -> None:
+    raise UserError(f"{path}: got {kind}; cannot be exported; allowed: {', '.join(known)}")
+
+
+def _index(fields: Fields, key: str, n_layers: int) -> int:
+    if not key.isdecimal() or int(key) >= n_layers:
+        raise UserError(
+            f"{fields.where}: per_layer_config: got {key!r}; allowed: the number of a layer below {n_layers}"
+        )
+    return int(key)
+
+
+def _layer_data(fields: Fields, said: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer in our words, from what config.json says of all layers and of this one."""
+    data: dict[str, Any] = {}
+    for key, (*folder, field) in LAYER_KEYS.items():
+        node = data.setdefault(folder[0], {}) if folder else data
+        node[field] = said.get(key, fields.get(key))
+    return data
+
+
+def _written_layer(layer: LayerConfig) -> dict[str, Any]:
+    data = to_data(layer)
+    written: dict[str, Any] = {"intermediate_size": max(layer.ffn.hidden_widths)}
+    for key, (*folder, field) in LAYER_KEYS.items():
+        written[key] = (data[folder[0]] if folder else data)[field]
+    return written
+
+
+def _usual(values: list[Any]) -> Any:
+    """The value of most layers, or the largest where it is a size: what tools take that know one for all layers."""
+    if all(type(value) is int for value in values):
+        return max(values)
+    most = Counter(map(repr, values)).most_common(1)[0][0]
+    return next(value for value in values if repr(value) == most)
+
+
+def _tensor_name(name: str) -> str:
+    parts = [renamed for part in name.split(".") if (renamed := NAMES.get(part, part)) is not None]
+    return ".".join(parts if parts[0] in ("lm_head", "mtp") else ("model", *parts))

@@ -1,0 +1,80 @@
+"""What a `widthwise` model is made of: one set of sizes for all layers, and what each layer has otherwise.
+
+The stream between layers is `hidden_size` wide everywhere. A layer has its own `layer_width`: it reads and writes the
+first coordinates of the stream only. Whatever differs between layers is in `per_layer_config`; the value outside of it
+is the largest of all layers, or the most frequent one where it is no size.
+"""
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+class WidthwiseConfig(PreTrainedConfig):
+    """`config.per_layer_config[i]` has every value of layer i.
+
+    A config is read from a file that says all of them; there is no usual model. So the defaults are null, which also
+    lets `save_pretrained`, which leaves defaults out, write everything that is not null.
+    """
+
+    model_type = "widthwise"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    vocab_size: int | None = None
+    hidden_size: int | None = None
+    """Width of the stream between layers: of the widest layer, or of all slots."""
+    embedding_size: int | None = None
+    """Width of the embedding and of what the head reads."""
+    num_hidden_layers: int | None = None
+    max_position_embeddings: int | None = None
+    tie_word_embeddings: bool | None = None
+    use_cache: bool = True
+    initializer_range: float | None = None
+    embedding_multiplier: float | None = None
+    """Factor of the embedding."""
+    logit_scale: float | None = None
+    """Factor of the logits."""
+    residual: dict[str, Any] | None = None
+    """How sublayers share the stream; its `kind` is `plain` or `hyper_connections`."""
+    learned_positions: bool | None = None
+    """Whether there is a row for each of max_position_embeddings positions, added to the embedding."""
+    final_norm: dict[str, Any] | None = None
+    """The norm before the head, as `attention_norm`."""
+    final_norm_width: int | None = None
+    """Coordinates of the stream that it covers, the first ones."""
+    mtp: dict[str, Any] | None = None
+    """Further heads, of which the file has the weights; this model does not load them."""
+    weight_init: dict[str, Any] | None = None
+    """How new weights were drawn."""
+
+    layer_width: int | None = None
+    """Coordinates of the stream that the layer owns."""
+    layer_in: int | None = None
+    """Coordinates that its attention reads."""
+    layer_out: int | None = None
+    """Coordinates that its feed-forward writes."""
+    norm_placement: str | None = None
+    """Where the norms are: `pre`, before the sublayer, or `reordered`, on what it adds to the stream."""
+    attention_norm: dict[str, Any] | None = None
+    """`kind` (rms, layer), `eps`, `norm_dim`: divisor of the sum of squares, and `stat_width`: coordinates summed."""
+    ffn_norm: dict[str, Any] | None = None
+    num_attention_heads: int | None = None
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    v_head_dim: int | None = None
+    """Size of a value head; null: head_dim."""
+    attention_scale: float | None = None
+    """Factor of the scores."""
+    rope_theta: float | None = None
+    """Base of the rotary frequencies; null: no rotary positions."""
+    rope_frequencies: list[float] | None = None
+    """Radians per position of each pair, where the base does not give them."""
+    attention_bias: bool | None = None
+    """Whether queries, keys and values have biases."""
+    attention_out_bias: bool | None = None
+    qk_norm: dict[str, Any] | None = None
+    """Norm of queries and keys, over each head or over all of them."""
+    intermediate_size: int | None = None
+    """Hidden width of the feed-forward, the largest where a token passes several."""
+    feed_forward: dict[str, Any] | None = None
+    """The feed-forward; its `kind` is `swiglu`, `mlp`, `hourglass`, `moe` or `dynamic`."""
