@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from widthwise.config_io import (
     Config,
     UserError,
-    apply_override,
+    apply_overrides,
     merge,
     mistakes_at,
     nearest_hint,
@@ -343,8 +343,7 @@ class TestInheritance:
 class TestOverrides:
     def applied(self, data: dict, *overrides: str) -> dict:
         data = copy.deepcopy(data)
-        for override in overrides:
-            apply_override(data, override)
+        apply_overrides(data, overrides)
         return data
 
     def test_sets_values_of_any_kind(self):

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import apply_override, parse
+from widthwise.config_io import apply_overrides, parse
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
@@ -53,8 +53,7 @@ def tiny_recipe(*overrides: str) -> Recipe:
             "loss_window_steps": 5,
         },
     }
-    for override in overrides:
-        apply_override(data, override)
+    apply_overrides(data, overrides)
     return parse(Recipe, data)
 
 

@@ -17,6 +17,8 @@ import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
+from widthwise.merging import merge, replaced_keys
+
 ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
@@ -166,12 +168,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """A recipe file with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    A child's mapping is merged into its parent's key by key; lists and plain values replace. A mapping whose `kind`
-    differs from the parent's replaces it whole, because the other kind's keys mean nothing to it.
+    A child is laid over its parent as `merge` does.
     """
     data = _read_with_parents(Path(path), ())
-    for override in overrides:
-        apply_override(data, override)
+    apply_overrides(data, overrides)
     return data
 
 
@@ -188,29 +188,39 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]
     return merge(_read_with_parents(path.parent / parent, (*children, path)), data)
 
 
-def merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """`change` laid over `base`, recursively; see `read_recipe` for the rule."""
-    merged = dict(base)
-    for key, value in change.items():
-        old = merged.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _kinds_differ(old, value):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
-    return merged
+def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Sets each `a.b.3.c=value` in place; a value is read as YAML, numbers index lists or name integer keys.
+
+    They are one change: a source of data that they name replaces what the recipe says of its own, as in `merge`, but
+    nothing that they say themselves.
+    """
+    changes = [_parsed_override(override) for override in overrides]
+    for keys, value, _ in changes:
+        _remove_replaced(data, keys, value)
+    for keys, value, override in changes:
+        _set(data, keys, value, override)
 
 
-def _kinds_differ(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "kind" in old and "kind" in new and old["kind"] != new["kind"]
-
-
-def apply_override(data: dict[str, Any], override: str) -> None:
-    """Sets one `a.b.3.c=value` in place; the value is read as YAML, numbers index lists or name integer keys."""
+def _parsed_override(override: str) -> tuple[list[str], Any, str]:
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):
         raise UserError(f"override {override!r}: expected path.to.key=value")
-    value = parse_yaml(text, f"override {override!r}")
+    return keys, parse_yaml(text, f"override {override!r}"), override
+
+
+def _remove_replaced(data: dict[str, Any], keys: list[str], value: Any) -> None:
+    """Takes away what another source of data makes meaningless in the sections that lead to a key."""
+    node: Any = data
+    for depth, key in enumerate(keys, start=1):
+        if not isinstance(node, dict):
+            return
+        for replaced in replaced_keys(node, {key: value if depth == len(keys) else {}}):
+            node.pop(replaced, None)
+        node = node.get(key)
+
+
+def _set(data: dict[str, Any], keys: list[str], value: Any, override: str) -> None:
     node: Any = data
     for depth in range(1, len(keys)):
         index = _index(node, keys[:depth])

@@ -9,6 +9,7 @@ from widthwise.data import config as config_module
 from widthwise.data.config import DataConfig, MixtureConfig, cache_folder, open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
+from widthwise.merging import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}
 
@@ -139,12 +140,11 @@ def test_a_recipe_may_name_one_source_or_a_mixture_and_go_from_one_to_the_other(
     mixed = {"mixture": {"web": WEB, "code": CODE}}
     one = to_data(tiny_recipe().data)
     assert tiny_recipe(f"data={mixed}").data == parse(MixtureConfig, mixed)
-    cleared = [f"data.{key}=null" for key in one]
-    assert tiny_recipe(*cleared, f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
-    back = ("data.mixture=null", *(f"data.{key}={value}" for key, value in one.items() if value is not None))
-    assert tiny_recipe(f"data={mixed}", *back).data == tiny_recipe().data
+    assert tiny_recipe(f"data.mixture={mixed['mixture']}").data == parse(MixtureConfig, mixed)
+    back = merge({"data": to_data(parse(MixtureConfig, mixed))}, {"data": one})["data"]
+    assert parse(DataConfig, back) == tiny_recipe().data
     with pytest.raises(UserError, match=r"data: got corpus beside a mixture; .* set it to null"):
-        tiny_recipe(f"data.mixture={mixed['mixture']}")
+        tiny_recipe(f"data.mixture={mixed['mixture']}", "data.corpus=synthetic")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, checked_copy, merge, parse, read_recipe
+from widthwise.config_io import Config, UserError, checked_copy, parse, read_recipe
 from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
+from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.records.quantities import OF_MODELS

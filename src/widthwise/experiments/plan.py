@@ -10,11 +10,12 @@ from typing import Any
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, merge, nearest_hint, parse, read_recipe, to_data
+from widthwise.config_io import Config, UserError, nearest_hint, parse, read_recipe, to_data
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
 from widthwise.files import listed
+from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, dump_yaml, merge, parse, read_recipe
+from widthwise.config_io import UserError, dump_yaml, parse, read_recipe
 from widthwise.files import write_atomic
+from widthwise.merging import difference, merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -70,7 +71,7 @@ def design_recipe(
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)
     base_recipe = parse_recipe(base_data, str(base))
-    change = _difference(read_recipe(base), base_data)
+    change = difference(read_recipe(base), base_data)
     if request.budget is not None:
         d_model = _fitting_d_model(base_recipe, request)
         change = merge(change, {"model": {"d_model": d_model}})
@@ -86,15 +87,6 @@ def design_recipe(
     if out is not None:
         write_atomic(out, text)
     return text, summary
-
-
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """What `merge` must lay over `old` to make it `new`."""
-    return {
-        key: _difference(old[key], value) if isinstance(old.get(key), dict) and isinstance(value, dict) else value
-        for key, value in new.items()
-        if key not in old or old[key] != value
-    }
 
 
 def parse_quantity(text: str) -> float:

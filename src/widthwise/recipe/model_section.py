@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import merge, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from widthwise.config_io import UserError, apply_override, checked_copy, to_data
+from widthwise.config_io import UserError, apply_overrides, checked_copy, to_data
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
@@ -59,7 +59,7 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
     data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
     for override in overrides:
         _check_override(override, source)
-        apply_override(data, override)
+    apply_overrides(data, overrides)
     return parse_recipe(data, f"{source.run.path}/config.yaml")
 
 

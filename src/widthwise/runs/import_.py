@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, apply_override, read_recipe, read_text, to_data
+from widthwise.config_io import UserError, apply_overrides, read_recipe, read_text, to_data
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import file_sha256
@@ -33,8 +33,7 @@ def import_run(
     imported = import_hf(source)
     tokenizer = _tokenizer(imported, run)
     sections = first_sections(imported.n_positions) if recipe is None else read_recipe(recipe)
-    for override in overrides:
-        apply_override(sections, override)
+    apply_overrides(sections, overrides)
     resolved = _recipe(imported, tokenizer, sections, str(recipe or source))
     model = build(resolved.explicit_model, seed=0)
     model.set_weights(imported.weights.items())
@@ -59,7 +58,7 @@ def _tokenizer(imported: Imported, run: RunDir) -> Tokenizer | None:
 def _recipe(imported: Imported, tokenizer: Tokenizer | None, sections: dict[str, Any], where: str) -> Recipe:
     """With the imported model, and its tokenizer unless the recipe names data that have one."""
     data = dict(sections.get("data") or {})
-    if tokenizer is not None and data.get("path") is None and data.get("tokenizer") is None:
+    if tokenizer is not None and all(data.get(key) is None for key in ("path", "mixture", "tokenizer")):
         data["tokenizer"] = tokenizer.spec
     recipe = parse_recipe({**sections, "model": to_data(imported.config), "data": data}, where).resolved()
     recipe.check()

@@ -7,7 +7,8 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, merge, mistakes_at, options_of, parse, to_data
+from widthwise.config_io import Config, UserError, mistakes_at, options_of, parse, to_data
+from widthwise.merging import merge
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFNTemplate

@@ -17,8 +17,7 @@ from pydantic import Field
 from widthwise.config_io import (
     Config,
     UserError,
-    apply_override,
-    merge,
+    apply_overrides,
     parse,
     parse_yaml,
     read_recipe,
@@ -28,6 +27,7 @@ from widthwise.data.extras import require
 from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Axis, word
+from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 
@@ -184,8 +184,7 @@ class SweepPlan:
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
         change = self.config.groups[group].change if group else {}
         data = copy.deepcopy(merge(self.data, change))
-        for key, value in values.items():
-            apply_override(data, f"{key}={json.dumps(value)}")
+        apply_overrides(data, (f"{key}={json.dumps(value)}" for key, value in values.items()))
         return parse(Recipe, data, name)
 
     @cached_property

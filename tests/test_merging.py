@@ -1,0 +1,93 @@
+import copy
+from typing import Any
+
+import pytest
+
+from widthwise.config_io import apply_overrides, read_recipe
+from widthwise.merging import difference, merge
+
+CORPUS = {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1, "verify": "sizes"}
+PATH = {"path": "books", "corpus": None, "tokenizer": None, "held_out": None}
+MIXTURE = {"mixture": {"web": {"path": "web", "weight": 3, "verify": "sizes"}, "own": {**CORPUS, "weight": 2}}}
+SECTIONS = [CORPUS, PATH, MIXTURE]
+
+
+@pytest.mark.parametrize("before", SECTIONS)
+@pytest.mark.parametrize("after", SECTIONS)
+def test_another_sort_of_source_replaces_the_one_before_and_what_was_said_of_it(before, after):
+    expected = after if before is not after else before
+    assert merge({"data": before, "x": 1}, {"data": after}) == {"data": expected, "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "expected"),
+    [
+        (CORPUS, {"corpus": "python-stdlib"}, {**CORPUS, "corpus": "python-stdlib"}),
+        (CORPUS, {"held_out": 0.2}, {**CORPUS, "held_out": 0.2}),
+        (PATH, {"path": "other", "verify": "sizes"}, {**PATH, "path": "other", "verify": "sizes"}),
+        (CORPUS, {"path": "books", "tokenizer": "bpe-300"}, {"path": "books", "tokenizer": "bpe-300"}),
+        ({"tokenizer": "bytes"}, {"path": "books"}, {"path": "books"}),
+        ({"tokenizer": "bytes"}, {"corpus": "synthetic"}, {"corpus": "synthetic", "tokenizer": "bytes"}),
+        (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
+        ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
+    ],
+)
+def test_the_same_sort_of_source_is_merged_and_a_weight_is_not_of_the_source(before, change, expected):
+    kept = copy.deepcopy(before)
+    assert merge(before, change) == expected
+    assert before == kept
+
+
+def test_a_source_within_a_mixture_is_replaced_alone():
+    merged = merge({"data": MIXTURE}, {"data": {"mixture": {"own": {"path": "books"}}}})
+    assert merged["data"]["mixture"] == {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}
+
+
+@pytest.mark.parametrize("before", SECTIONS)
+@pytest.mark.parametrize("after", SECTIONS)
+def test_the_difference_laid_over_the_old_gives_the_new(before, after):
+    old = {"data": before, "m": {"kind": "a", "x": 1, "y": {"z": 2}}}
+    for model in ({"kind": "a", "x": 1, "y": {"z": 3}}, {"kind": "b", "x": 1}):
+        new = {"data": after, "m": model, "n": 5}
+        assert merge(old, difference(old, new)) == new
+    assert difference(old, copy.deepcopy(old)) == {}
+
+
+def overridden(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    changed = copy.deepcopy(data)
+    apply_overrides(changed, overrides)
+    return changed
+
+
+@pytest.mark.parametrize(
+    "overrides", [("data.path=x", "data.tokenizer=bpe-300"), ("data.tokenizer=bpe-300", "data.path=x")]
+)
+def test_overrides_are_one_change_whatever_their_order(overrides):
+    assert overridden({"data": CORPUS}, *overrides) == {"data": {"path": "x", "tokenizer": "bpe-300"}}
+
+
+@pytest.mark.parametrize(
+    ("before", "override", "expected"),
+    [
+        (CORPUS, "data.path=x", {"path": "x"}),
+        (MIXTURE, "data.path=x", {"path": "x"}),
+        (CORPUS, "data.mixture.web.path=x", {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, "data.mixture={web: {path: x}}", {"mixture": {"web": {"path": "x"}}}),
+        (CORPUS, "data.path=null", {**CORPUS, "path": None}),
+        (CORPUS, "data={held_out: 0.2}", {"held_out": 0.2}),
+        (PATH, "data.corpus=synthetic", {"corpus": "synthetic"}),
+    ],
+)
+def test_an_override_that_names_another_source_replaces_it(before, override, expected):
+    assert overridden({"data": before}, override) == {"data": expected}
+
+
+def test_an_override_within_a_mixture_replaces_the_source_of_one():
+    own = overridden({"data": MIXTURE}, "data.mixture.own.path=x")["data"]["mixture"]["own"]
+    assert own == {"path": "x", "weight": 2}
+
+
+def test_a_child_recipe_takes_its_own_data(tmp_path):
+    (tmp_path / "parent.yaml").write_text("data: {corpus: synthetic, tokenizer: bytes}\nseq_len: 5")
+    (tmp_path / "child.yaml").write_text("extends: parent.yaml\ndata: {path: books}")
+    assert read_recipe(tmp_path / "child.yaml") == {"data": {"path": "books"}, "seq_len": 5}
