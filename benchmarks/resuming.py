@@ -61,6 +61,21 @@ GROWING = {"growth": [{"at_step": 3, "model": WIDER}, {"at_step": 8, "model": {"
 RECIPES: dict[str, dict[str, Any]] = {"x": X, "x, grown before and after the stop": merge(X, GROWING)}
 
 
+INTRODUCTION = f"""# Resuming on other processes
+
+Written by `{{command}}`, with all numbers in `benchmarks/results/resuming_cpu.json`; do not edit.
+
+Runs of {X["train"]["steps"]} steps were stopped by SIGTERM after step {STOP_AT} and resumed on other processes. Each is
+compared with the same run, never stopped, on the processes on which it was begun. A cell holds the largest difference
+of the loss of any step, in nats, and after the semicolon that of the weights at the end, over the largest of their
+tensor.
+
+`2` and `4` are processes that share one copy of the model (FSDP2), `2x2` two copies, each shared by two (HSDP). `0`
+means the same bits in every record, weight and state of the optimizer. The growing run becomes wider after step
+{GROWING["growth"][0]["at_step"]}, and its feed-forwards after step {GROWING["growth"][1]["at_step"]}.
+"""
+
+
 class Row(NamedTuple):
     """A run of the table."""
 
@@ -140,26 +155,15 @@ def page(report: dict[str, Any]) -> str:
     """The report as a document."""
     found = {(row["recipe"], row["dtype"], row["begun_on"], row["resumed_on"]): row for row in report["rows"]}
     columns = list(dict.fromkeys(key[:2] for key in found))
+    own = report["environment"]
     lines = [
-        "# Resuming on other processes",
-        "",
-        f"Written by `{report['environment']['command']}`; do not edit.",
-        "",
-        f"Runs of {X['train']['steps']} steps were stopped by SIGTERM after step {STOP_AT} and resumed on other",
-        "processes. Each cell holds the largest difference from the same run that was never stopped, on the processes",
-        "on which it was begun: of the losses of all steps, in nats, and of the weights at the end, over the largest",
-        "of their tensor.",
-        "",
-        "2 and 4: processes that share one copy of the model (FSDP2). 2x2: two copies, each shared by two (HSDP).",
-        "0: the same bits in every record, weight and state of the optimizer.",
-        "",
+        INTRODUCTION.format(command=own["command"]),
         "| begun on | resumed on | " + " | ".join(f"{recipe}, {dtype}" for recipe, dtype in columns) + " |",
         "|---|---|" + "---|" * len(columns),
     ]
     for change in dict.fromkeys(key[2:] for key in found):
         cells = (_cell(found[(*column, *change)]) for column in columns)
         lines.append(f"| {' | '.join(change)} | {' | '.join(cells)} |")
-    own = report["environment"]
     lines += ["", f"PyTorch {own['torch']}, {own['cpu']}, {own['n_threads']} thread a process, {own['date']}."]
     return "\n".join(lines) + "\n"
 

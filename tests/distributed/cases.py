@@ -63,6 +63,12 @@ BITWISE: dict[str, tuple[str, ...]] = {
     "grown": ("grown", IN_PAIRS),
 }
 """Name -> what one process and two that each hold the whole model train to the same bits."""
+CHECKPOINTED = "train.activation_checkpointing=layer"
+COMPILED: dict[str, tuple[str, ...]] = {
+    "x, carried": ("train.compile=true",),
+    "further heads": ("train.compile=true", CHECKPOINTED),
+}
+"""Name -> overrides of the case of that name."""
 FP32 = ("x, carried", "slots", "grown")
 """Those that 2 processes share in fp32."""
 

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cases import BITWISE, FP32, KINDS, ON_FOUR, WITHOUT_COPY, case
+from cases import BITWISE, CHECKPOINTED, COMPILED, FP32, KINDS, ON_FOUR, WITHOUT_COPY, case
 from compared_runs import loss_difference, recorded_difference, records, tensor_difference
 from resuming import Row, bound, differences, launches, rows_of
+from together import n_graphs
 from train_many import Order, carry_out, launch, order
+
+from widthwise.training.processes import ALONE
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
@@ -75,6 +78,7 @@ def on_2(tmp_path_factory: pytest.TempPathFactory, resuming: Resuming) -> Launch
     folder = tmp_path_factory.mktemp("on_2")
     orders = [order(case(*overrides), folder / f"{name}, bitwise") for name, overrides in BITWISE.items()]
     orders += [order(case(name, "train.shards=2"), folder / f"{name}, fp32") for name in FP32]
+    orders += [order(case("further heads", CHECKPOINTED, "train.shards=2"), folder / "checkpointed", "float64")]
     return launched(folder, 2, [*fp64_orders(folder, 2), *orders, *resuming.turns[1]])
 
 
@@ -139,6 +143,16 @@ def test_in_fp32_they_differ_by_rounding(on_2: Launch, alone, name: str) -> None
 @pytest.mark.parametrize("name", KINDS)
 def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_each: Launch, name: str) -> None:
     assert all(division["unequal"] == [] for division in on_each.found["divisions"][name])
+
+
+def test_activation_checkpointing_changes_nothing_of_a_shared_model(on_2: Launch, alone) -> None:
+    assert_same_in_fp64(on_2.runs / "checkpointed", alone("further heads", dtype="float64"))
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_shared_model_is_compiled_to_as_many_graphs(on_each: Launch, name: str) -> None:
+    expected = n_graphs(case(name, *COMPILED[name]), ALONE)
+    assert set(on_each.found["graphs"][name]) == {expected}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

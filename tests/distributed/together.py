@@ -5,18 +5,24 @@ torchrun --standalone --nproc-per-node N tests/distributed/together.py ORDERS.js
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
+from unittest.mock import patch
 
 import torch
-from cases import KINDS, case
+from cases import COMPILED, KINDS, case
 from train_many import carry_out
 
+from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
+from widthwise.training import assembly
 from widthwise.training.assembly import assembled
 from widthwise.training.joining import joined
+from widthwise.training.learner import Learner
 from widthwise.training.processes import Processes
 
 
@@ -40,17 +46,38 @@ def division(recipe: Recipe, processes: Processes) -> Division:
     )
 
 
+def n_graphs(recipe: Recipe, processes: Processes) -> int:
+    """How many graphs two steps compile, whatever they are compiled to."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def kept(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    with patch.object(assembly, "compile_layers", partial(compile_layers, backend=kept)):
+        learner = Learner.untrained(recipe, recipe.phases[0], processes)
+        for step in (1, 2):
+            n_rows = recipe.train.batch_size // processes.world_size
+            learner.make_step(step, torch.arange(n_rows * (recipe.seq_len + 1)).view(n_rows, -1))
+    return len(graphs)
+
+
 def main() -> None:
     orders, found = (Path(argument) for argument in sys.argv[1:])
     with joined(case("x, carried").train) as everybody:
         carry_out(json.loads(orders.read_text()))
-        divisions = {}
+        shards = f"train.shards={everybody.world_size}"
+        divisions, graphs = {}, {}
         for name in KINDS:
-            recipe = case(name, f"train.shards={everybody.world_size}")
+            recipe = case(name, shards)
             with joined(recipe.train) as processes:
                 divisions[name] = processes.gather(division(recipe, processes))
+        for name in COMPILED:
+            recipe = case(name, *COMPILED[name], shards)
+            with joined(recipe.train) as processes:
+                graphs[name] = processes.gather(n_graphs(recipe, processes))
         if everybody.is_first:
-            found.write_text(json.dumps({"divisions": divisions}))
+            found.write_text(json.dumps({"divisions": divisions, "graphs": graphs}))
 
 
 if __name__ == "__main__":
