@@ -37,7 +37,7 @@ def held_rows(tensor: Tensor) -> slice:
     if not is_shared(tensor):
         return slice(0, len(tensor))
     mesh = cast(Any, tensor).device_mesh
-    return rows_of_shard(len(tensor), mesh.get_local_rank("shard"), mesh.size(1))
+    return rows_of_shard(len(tensor), mesh.get_local_rank(1), mesh.size(1))
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class ShardedMuon(torch.optim.Muon):
 
     def _move(self, parameter: DTensor, group: dict[str, Any], turn: int) -> None:
         """Moves one matrix. turn: which of the processes that share it makes it orthogonal, counted round and round."""
-        shards = parameter.device_mesh.get_group("shard")
+        shards = parameter.device_mesh.get_group(1)
         owner = turn % dist.get_world_size(shards)
         update = whole(with_rows(parameter, self._update(parameter, group)))
         step = _step_along(update, group) if dist.get_rank(shards) == owner else torch.empty_like(update)

@@ -45,7 +45,7 @@ LOST = re.compile("timed? ?out|connection|broken pipe|reset by peer", re.IGNOREC
 SECONDS_TO_ANSWER = 5.0
 IS_SAID = "is_said"
 """Attribute of an error that every process has."""
-_n_groups = count()
+_n_groups, _n_meshes = count(), count()
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class Group(Processes):
     def __init__(self, n_shards: int, hang_seconds: float):
         self.rank, self.world_size, self.n_shards = dist.get_rank(), dist.get_world_size(), n_shards
         self._mesh = _mesh(self.device.type, torch.arange(self.world_size).view(-1, n_shards), hang_seconds)
-        self.shard = self._mesh.get_local_rank("shard")
+        self.shard = self._mesh.get_local_rank(1)
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
         self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
@@ -222,7 +222,11 @@ def _messages(timeout: timedelta) -> dist.ProcessGroup:
 
 
 def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
-    """The mesh of a matrix of ranks. Its groups are made here because those of `init_device_mesh` have no timeout."""
+    """The mesh of a matrix of ranks. Its groups are made here because those of `init_device_mesh` have no timeout.
+
+    No two have the same names: torch remembers what it did on a mesh, and would take for this one an equal one of a run
+    before, whose groups are closed.
+    """
     groups = [
         cast(
             dist.ProcessGroup,
@@ -230,7 +234,9 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
         )
         for rows in (ranks.T, ranks)
     ]
-    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=("replicate", "shard"))
+    number = next(_n_meshes)
+    names = (f"replicate_{number}", f"shard_{number}")
+    return DeviceMesh.from_group(groups, device, mesh=ranks, mesh_dim_names=names)
 
 
 class _Failure:
