@@ -21,18 +21,14 @@ from widthwise.training.joining import joined
 
 SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
 REWIND = "train.on_spike={kind: rewind, margin_steps: 2, max_rewinds: 2}"
-SHARED = "train.shards=2"
-POLICIES: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "skip": ((SKIP, "train.norms_every=3"), (3, 6)),
-    "rewind": ((REWIND, "train.checkpoint_every=3"), (6,)),
-    "stop": ((), (4,)),
+CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
+    "skip": (tiny_recipe(SKIP, "train.norms_every=3"), (3, 6)),
+    "rewind, shared": (
+        tiny_recipe(REWIND, "train.checkpoint_every=3", "train.norms_every=3", "train.shards=2"),
+        (6,),
+    ),
 }
-"""Name -> overrides of `tiny_recipe`, and the batches that have no gradient that is a number."""
-CASES = {
-    f"{name}{', shared' * len(how)}": (tiny_recipe(*overrides, *how), batches)
-    for name, (overrides, batches) in POLICIES.items()
-    for how in ((), (SHARED,))
-}
+"""Name -> recipe, and the batches that have no gradient that is a number."""
 
 
 def trained(recipe: Recipe, path: Path) -> str | None:
