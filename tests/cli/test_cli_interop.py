@@ -160,6 +160,39 @@ def test_data_of_another_tokenizer_are_refused(widthwise: Run, source: Path, tra
     assert "error: data.tokenizer: got bytes; must be that of the imported model" in err.splitlines()[-1]
 
 
+def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(
+    widthwise: Run, source: Path, training: Path, tmp_path: Path
+) -> None:
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["truncation"] = {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    (tmp_path / "same.json").write_text(json.dumps(data, indent=4))
+    data["model"]["merges"].reverse()
+    (tmp_path / "other.json").write_text(json.dumps(data))
+    for name in ("same", "other"):
+        spec = f"{tmp_path / name}.json#<stop>"
+        code, _, err = widthwise("data", "prepare", "synthetic", "--out", tmp_path / name, "--tokenizer", spec)
+        assert code == 0, err
+        widthwise("import", source, tmp_path / f"run_{name}", f"data.path={tmp_path / name}", "--recipe", training)
+    code, _, err = widthwise("resume", tmp_path / "run_other")
+    assert (code, "one with the same tokens, merges and end of text" in err) == (2, True)
+    code, _, err = widthwise("resume", tmp_path / "run_same")
+    assert code == 0, err
+    kept = json.loads((tmp_path / "same/manifest.json").read_text())["tokenizer"]["id"]
+    assert RunDir(tmp_path / "run_same").environment()["data"]["tokenizer"]["id"] == kept
+    assert widthwise("generate", tmp_path / "run_same", "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+def test_a_recipe_with_a_mixture_keeps_it(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+    spec = f"{source / 'tokenizer.json'}#<stop>"
+    for name in ("a", "b"):
+        widthwise("data", "prepare", "synthetic", "--out", tmp_path / name, "--tokenizer", spec)
+    mixture = {name: {"path": str(tmp_path / name), "weight": 1} for name in ("a", "b")}
+    run = tmp_path / "run"
+    code, _, err = widthwise("import", source, run, f"data.mixture={json.dumps(mixture)}", "--recipe", training)
+    assert code == 0, err
+    assert widthwise("resume", run)[0] == 0
+
+
 def test_without_a_tokenizer_all_but_text_works(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
     (source / "tokenizer.json").unlink()
     run = tmp_path / "run"

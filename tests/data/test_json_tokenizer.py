@@ -101,3 +101,47 @@ def test_a_far_id_is_refused_before_memory_is_asked_for():
     definition["model"]["vocab"]["<far>"] = 2 * 10**9
     with pytest.raises(UserError, match=r"x\.json: has a token of id 2000000000; allowed: below 16777216"):
         JsonTokenizer("x.json", json.dumps(definition), "x.json")
+
+
+def changed(tokenizer: JsonTokenizer, change) -> JsonTokenizer:
+    data = json.loads(tokenizer.definition())
+    change(data)
+    return JsonTokenizer("changed.json", json.dumps(data, indent=3), "changed.json")
+
+
+def old_form_of_merges(data) -> None:
+    data["model"]["merges"] = [" ".join(pair) for pair in data["model"]["merges"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.update(
+            truncation={"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+        ),
+        lambda data: data["model"].update(vocab=dict(reversed(data["model"]["vocab"].items()))),
+        lambda data: data["decoder"].update(trim_offsets=False),
+        old_form_of_merges,
+    ],
+)
+def test_another_file_of_the_same_tokens_and_merges_is_the_same_vocabulary(change):
+    other = changed(BPE, change)
+    assert other.id != BPE.id
+    assert other.vocabulary_id == BPE.vocabulary_id
+
+
+def swap_tokens(data) -> None:
+    vocab = data["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+@pytest.mark.parametrize(
+    "change", [swap_tokens, lambda data: data["model"]["merges"].reverse(), lambda data: data["model"]["merges"].pop()]
+)
+def test_other_ids_or_merges_are_another_vocabulary(change):
+    assert changed(BPE, change).vocabulary_id != BPE.vocabulary_id
+
+
+def test_another_end_of_text_is_another_vocabulary():
+    other = JsonTokenizer("x.json#a", BPE.definition(), "x.json", "a")
+    assert other.vocabulary_id != BPE.vocabulary_id

@@ -1,5 +1,7 @@
 """Tokenizers of the `tokenizers` library: a tokenizer.json whose tokens stand for known bytes, and BPE."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -75,6 +77,14 @@ class JsonTokenizer(Tokenizer):
 
     def definition(self) -> str:
         return self._definition
+
+    @property
+    def vocabulary_id(self) -> str:
+        model = json.loads(self._tokenizer.to_str())["model"]  # in the library's own form, whatever that of the file
+        pieces = sorted(self._vocab.items(), key=lambda item: item[1])
+        scores = model["vocab"] if isinstance(model["vocab"], list) else None
+        content = json.dumps([pieces, model.get("merges"), scores, self.eos_id])
+        return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:

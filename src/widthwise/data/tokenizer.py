@@ -46,6 +46,14 @@ class Tokenizer(ABC):
         """sha256 (hex) of the definition and the end-of-text token: equal ids, equal tokens."""
         return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()
 
+    @property
+    def vocabulary_id(self) -> str:
+        """sha256 (hex), equal where the ids stand for the same tokens, merged alike, with the same end of text.
+
+        A model that knows the ids of one such tokenizer knows those of the other, though their files may differ.
+        """
+        return self.id
+
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 

@@ -52,7 +52,7 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
     data = open_data(new.data, observer.preparing)
     identity = identity_of(data)
     tokenizer = recorded_identity(run).tokenizer
-    if identity.tokenizer != tokenizer:
+    if identity.tokenizer.id != tokenizer.id:
         raise UserError(
             f"data.tokenizer: got {identity.tokenizer.spec}; the model knows the tokens of {tokenizer.spec} "
             f"{tokenizer.id[:12]} only"

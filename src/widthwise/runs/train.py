@@ -15,6 +15,7 @@ from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_id
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import run_result
+from widthwise.runs.trained import tokenizer_of
 from widthwise.training import checkpoint_folder
 from widthwise.training.joining import joined
 from widthwise.training.launch import is_launched
@@ -176,11 +177,12 @@ class _Launch:
             raise UserError(f"{self.run.path}: was begun with other data ({was}) than is there now ({is_now})")
 
     def _take_up(self, data: OpenedData) -> None:
-        """Binds a run that has seen no data to what it is given, if that is of its tokenizer."""
+        """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
         own, given = recorded_tokenizer(self.run), identity_of(data)
-        if own is not None and own.id != given.tokenizer.id:
+        if own is not None and tokenizer_of(self.run).vocabulary_id != data.tokenizer.vocabulary_id:
             raise UserError(
-                f"data.tokenizer: got {given.tokenizer.spec}; must be that of the imported model, {own.spec}"
+                f"data.tokenizer: got {given.tokenizer.spec}; must be that of the imported model, {own.spec}, or one "
+                "with the same tokens, merges and end of text"
             )
         data.tokenizer.save(self.run.tokenizer_folder)
         self.run.add_to_environment(given.record())
