@@ -36,10 +36,11 @@ def fp64_orders(folder: Path, n_shards: int, names: tuple[str, ...] = tuple(KIND
     return [order(recipe, folder / f"{name}, {n_shards} shards", "float64") for name, recipe in recipes.items()]
 
 
-def launched(folder: Path, n_processes: int, orders: list[Order]) -> Launch:
-    orders_path, found = folder / "orders.json", folder / "found.json"
-    orders_path.write_text(json.dumps(orders))
-    launch(n_processes, HERE / "together.py", orders_path, found)
+def launched(folder: Path, n_processes: int, **task: list[Any]) -> Launch:
+    """task: orders, and the names of the cases that are divided and compiled without being trained."""
+    task_path, found = folder / "task.json", folder / "found.json"
+    task_path.write_text(json.dumps(task))
+    launch(n_processes, HERE / "together.py", task_path, found)
     return Launch(folder, json.loads(found.read_text()))
 
 
@@ -79,25 +80,21 @@ def on_2(tmp_path_factory: pytest.TempPathFactory, resuming: Resuming) -> Launch
     orders = [order(case(*overrides), folder / f"{name}, bitwise") for name, overrides in BITWISE.items()]
     orders += [order(case(name, "train.shards=2"), folder / f"{name}, fp32") for name in FP32]
     orders += [order(case("further heads", CHECKPOINTED, "train.shards=2"), folder / "checkpointed", "float64")]
-    return launched(folder, 2, [*fp64_orders(folder, 2), *orders, *resuming.turns[1]])
+    orders += [*fp64_orders(folder, 2), *resuming.turns[1]]
+    return launched(folder, 2, orders=orders, divided=[], compiled=list(COMPILED))
 
 
 @pytest.fixture(scope="module")
 def on_4(tmp_path_factory: pytest.TempPathFactory, on_2: Launch, resuming: Resuming) -> Launch:
     folder = tmp_path_factory.mktemp("on_4")
-    orders = [*fp64_orders(folder, 2, ON_FOUR), *fp64_orders(folder, 4, WITHOUT_COPY)]
-    return launched(folder, 4, [*orders, *resuming.turns[2]])
+    orders = [*fp64_orders(folder, 2, ON_FOUR), *fp64_orders(folder, 4, WITHOUT_COPY), *resuming.turns[2]]
+    return launched(folder, 4, orders=orders, divided=list(KINDS), compiled=[])
 
 
 @pytest.fixture(scope="module")
 def resumed(on_4: Launch, resuming: Resuming) -> Path:
     carry_out(resuming.turns[3])
     return resuming.folder
-
-
-@pytest.fixture(scope="module", params=["on_2", "on_4"])
-def on_each(request: pytest.FixtureRequest) -> Launch:
-    return request.getfixturevalue(request.param)
 
 
 def assert_same_in_fp64(ours: Path, theirs: Path) -> None:
@@ -141,8 +138,8 @@ def test_in_fp32_they_differ_by_rounding(on_2: Launch, alone, name: str) -> None
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_each: Launch, name: str) -> None:
-    assert all(division["unequal"] == [] for division in on_each.found["divisions"][name])
+def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_4: Launch, name: str) -> None:
+    assert all(division["unequal"] == [] for division in on_4.found["divisions"][name])
 
 
 def test_activation_checkpointing_changes_nothing_of_a_shared_model(on_2: Launch, alone) -> None:
@@ -150,9 +147,9 @@ def test_activation_checkpointing_changes_nothing_of_a_shared_model(on_2: Launch
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_a_shared_model_is_compiled_to_as_many_graphs(on_each: Launch, name: str) -> None:
+def test_a_shared_model_is_compiled_to_as_many_graphs(on_2: Launch, name: str) -> None:
     expected = n_graphs(case(name, *COMPILED[name]), ALONE)
-    assert set(on_each.found["graphs"][name]) == {expected}
+    assert set(on_2.found["graphs"][name]) == {expected}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

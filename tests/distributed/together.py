@@ -1,6 +1,6 @@
 """What the processes of one launch do together: train runs, and look at models that they share.
 
-torchrun --standalone --nproc-per-node N tests/distributed/together.py ORDERS.json FOUND.json
+torchrun --standalone --nproc-per-node N tests/distributed/together.py TASK.json FOUND.json
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from unittest.mock import patch
 
 import torch
-from cases import COMPILED, KINDS, case
+from cases import COMPILED, case
 from train_many import carry_out
 
 from widthwise.model.compiling import compile_layers
@@ -63,16 +63,17 @@ def n_graphs(recipe: Recipe, processes: Processes) -> int:
 
 
 def main() -> None:
-    orders, found = (Path(argument) for argument in sys.argv[1:])
+    task_path, found = (Path(argument) for argument in sys.argv[1:])
+    task = json.loads(task_path.read_text())
     with joined(case("x, carried").train) as everybody:
-        carry_out(json.loads(orders.read_text()))
+        carry_out(task["orders"])
         shards = f"train.shards={everybody.world_size}"
         divisions, graphs = {}, {}
-        for name in KINDS:
+        for name in task["divided"]:
             recipe = case(name, shards)
             with joined(recipe.train) as processes:
                 divisions[name] = processes.gather(division(recipe, processes))
-        for name in COMPILED:
+        for name in task["compiled"]:
             recipe = case(name, *COMPILED[name], shards)
             with joined(recipe.train) as processes:
                 graphs[name] = processes.gather(n_graphs(recipe, processes))
