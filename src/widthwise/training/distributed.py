@@ -7,7 +7,6 @@ are sharded, then the rest. Products run under autocast and weights are gathered
 round gains, and add up the gradient of the head in bf16.
 """
 
-import gc
 import os
 import pickle
 import re
@@ -46,6 +45,8 @@ SECONDS_TO_ANSWER = 5.0
 IS_SAID = "is_said"
 """Attribute of an error that every process has."""
 _n_groups, _n_meshes = count(), count()
+_groups: dict[tuple[int, float], "Group"] = {}
+"""By what they were made for: torch remembers a mesh, with its connections, for as long as the process lives."""
 
 
 @contextmanager
@@ -57,7 +58,8 @@ def group(config: TrainConfig) -> Iterator["Group"]:
     is_ours = not dist.is_initialized()
     if is_ours:
         _join(config)
-    processes = Group(config.shards, config.hang_seconds)
+    key = (config.shards, config.hang_seconds)
+    processes = _groups[key] = _groups.get(key) or Group(*key)
     try:
         yield processes
     except (UserError, RunFailed) as error:
@@ -68,10 +70,8 @@ def group(config: TrainConfig) -> Iterator["Group"]:
         if not LOST.search(str(error)):
             raise
         raise OfOneProcess(f"process {processes.rank}: {processes.who_is_missing(error)}") from None
-    finally:
-        if not is_ours:  # the processes stay together for other runs
-            processes.close()
     if is_ours:
+        _groups.clear()
         dist.destroy_process_group()
 
 
@@ -105,7 +105,7 @@ class Group(Processes):
         self._seconds, self._store = hang_seconds, _get_default_store()
         # For what may take one process long, and for what all come to at about the same time.
         self._messages, self._pulse = _messages(PATIENCE), _messages(timedelta(seconds=hang_seconds))
-        self._own = {self._messages, self._pulse, *self._mesh.get_all_groups()} - {dist.group.WORLD}
+        self._apart: _Apart | None = None
 
     @property
     def device(self) -> torch.device:
@@ -195,16 +195,8 @@ class Group(Processes):
             heard.update(range(1, self.world_size))  # the store has ended, and with it the first process
 
     def apart(self) -> "Group":
-        apart = _Apart(self)
-        self._own.add(apart._messages)
-        return apart
-
-    def close(self) -> None:
-        """Gives back the connections of this object, which is of no use then. Each process does it for itself."""
-        for each in self._own:
-            dist.destroy_process_group(each)
-        vars(self).clear()
-        gc.collect()  # a divided model refers to itself in a circle, and keeps its groups until then
+        self._apart = self._apart or _Apart(self)
+        return self._apart
 
 
 class _Apart(Group):
