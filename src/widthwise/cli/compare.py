@@ -28,6 +28,10 @@ def compare(
         str | None,
         typer.Option(help="What variants must match: params, active_params, flops, kv_bytes, training_flops, none."),
     ] = None,
+    adjust: Annotated[
+        str | None,
+        typer.Option(help="What of every variant is changed until it matches: ffn, d_model or shape."),
+    ] = None,
     storage: Annotated[str | None, storage_option("one worker does all runs")] = None,
     study: StudyOption = None,
     heartbeat: HeartbeatOption = 60,
@@ -48,7 +52,7 @@ def compare(
         raise UserError("compare: got no recipe; name one with a compare section, or several")
     if study and storage is None:
         raise UserError(f"--study: got {study!r}; goes with --storage, the database that holds the study")
-    plan = read_plan(paths, overrides, seed or (), match)
+    plan = read_plan(paths, overrides, seed or (), match, adjust)
     run_and_report(plan, out or Path("runs") / plan.title, as_json, storage, study, heartbeat)
 
 
@@ -70,7 +74,8 @@ def run_and_report(
     from widthwise.runs.environment import command_line
 
     with shown_progress(progress_console()) as observer:
-        observer.message(plan.workload)
+        for line in (*plan.adjustment_lines, plan.workload):
+            observer.message(line)
         comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat))
     if is_silent():
         return

@@ -5,7 +5,7 @@ from typing import Literal
 from widthwise.config_io import UserError
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
-from widthwise.shape.breakdown import ratios
+from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.kinds import Match
 
 Matched = Literal[Match, "training_flops", "none"]
@@ -52,7 +52,7 @@ def check_matched(name: str, recipe: Recipe, baseline_name: str, baseline: Recip
     """
     shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
     _check_equal(name, recipe, baseline_name, baseline, shared)
-    ratio = _matched_ratio(recipe, baseline, match)
+    ratio = matched_ratio(recipe, baseline, match)
     if abs(ratio - 1) > LARGEST_MISMATCH:
         raise UserError(
             f"{name}: {match} is {ratio:.4f} of {baseline_name}'s, and a matched comparison allows "
@@ -67,13 +67,16 @@ def _check_equal(name: str, recipe: Recipe, other_name: str, other: Recipe, shar
             raise UserError(f"{name}: {what} is {own}, but {expected} in {other_name}; not comparable")
 
 
-def _matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
+def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
     """The matched quantity of the final model over the baseline's; 1 if nothing is matched."""
-    if match == "none":
-        return 1.0
+    return 1.0 if match == "none" else matched_quantity(recipe, match) / matched_quantity(baseline, match)
+
+
+def matched_quantity(recipe: Recipe, match: Matched) -> float:
+    """Of the final model, or of the whole run. Not for "none"."""
     if match == "training_flops":
-        return recipe.training_flops / baseline.training_flops
-    return ratios(*(cost_summary(each.final_model, each.seq_len) for each in (recipe, baseline)))[match]
+        return recipe.training_flops
+    return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
 
 
 def _remedy(recipe: Recipe, ratio: float, match: Matched) -> str:

@@ -2,15 +2,16 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, UserError, nearest_hint, parse, read_recipe, to_data
+from widthwise.experiments.adjusting import Adjustment, adjusted
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
@@ -18,6 +19,25 @@ from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
+from widthwise.shape.adjusting import Adjust
+from widthwise.shape.kinds import Match
+
+
+class MatchConfig(Config):
+    """What variants must match, and what of each is adjusted until it does."""
+
+    quantity: Literal[Match, "training_flops"] = "params"
+    adjust: Adjust | dict[str, Adjust]
+    """The part of every variant but the baseline, or variant -> its part; the others must match as they are."""
+
+
+def _form(match: Any) -> str:
+    return "adjusted" if isinstance(match, (dict, MatchConfig)) else "as it is"
+
+
+MatchSection = Annotated[
+    Annotated[Matched, Tag("as it is")] | Annotated[MatchConfig, Tag("adjusted")], Discriminator(_form)
+]
 
 
 class CompareConfig(Config):
@@ -26,8 +46,8 @@ class CompareConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Matched = "params"
-    """The quantity that all variants must match within one percent."""
+    match: MatchSection = "params"
+    """The quantity that all variants must match within one percent, and what is adjusted to that end."""
     trend: TrendConfig | None = None
     """Fits a line of the losses over the logarithm of a quantity."""
 
@@ -41,7 +61,37 @@ class CompareConfig(Config):
         for name in (self.trend and self.trend.variants) or ():
             if name not in self.variants:
                 raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
+        baseline, *others = self.variants
+        for name in self.adjusts:
+            if name == baseline:
+                raise ValueError(f"match.adjust: got {name!r}, the baseline, to which the others are adjusted")
+            if name not in others:
+                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, others)}")
         return self
+
+    @property
+    def quantity(self) -> Matched:
+        """The matched quantity."""
+        return self.match.quantity if isinstance(self.match, MatchConfig) else self.match
+
+    @property
+    def adjusts(self) -> dict[str, Adjust]:
+        """Variant -> the part of it that is adjusted."""
+        if not isinstance(self.match, MatchConfig):
+            return {}
+        adjust = self.match.adjust
+        return dict.fromkeys(list(self.variants)[1:], adjust) if isinstance(adjust, str) else adjust
+
+    def asked(self, seeds: Sequence[int], match: str | None, adjust: str | None) -> "CompareConfig":
+        """With what the command line asks for in place of its own. Raises UserError."""
+        quantity = match or self.quantity
+        adjust_data = adjust or (self.match.adjust if isinstance(self.match, MatchConfig) else None)
+        is_adjusted = adjust_data is not None and (adjust is not None or quantity != "none")
+        changes = {
+            "seeds": list(seeds) or list(self.seeds),
+            "match": {"quantity": quantity, "adjust": adjust_data} if is_adjusted else quantity,
+        }
+        return parse(CompareConfig, to_data(self) | changes, "compare")
 
 
 @dataclass(frozen=True)
@@ -53,6 +103,8 @@ class ComparisonPlan:
     seeds: tuple[int, ...]
     match: Matched
     trend: TrendConfig | None = None
+    adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
+    """Variant -> what was adjusted of it."""
 
     @property
     def baseline(self) -> str:
@@ -81,6 +133,11 @@ class ComparisonPlan:
             f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
         )
 
+    @property
+    def adjustment_lines(self) -> list[str]:
+        """For each adjusted variant its number and its miss, in words."""
+        return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
+
     def trend_values(self) -> dict[str, float]:
         """Variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""
         if self.trend is None:
@@ -108,16 +165,26 @@ def read_plan(
     overrides: Sequence[str] = (),
     seeds: Sequence[int] = (),
     match: str | None = None,
+    adjust: str | None = None,
 ) -> ComparisonPlan:
-    """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError."""
+    """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError.
+
+    seeds, match, adjust: replace those of the section.
+    """
     files = listed(paths)
     config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
-    if seeds or match:
-        changes = {"seeds": list(seeds) or list(config.seeds), "match": match or config.match}
-        config = parse(CompareConfig, to_data(config) | changes, "compare")
-    plan = ComparisonPlan("-vs-".join(path.stem for path in files), recipes, config.seeds, config.match, config.trend)
+    config = config.asked(seeds, match, adjust)
+    plan = _planned("-vs-".join(path.stem for path in files), config, recipes)
     check_fair(plan)
     return plan
+
+
+def _planned(title: str, config: CompareConfig, recipes: dict[str, Recipe]) -> ComparisonPlan:
+    """The comparison of these recipes, those adjusted that are to be."""
+    baseline, adjustments = next(iter(recipes.values())), {}
+    for name, adjust in config.adjusts.items():
+        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, adjust)
+    return ComparisonPlan(title, recipes, config.seeds, config.quantity, config.trend, adjustments)
 
 
 def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:

@@ -1,11 +1,12 @@
 """The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
 
 from widthwise.config_io import Config, UserError
+from widthwise.model.adjustable import Adjustable
 from widthwise.shape.rounding import round_balanced, round_nearest
 from widthwise.shape.schedule import SCHEDULES, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
@@ -15,7 +16,17 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Match = Literal["params", "active_params", "flops", "kv_bytes"]
 
 
-class UniformShape(Config):
+class GivenShape(Config):
+    """Widths that follow from no parameter."""
+
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+
+    def adjustable(self) -> Adjustable:
+        raise ValueError(f"kind: {self.kind!r} has no parameter that can be adjusted")
+
+
+class UniformShape(GivenShape):
     """Every layer as wide as the embedding: the baseline."""
 
     kind: Literal["uniform"] = "uniform"
@@ -26,7 +37,7 @@ class UniformShape(Config):
         return [round(cost.d_model)] * n_layers
 
 
-class ExplicitShape(Config):
+class ExplicitShape(GivenShape):
     """Widths that are written out."""
 
     kind: Literal["explicit"] = "explicit"
@@ -77,6 +88,12 @@ class SolvedShape(Config):
             return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
         budget = cost.uniform(n_layers)
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
+
+    def adjustable(self) -> Adjustable:
+        """The width at the turn, in hundredths of d_model."""
+        key = self.schedule.ratio_key
+        value, (lowest, highest) = getattr(self, key), self.schedule.ratios
+        return Adjustable(key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
 
 
 class XShape(SolvedShape):

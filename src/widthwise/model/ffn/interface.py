@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from widthwise.config_io import Config
+from widthwise.model.adjustable import Adjustable
 from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
@@ -127,6 +128,9 @@ class FFNConfig(Config, ABC):
 class FFNTemplate(Config, ABC):
     """A feed-forward for a layer of any width: what a recipe says for all layers."""
 
+    if TYPE_CHECKING:
+        kind: Any  # a Literal of each class
+
     @abstractmethod
     def cost(self, d_model: float, d_out: float) -> Cost:
         """Cost at real widths (before rounding), or numpy arrays of them."""
@@ -134,6 +138,10 @@ class FFNTemplate(Config, ABC):
     @abstractmethod
     def at_width(self, d_model: int) -> FFNConfig:
         """The config of a layer of width d_model. Raises ValueError if that width does not allow one."""
+
+    def adjustable(self, widths: Sequence[int]) -> Adjustable:
+        """The field that makes it larger or smaller in layers of these widths. Raises ValueError if it has none."""
+        raise ValueError(f"kind: {self.kind!r} does not say by which of its sizes it can be adjusted")
 
 
 class HiddenWidthTemplate(FFNTemplate):
@@ -167,6 +175,12 @@ class HiddenWidthTemplate(FFNTemplate):
     def whole_hidden(self, d_model: int) -> int:
         """Hidden width in channels, rounded to a multiple of `multiple_of`, at least one."""
         return self._given or max(1, round(self.real_hidden(d_model) / self.multiple_of)) * self.multiple_of
+
+    def adjustable(self, widths: Sequence[int]) -> Adjustable:
+        """The hidden width, by one, or the ratio: by one multiple, where the layers differ in about one of them."""
+        if self._given is not None:
+            return Adjustable(self.hidden_key, self._given, step=1)
+        return Adjustable("ratio", self.ratio or self.usual_ratio, step=self.multiple_of / sum(set(widths)))
 
 
 FEED_FORWARDS = Component(FFNConfig, FFNTemplate)

@@ -1,0 +1,80 @@
+"""What of a model a comparison may adjust, so that it meets a budget."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from widthwise.config_io import UserError, checked_copy, mistakes_at
+from widthwise.model.adjustable import Adjustable
+from widthwise.shape.nearest import closest_size, nearest_size
+from widthwise.shape.rounding import TOLERANCE
+from widthwise.shape.template import ModelTemplate
+
+Adjust = Literal["ffn", "d_model", "shape"]
+"""The part of a model that is adjusted."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One number of a template, and the templates with other values of it."""
+
+    template: ModelTemplate
+    section: str | None
+    """The section of the model that holds it; None for the model itself."""
+    adjustable: Adjustable
+
+    @classmethod
+    def of(cls, template: ModelTemplate, adjust: Adjust, seq_len: int) -> "Knob":
+        """Raises UserError where that part of the model has nothing to adjust."""
+        if adjust == "d_model":
+            quantum = math.lcm(template.attention.quantum, template.residual.d_model_quantum)
+            return cls(template, None, Adjustable("d_model", template.d_model, step=quantum))
+        with mistakes_at(f"model.{adjust}"):
+            if adjust == "ffn":
+                return cls(template, adjust, template.ffn.adjustable(template.resolve(seq_len).widths))
+            return cls(template, adjust, template.shape.adjustable())
+
+    @property
+    def path(self) -> str:
+        """Its key in a recipe."""
+        return ".".join(filter(None, ["model", self.section, self.adjustable.key]))
+
+    @property
+    def start(self) -> int:
+        """The value that the template has, in steps, or the nearest whole number of them."""
+        return max(1, round(self.adjustable.value / self.adjustable.step))
+
+    def value(self, n_steps: int) -> float:
+        """A whole number if the step is one."""
+        return n_steps * self.adjustable.step
+
+    def at(self, n_steps: int) -> ModelTemplate:
+        """Raises UserError for a value that is not allowed."""
+        change: dict[str, Any] = {self.adjustable.key: self.value(n_steps)}
+        if self.section is not None:
+            change = {
+                self.section: checked_copy(getattr(self.template, self.section), f"model.{self.section}", **change)
+            }
+        return checked_copy(self.template, "model", **change)
+
+    def nearest(self, miss: Callable[[int], float]) -> int:
+        """The value, in steps, at which the model is nearest to a budget.
+
+        miss: value in steps -> how far its model is from the budget, with the sign. It may raise UserError where there
+        is no such model.
+        """
+
+        @cache
+        def missed(n_steps: int) -> float:
+            try:
+                return miss(n_steps)
+            except UserError:
+                return math.nan
+
+        limits = self.adjustable.limits
+        if limits is None:
+            return nearest_size(missed, self.start)
+        lowest, highest = (limit / self.adjustable.step for limit in limits)
+        return closest_size(missed, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)

@@ -1,0 +1,271 @@
+"""Variants that are adjusted until they cost what the baseline costs."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import TINY
+
+from widthwise.config_io import UserError, merge, to_yaml
+from widthwise.experiments.matching import LARGEST_MISMATCH, matched_ratio
+from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.model.cost import Cost
+from widthwise.model.ffn.interface import FEED_FORWARDS, FFNTemplate
+from widthwise.model.ffn.swiglu import SwiGLUConfig
+from widthwise.model.kinds import kind_of, load_plugins
+from widthwise.model.residual.interface import RESIDUALS
+from widthwise.recipe.recipe import Recipe
+from widthwise.shape.adjusting import Knob
+from widthwise.shape.rounding import TOLERANCE
+
+load_plugins()
+FFNS = {
+    "moe": [
+        {"n_experts": 5, "top_k": 2, "n_shared_experts": 1},
+        {"n_experts": 3, "top_k": 1, "d_expert": 7},
+    ],
+    "hourglass": [{"n_blocks": 3, "d_hidden": 19}, {"share_weights": True}, {"ratio": 0.2}],
+    "swiglu": [{"ratio": None, "d_ff": 7}, {"ratio": 1.3}, {"ratio": 1.3, "multiple_of": 3}],
+    "dynamic": [{"ratio": 1.5}, {"d_ff": 400}],
+}
+FFN_CASES = [
+    pytest.param({"kind": kind_of(each), **options}, id=f"{kind_of(each)}-{options}")
+    for each in FEED_FORWARDS.templates
+    for options in FFNS.get(kind_of(each), [{}])
+]
+RESIDUAL_CASES = {"hyper_connections": {"n_fractions": 2, "n_slots": 3}}
+BASE = {
+    "model": {
+        "vocab_size": 257,
+        "d_model": 240,
+        "n_layers": 5,
+        "attention": {"head_dim": 2},
+        "ffn": {"kind": "swiglu", "ratio": 3},
+    },
+    **TINY,
+    "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
+}
+X = {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4}}
+
+
+def read(tmp_path: Path, model: dict, adjust: str, quantity: str = "params", **recipe) -> ComparisonPlan:
+    """The plan of a comparison of BASE with one variant, `other`."""
+    compare = {
+        "match": {"quantity": quantity, "adjust": adjust},
+        "variants": {"base": {}, "other": {"model": model, **recipe}},
+    }
+    path = tmp_path / "pair.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "compare": compare}))
+    return read_plan([path])
+
+
+def assert_nearest(plan: ComparisonPlan, adjust: str) -> None:
+    """The miss is the real one, and one step more or less is no nearer."""
+    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
+    assert found.miss == matched_ratio(other, base, plan.match) - 1
+    assert abs(found.miss) <= LARGEST_MISMATCH
+    knob = Knob.of(other.model, adjust, other.seq_len)
+    assert knob.adjustable.value == found.after
+    for step in (-1, 1):
+        neighbour = other.model_copy(update={"model": knob.at(knob.start + step)})
+        assert abs(matched_ratio(neighbour, base, plan.match) - 1) >= abs(found.miss)
+
+
+@pytest.mark.parametrize("ffn", FFN_CASES)
+def test_every_feed_forward_is_adjusted_to_the_nearest_size(tmp_path: Path, ffn: dict) -> None:
+    plan = read(tmp_path, {"ffn": ffn}, "ffn")
+    assert plan.adjustments["other"].after != plan.adjustments["other"].before
+    assert_nearest(plan, "ffn")
+
+
+@pytest.mark.parametrize("ffn", [{"kind": "swiglu", "ratio": 1.3}, {"kind": "swiglu", "ratio": None, "d_ff": 57}])
+def test_layers_of_different_widths_are_adjusted_too(tmp_path: Path, ffn: dict) -> None:
+    assert_nearest(read(tmp_path, {"ffn": ffn, **X}, "ffn"), "ffn")
+
+
+@pytest.mark.parametrize("kind", [kind_of(each) for each in RESIDUALS.templates])
+@pytest.mark.parametrize("adjust", ["ffn", "d_model"])
+def test_every_residual_leaves_room_to_adjust(tmp_path: Path, kind: str, adjust: str) -> None:
+    model = {"residual": {"kind": kind, **RESIDUAL_CASES.get(kind, {})}, "ffn": {"ratio": 2.7}}
+    assert_nearest(read(tmp_path, model, adjust), adjust)
+
+
+@pytest.mark.parametrize("quantity", ["params", "active_params", "flops", "training_flops"])
+@pytest.mark.parametrize("adjust", ["ffn", "d_model"])
+def test_every_quantity_can_be_met(tmp_path: Path, quantity: str, adjust: str) -> None:
+    model = {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "ratio": 0.9}}
+    plan = read(tmp_path, model, adjust, quantity)
+    assert plan.match == quantity
+    assert_nearest(plan, adjust)
+
+
+def test_equal_compute_is_met_with_other_steps(tmp_path: Path) -> None:
+    plan = read(tmp_path, {}, "ffn", "training_flops", train={"steps": 4})
+    assert plan.adjustments["other"].after < plan.adjustments["other"].before
+    assert_nearest(plan, "ffn")
+
+
+def test_the_width_keeps_whole_heads_and_slots(tmp_path: Path) -> None:
+    base = merge(BASE, {"model": {"attention": {"head_dim": 6}}})
+    residual = {"kind": "hyper_connections", "n_fractions": 4, "n_slots": 4}
+    compare = {
+        "match": {"quantity": "params", "adjust": "d_model"},
+        "variants": {"base": {"model": {"d_model": 2400}}, "other": {"model": {"d_model": 1200, "residual": residual}}},
+    }
+    path = tmp_path / "pair.yaml"
+    path.write_text(yaml.safe_dump({**base, "compare": compare}))
+    assert read_plan([path]).recipes["other"].final_model.d_model % 12 == 0
+
+
+def test_a_shape_is_changed_as_little_as_the_budget_allows(tmp_path: Path) -> None:
+    plan = read(tmp_path, merge(X, {"shape": {"match": "flops"}}), "shape")
+    base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
+    assert found.key == "model.shape.bottleneck_width"
+    assert found.miss == matched_ratio(other, base, "params") - 1
+    assert abs(found.miss) <= TOLERANCE
+    knob = Knob.of(other.model, "shape", other.seq_len)
+    asked = round(found.before / knob.adjustable.step)
+    distance = abs(knob.start - asked)
+    for n_steps in range(asked - distance + 1, asked + distance):
+        nearer = other.model_copy(update={"model": knob.at(n_steps)})
+        assert abs(matched_ratio(nearer, base, "params") - 1) > TOLERANCE
+
+
+def test_what_costs_the_same_is_left_as_it_is(tmp_path: Path) -> None:
+    plan = read(tmp_path, {"norm": {"placement": "reordered"}}, "ffn", "kv_bytes")
+    assert plan.recipes["other"].model.ffn == plan.recipes["base"].model.ffn
+    assert plan.adjustments["other"].miss == 0
+
+
+def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> None:
+    def write(other: dict) -> Path:
+        compare = {
+            "match": {"adjust": {"small": "d_model", "narrow": "ffn"}},
+            "variants": {
+                "base": {},
+                "small": {"model": {"d_model": 150}},
+                "narrow": {"model": {"d_model": 200}},
+                **other,
+            },
+        }
+        path = tmp_path / "four.yaml"
+        path.write_text(yaml.safe_dump({**BASE, "compare": compare}))
+        return path
+
+    plan = read_plan([write({"same": {}})])
+    assert plan.adjustments["small"].after == 240
+    assert {name: each.key for name, each in plan.adjustments.items()} == {
+        "small": "model.d_model",
+        "narrow": "model.ffn.ratio",
+    }
+    with pytest.raises(UserError, match=r"^wide: params is 1\.\d+ of base's"):
+        read_plan([write({"wide": {"model": {"d_model": 250}}})])
+
+
+def test_the_run_keeps_what_was_solved(tmp_path: Path) -> None:
+    plan = read(tmp_path, {"d_model": 200}, "ffn")
+    layers = plan.run_recipe("other", 1).resolved().model.layers
+    assert {layer.ffn.d_ff for layer in layers} == {round(plan.adjustments["other"].after * 200)}
+
+
+def test_several_recipes_are_adjusted_from_the_command_line(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    paths[0].write_text(yaml.safe_dump(BASE))
+    paths[1].write_text(yaml.safe_dump(merge(BASE, {"model": {"d_model": 200}})))
+    plan = read_plan(paths, match="flops", adjust="ffn")
+    assert plan.match == plan.adjustments["b"].match == "flops"
+    assert list(plan.adjustments) == ["b"]
+    with pytest.raises(UserError, match=r"match\.quantity: got 'none'"):
+        read_plan(paths, match="none", adjust="ffn")
+
+
+def test_matching_can_be_turned_off(tmp_path: Path) -> None:
+    read(tmp_path, {"d_model": 200}, "ffn")
+    plan = read_plan([tmp_path / "pair.yaml"], match="none")
+    assert plan.match == "none"
+    assert not plan.adjustments
+    assert plan.recipes["other"].model.ffn == plan.recipes["base"].model.ffn
+
+
+class SizelessTemplate(FFNTemplate):
+    """A feed-forward, as a plugin may have it, that says of no size that it can be adjusted."""
+
+    kind: str = "sizeless"
+
+    def cost(self, d_model: float, d_out: float) -> Cost:
+        return Cost()
+
+    def at_width(self, d_model: int) -> SwiGLUConfig:
+        return SwiGLUConfig(d_ff=3)
+
+
+def test_a_feed_forward_that_names_no_size_is_refused(tmp_path: Path) -> None:
+    model = read(tmp_path, {}, "ffn").recipes["base"].model
+    with pytest.raises(UserError, match=r"model\.ffn\.kind: 'sizeless' does not say by which"):
+        Knob.of(model.model_copy(update={"ffn": SizelessTemplate()}), "ffn", 24)
+
+
+@pytest.mark.parametrize(
+    ("model", "adjust", "quantity", "named"),
+    [
+        ({"d_model": 200}, "shape", "params", r"^other: model\.shape\.kind: 'uniform' has no parameter"),
+        (
+            {"shape": {"kind": "explicit", "widths": [40] * 5}},
+            "shape",
+            "params",
+            r"^other: model\.shape\.kind: 'explicit' has no parameter",
+        ),
+        ({"d_model": 200}, "ffn", "kv_bytes", r"^other: kv_bytes is 0\.8333 of .* the nearest model\.ffn\.ratio, 3,"),
+        (
+            {"attention": {"head_dim": 80}, "ffn": {"ratio": 2.5}},
+            "d_model",
+            "params",
+            r"^other: params is .*nearest model\.d_",
+        ),
+        (
+            {"n_layers": 20},
+            "ffn",
+            "params",
+            r"^other: params is 1\.\d+ of .*nearest model\.ffn\.ratio, 0\.0041\d+, and",
+        ),
+        ({"d_model": 201}, "ffn", "params", r"^other: .*d_model: got 201"),
+    ],
+)
+def test_what_cannot_be_reached_is_refused(tmp_path: Path, model: dict, adjust: str, quantity: str, named: str) -> None:
+    with pytest.raises(UserError, match=named) as found:
+        read(tmp_path, model, adjust, quantity)
+    assert "\n" not in str(found.value)
+
+
+def test_a_model_that_grows_is_not_adjusted(tmp_path: Path) -> None:
+    growth = [{"at_step": 2, "model": {"n_layers": 8}}]
+    with pytest.raises(UserError, match=r"^other: growth: a model that grows"):
+        read(tmp_path, {}, "ffn", growth=growth)
+
+
+def test_a_model_of_written_out_layers_is_not_adjusted(tmp_path: Path) -> None:
+    explicit = read(tmp_path, {}, "ffn").recipes["base"].resolved()
+    assert isinstance(explicit, Recipe)
+    paths = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    for path in paths:
+        path.write_text(to_yaml(explicit))
+    with pytest.raises(UserError, match=r"^b: model\.layers: every layer is written out"):
+        read_plan(paths, adjust="d_model")
+
+
+@pytest.mark.parametrize(
+    ("match", "named"),
+    [
+        ({"adjust": "width"}, r"match\.adjust: got 'width'"),
+        ({"adjust": {"base": "ffn"}}, "the baseline"),
+        ({"adjust": {"othr": "ffn"}}, "did you mean 'other'"),
+        ({"quantity": "none", "adjust": "ffn"}, r"match\.quantity: got 'none'"),
+        ({"quantity": "params"}, r"match\.adjust: is required"),
+        ("parms", "match: got 'parms'"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, match: object, named: str) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "compare": {"match": match, "variants": {"base": {}, "other": {}}}}))
+    with pytest.raises(UserError, match=named):
+        read_plan([path])
