@@ -6,9 +6,10 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-from widthwise.config_io import UserError, merge, to_yaml
+from widthwise.config_io import UserError, to_yaml
 from widthwise.experiments.matching import LARGEST_MISMATCH, matched_ratio
 from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.merging import merge
 from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import FEED_FORWARDS, FFNTemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
