@@ -232,13 +232,28 @@ def test_nothing_is_overwritten(widthwise: Run, source: Path, tmp_path: Path) ->
     assert (code, "exists already" in err) == (2, True)
 
 
-def test_a_run_that_no_format_can_say_is_refused_in_one_line(widthwise: Run, recipe: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert widthwise("train", recipe, "model.ffn.kind=hourglass", "model.ffn.n_blocks=2", "--out", run)[0] == 0
-    code, _, err = widthwise("export", run, tmp_path / "out")
-    assert (code, len(err.strip().splitlines())) == (2, 1)
-    assert "layers.0.ffn.kind: got hourglass; cannot be exported; allowed: " in err
-    assert not (tmp_path / "out").exists()
+def test_a_run_that_no_format_can_say_leaves_as_our_own_and_comes_back(
+    widthwise: Run, recipe: Path, tmp_path: Path
+) -> None:
+    run, folder, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
+    changes = ("model.ffn.kind=hourglass", "model.ffn.n_blocks=2", "data.tokenizer=bpe-300", "model.vocab_size=300")
+    assert widthwise("train", recipe, *changes, "--out", run)[0] == 0
+    code, out, err = widthwise("export", run, folder, "--standalone")
+    assert (code, len(err.strip().splitlines())) == (0, 1)
+    assert "because no other format says all of it: layers.0.ffn.kind: got hourglass; llama has swiglu there" in err
+    assert "widthwise of step" in out
+    wanted = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    code_files = {"modeling_widthwise.py", "configuration_widthwise.py"}
+    assert {path.name for path in folder.iterdir()} == wanted | code_files | {"README.md"}
+    card = (folder / "README.md").read_text()
+    assert all(f"## {title}\n" in card for title in ("Use", "Shape", "Cost", "Training", "Evaluation"))
+    assert "nats_per_token" in card
+    assert widthwise("import", folder, again)[0] == 0
+    code, _, _ = widthwise("export", again, tmp_path / "twice")
+    assert code == 0
+    assert (tmp_path / "twice" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    prompt = ("--prompt", "def a", "--max-new-tokens", 5, "--temperature", 0)
+    assert widthwise("generate", run, *prompt)[1] == widthwise("generate", again, *prompt)[1]
 
 
 def test_a_model_trained_here_is_loaded_by_transformers(widthwise: Run, recipe: Path, tmp_path: Path) -> None:

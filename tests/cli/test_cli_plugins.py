@@ -70,7 +70,7 @@ def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, widthwis
     assert code == 0, err
     code, _, err = widthwise("export", run, "exported")
     assert (code, err.count("\n")) == (2, 1)
-    assert "residual.kind: got gated; cannot be exported; allowed: plain" in err
+    assert "residual.kind: got gated; cannot be exported; allowed: plain, hyper_connections" in err
     assert not Path("exported").exists()
 
 

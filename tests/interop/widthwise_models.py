@@ -1,5 +1,6 @@
 """Small models of ours that no other format says, with weights that are all different from their start."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from hf_models import VOCAB_SIZE
 from torch import Tensor
 
-from widthwise.config_io import parse
+from widthwise.config_io import parse, to_data
 from widthwise.interop.hf_export import Surroundings, export_hf
 from widthwise.interop.widthwise_code import AUTO_MAP, model_code
 from widthwise.model.config import ModelConfig
@@ -27,11 +28,105 @@ SHAPED: dict[str, Any] = {"shape": {**X, "quantum": 12}, "attention": GROUPED}
 MODELS: dict[str, dict[str, Any]] = {
     "slim": {"shape": X, "attention": {"head_dim": 6}},
     "slim_grouped": SHAPED,
+    "full": {"shape": {**X, "endpoints": "full"}, "attention": {"head_dim": 6}},
+    "zero": {"shape": X, "attention": {"head_dim": 6}, "residual": {"kind": "plain", "resize": "zero"}},
+    "projection": {
+        "shape": {**X, "endpoints": "full"},
+        "attention": {"head_dim": 6},
+        "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
+        "tie_embeddings": True,
+        "embedding_multiplier": 1.5,
+        "logit_multiplier": 0.6,
+    },
+    "reordered": {
+        **SHAPED,
+        "norm": {"placement": "reordered"},
+        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
+    },
+    "layer_norm": {
+        "shape": X,
+        "norm": {"kind": "layer"},
+        "attention": {"n_heads": 3, "rope_base": None, "bias": True, "out_bias": True},
+        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
+        "positions": {"n_positions": N_POSITIONS},
+    },
+    "hourglass": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
+    "hourglass_shared": {
+        **SHAPED,
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
+    },
+    "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": GROUPED},
+    "moe": {**SHAPED, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},
+    "slots": {
+        **SHAPED,
+        "residual": {"kind": "hyper_connections", "slot_width": 12, "n_slots": 6, "group_norm": "rms"},
+    },
+    "slots_static": {
+        "attention": GROUPED,
+        "residual": {
+            "kind": "hyper_connections",
+            "dynamic": False,
+            "n_fractions": 3,
+            "n_slots": 6,
+            "embedding": "slot",
+            "reduce": "slot",
+            "group_norm": "layer",
+            "multiplier": 0.9,
+        },
+    },
+    "slots_expanded": {
+        "attention": GROUPED,
+        "residual": {"kind": "hyper_connections", "n_slots": 2, "embedding": "expand"},
+        "tie_embeddings": True,
+    },
+    "dynamic": {**SHAPED, "ffn": {"kind": "dynamic", "ratio": 1.5}},
+    "dynamic_sliced": {
+        **SHAPED,
+        "ffn": {"kind": "dynamic", "execution": "sliced", "score": {"kind": "mlp"}, "mask": {"kind": "hard"}},
+    },
+    "dynamic_soft": {
+        "attention": GROUPED,
+        "ffn": {
+            "kind": "dynamic",
+            "score": {"kind": "token", "vocab_size": VOCAB_SIZE},
+            "mask": {"kind": "soft", "learn_temperature": True},
+        },
+    },
+    "mtp": {**SHAPED, "mtp": {"n_depths": 2}},
 }
 """Name -> what its recipe says of the model."""
 
 
+def _frozen(layer: dict[str, Any]) -> None:
+    """The constants that a layer keeps when it grows."""
+    layer["attention_norm"]["norm_dim"] -= 5
+    layer["ffn_norm"] |= {"stat_width": layer["d_model"] - 3, "eps": 2e-4}
+    layer["attention"] |= {"v_head_dim": 10, "scale": 0.3, "rope_frequencies": [1.0, 0.11, 0.02]}
+    layer["attention"]["qk_norm"] |= {"q_norm_dim": 4, "k_norm_dim": 5}
+
+
+def _inserted(layer: dict[str, Any]) -> None:
+    """Hidden units that came in two growths."""
+    d_ff = layer["ffn"]["d_ff"]
+    layer["ffn"]["grown_from"] = [d_ff - 11, d_ff - 4]
+
+
+GROWN: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "frozen": ("slim_grouped", _frozen),
+    "frozen_slots": ("slots", _frozen),
+    "inserted": ("dynamic_sliced", _inserted),
+}
+"""Name -> the model that grew, and what its layers have from there."""
+NAMES = (*MODELS, *GROWN)
+
+
 def config_of(name: str) -> ModelConfig:
+    if name in GROWN:
+        source, change = GROWN[name]
+        grown = to_data(config_of(source))
+        for layer in grown["layers"]:
+            change(layer)
+        return parse(ModelConfig, grown)
     data = {"vocab_size": VOCAB_SIZE, "d_model": 36, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
     return parse(ModelTemplate, {**data, **MODELS[name]}).resolve(seq_len=16)
 

@@ -62,15 +62,18 @@ NAMES = {
     "w_gate": "gate_proj",
     "w_up": "up_proj",
     "w_down": "down_proj",
+    "w_router": "router",
     "head": "lm_head",
     "exit": None,
     "resize": None,
     "temperature": None,
+    "w_expand": None,
+    "w_reduce": None,
 }
 """Parts of our names -> those of the tensors, by which other programs know them; None: left out."""
 
-FEED_FORWARDS = ("swiglu",)
-RESIDUALS = ("plain",)
+FEED_FORWARDS = ("swiglu", "mlp", "hourglass", "moe", "dynamic")
+RESIDUALS = ("plain", "hyper_connections")
 
 
 class Widthwise(Architecture):

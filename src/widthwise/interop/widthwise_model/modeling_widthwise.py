@@ -6,12 +6,15 @@ Reading order: the stream and what reads and writes it, the norm, attention, the
 The file needs torch and transformers only.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softmax
+from torch.nn.functional import gelu, layer_norm, linear, pad, relu, silu, softmax
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
@@ -27,42 +30,6 @@ from .configuration_widthwise import WidthwiseConfig
 def wide(x: Tensor) -> Tensor:
     """x in fp32, or unchanged if it is wider."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-# The stream. It is (B, T, hidden_size) between all layers; a sublayer reads and writes its first coordinates only, so
-# that the others keep what the last layer wide enough to own them left there.
-
-
-class PlainResidual(nn.Module):
-    """The sublayer reads the first d_read coordinates, and its update is added to as many as it has.
-
-    In front of a wider layer the coordinates that become its own stay as they are (`carry`), or become 0 (`zero`) or a
-    learned projection of the others (`projection`).
-    """
-
-    def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
-        super().__init__()
-        self.d_before, self.d_read, self.multiplier = d_before, d_read, residual["multiplier"]
-        self.resize = residual["resize"] if d_read > d_before else "carry"
-        if self.resize == "projection":
-            self.w_widen = nn.Linear(d_before, d_read - d_before, bias=False)
-
-    def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the sublayer, and what `write` needs."""
-        if self.resize != "carry":
-            kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
-            widened = self.w_widen(kept) if self.resize == "projection" else torch.zeros_like(widened)
-            stream = torch.cat((kept, widened.to(stream.dtype), stream[..., self.d_read :]), dim=-1)
-        return stream[..., : self.d_read], stream
-
-    def write(self, kept: Tensor, update: Tensor) -> Tensor:
-        """The stream with the update in it."""
-        d_write = update.shape[-1]
-        written = torch.add(kept[..., :d_write], update, alpha=self.multiplier)
-        return torch.cat((written, kept[..., d_write:]), dim=-1)
-
-
-RESIDUALS = {"plain": PlainResidual}
 
 
 def normalised_width(placement: str, d_read: int, d_write: int) -> int:
@@ -118,6 +85,152 @@ def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) 
     """Of a sublayer that reads d_read coordinates and writes d_write."""
     width = normalised_width(placement, d_read, d_write)
     return Norm(width, **norm, placement=placement) if width else NoNorm()
+
+
+# The stream is (B, T, hidden_size) between all layers.
+
+
+class Mixture(nn.Linear):
+    """A matrix between the slots and the embedding or the head; of kind `slot` one for all coordinates of a slot."""
+
+    def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
+        width = slot_width if kind == "slot" else 1
+        super().__init__(d_in // width, d_out // width, bias=False)
+        self.width = width
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input: (..., d_in) -> (..., d_out)."""
+        if self.width == 1:
+            return super().forward(input)
+        return (self.weight.to(input.dtype) @ input.unflatten(-1, (-1, self.width))).flatten(-2)
+
+
+class GroupNorm(nn.Module):
+    """Normalises every `group` consecutive coordinates of the stream, with a gain for each of all of them."""
+
+    def __init__(self, kind: str, group: int, width: int, eps: float, norm_dim: int):
+        super().__init__()
+        self.group = group
+        self.norm = Norm(width, "rms", eps, norm_dim)
+        self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
+
+    def forward(self, stream: Tensor) -> Tensor:
+        groups = wide(stream).unflatten(-1, (-1, self.group))
+        if self.bias is not None:
+            groups = groups - groups.mean(dim=-1, keepdim=True)
+        inverse = torch.rsqrt(groups.square().sum(dim=-1, keepdim=True) / self.norm.norm_dim + self.norm.eps)
+        y = (groups * inverse).flatten(-2) * self.norm.weight
+        return (y if self.bias is None else y + self.bias).to(stream.dtype)
+
+
+class Ends(NamedTuple):
+    """What stands between the stream and the embedding, and between it and the head."""
+
+    n_columns: int
+    """Of the embedding."""
+    entry: Mixture | None = None
+    group_norm: GroupNorm | None = None
+    reduce: Mixture | None = None
+
+
+class PlainResidual(nn.Module):
+    """The sublayer reads the first d_read coordinates of the stream, and its update is added to as many as it has.
+
+    The others keep what the last layer wide enough to own them left there.
+    In front of a wider layer the coordinates that become its own stay as they are (`carry`), or become 0 (`zero`) or a
+    learned projection of the others (`projection`).
+    """
+
+    def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
+        super().__init__()
+        self.d_before, self.d_read, self.multiplier = d_before, d_read, residual["multiplier"]
+        self.resize = residual["resize"] if d_read > d_before else "carry"
+        if self.resize == "projection":
+            self.w_widen = nn.Linear(d_before, d_read - d_before, bias=False)
+
+    @staticmethod
+    def ends(config: Any) -> Ends:
+        return Ends(config.embedding_size)
+
+    def read(self, stream: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the sublayer, and what `write` needs."""
+        if self.resize != "carry":
+            kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
+            widened = self.w_widen(kept) if self.resize == "projection" else torch.zeros_like(widened)
+            stream = torch.cat((kept, widened.to(stream.dtype), stream[..., self.d_read :]), dim=-1)
+        return stream[..., : self.d_read], stream
+
+    def write(self, kept: Tensor, update: Tensor) -> Tensor:
+        """The stream with the update in it."""
+        d_write = update.shape[-1]
+        written = torch.add(kept[..., :d_write], update, alpha=self.multiplier)
+        return torch.cat((written, kept[..., d_write:]), dim=-1)
+
+
+class HyperConnection(nn.Module):
+    """The stream is n slots of equal width; the sublayer reads and writes learned mixtures of them.
+
+    A table of n rows [read | carry | write] holds the weights of all three mixtures, the carry as the deviation from
+    the identity. With `dynamic` each token adds scale * tanh(slot / rms(slot) * gain / sqrt(slot_width) * matrix).
+    """
+
+    def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
+        super().__init__()
+        self.slot_width, self.n_slots, self.multiplier = (
+            residual[key] for key in ("slot_width", "n_slots", "multiplier")
+        )
+        self.n_read, n_write = d_read // self.slot_width, d_write // self.slot_width
+        self.n_coefficients = self.n_read + self.n_slots + n_write
+        self.static = nn.Parameter(torch.zeros(self.n_slots * self.n_coefficients))
+        self.dynamic, self.scale = None, None
+        if residual["dynamic"]:
+            norm_dim = residual["slot_norm_dim"] or self.slot_width
+            self.eps = residual["eps"] * (norm_dim / self.slot_width)
+            self.norm = Norm(self.slot_width, "rms", residual["eps"], norm_dim)
+            self.dynamic = nn.Linear(self.slot_width, self.n_coefficients, bias=False)
+            self.scale = nn.Parameter(torch.ones(self.n_slots * self.n_coefficients))
+
+    @staticmethod
+    def ends(config: Any) -> Ends:
+        said, width, d_model = config.residual, config.hidden_size, config.embedding_size
+        embedding, b, eps = said["embedding"], said["slot_width"], config.final_norm["eps"]
+        return Ends(
+            width if embedding == "direct" else d_model,
+            Mixture(embedding, d_model, width, b) if embedding in ("expand", "slot") else None,
+            GroupNorm(kind, d_model, width, eps, said["group_norm_dim"] or d_model)
+            if (kind := said["group_norm"])
+            else None,
+            Mixture(said["reduce"], width, d_model, b),
+        )
+
+    def coefficients(self, slots: Tensor) -> Tensor:
+        """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
+        table = (self.n_slots, self.n_coefficients)
+        static = self.static.view(table).to(slots.dtype)
+        if self.dynamic is None or self.scale is None:
+            return static
+        matrix = (self.norm.weight / math.sqrt(self.slot_width))[:, None] * self.dynamic.weight.T
+        inverse_rms = torch.rsqrt(slots.square().mean(dim=-1, keepdim=True) + self.eps)
+        return self.scale.view(table) * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + static
+
+    def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The input of the sublayer, and what `write` needs."""
+        slots = wide(stream).unflatten(-1, (self.n_slots, self.slot_width))
+        coefficients = self.coefficients(slots)
+        x = coefficients[..., : self.n_read].transpose(-1, -2) @ slots
+        return x.flatten(-2).to(stream.dtype), (stream, coefficients)
+
+    def write(self, kept: tuple[Tensor, Tensor], update: Tensor) -> Tensor:
+        """The stream with the update in it."""
+        stream, coefficients = kept
+        slots = stream.to(coefficients.dtype).unflatten(-1, (self.n_slots, self.slot_width))
+        blocks = update.to(coefficients.dtype).unflatten(-1, (-1, self.slot_width))
+        _, carry, write = coefficients.split((self.n_read, self.n_slots, blocks.shape[-2]), dim=-1)
+        written = slots + carry.transpose(-1, -2) @ slots + (self.multiplier * write) @ blocks
+        return written.flatten(-2).to(stream.dtype)
+
+
+RESIDUALS = {"plain": PlainResidual, "hyper_connections": HyperConnection}
 
 
 Rope = tuple[int, float, tuple[float, ...] | None]
@@ -239,17 +352,299 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
         """x: (B, T, layer_width), the stream -> the update (B, T, layer_out)."""
-        x = self.norm.before(x)
-        return self.norm.after(self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x)))
+        return self.within(self.norm, x)
+
+    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
+        """The same with another norm."""
+        x = norm.before(x)
+        return norm.after(self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x)))
 
 
 def ffn_norm(layer: Any) -> Norm | NoNorm:
     """The norm of a feed-forward that has one."""
-    assert layer.ffn_norm is not None
     return build_norm(layer.norm_placement, layer.layer_width, layer.layer_out, layer.ffn_norm)
 
 
-FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {"swiglu": SwiGLU.of}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "relu": relu,
+    "relu2": lambda x: relu(x).square(),
+    "silu": silu,
+}
+
+
+class MLP(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, layer: Any, ffn: dict[str, Any]):
+        super().__init__()
+        self.norm = ffn_norm(layer)
+        self.activation = ACTIVATIONS[ffn["activation"]]
+        self.up_proj = nn.Linear(layer.layer_width, ffn["d_ff"], bias=ffn["bias"])
+        self.down_proj = nn.Linear(ffn["d_ff"], layer.layer_out, bias=ffn["bias"])
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        return self.norm.after(self.down_proj(self.activation(self.up_proj(self.norm.before(x)))))
+
+
+class Hourglass(nn.Module):
+    """A stack of narrow SwiGLUs: h = h + block(h). The update is what they add up to.
+
+    Blocks may share the matrices of the first one; each has its own norm, unless one norm stands before the stack.
+    """
+
+    def __init__(self, layer: Any, ffn: dict[str, Any]):
+        super().__init__()
+        d_model, self.d_out, n_blocks = layer.layer_width, layer.layer_out, ffn["n_blocks"]
+        self.multiplier, self.is_shared = ffn["block_multiplier"], ffn["share_weights"]
+        widths = ffn["d_hidden"] if isinstance(ffn["d_hidden"], list) else [ffn["d_hidden"]] * n_blocks
+        outputs = [d_model] * (n_blocks - 1) + [d_model if self.is_shared else self.d_out]
+        own = "none" if ffn["norm"] == "shared" else ffn["norm"] or layer.norm_placement
+        norms = [self._norm(layer, own, d_write) for d_write in outputs]
+        self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
+        n_whole = 1 if self.is_shared else n_blocks
+        blocks = [SwiGLU(d_model, *sizes) for sizes in zip(widths[:n_whole], outputs, norms)]
+        self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
+
+    @staticmethod
+    def _norm(layer: Any, placement: str, d_write: int) -> Norm | NoNorm:
+        """Of a block that writes d_write coordinates; its divisor differs from the layer's by as much as its width."""
+        d_read = layer.layer_width
+        width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
+        change = (normalised_width(placement, d_read, d_write) or width) - width
+        return build_norm(
+            placement, d_read, d_write, {**layer.ffn_norm, "norm_dim": layer.ffn_norm["norm_dim"] + change}
+        )
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        entered = self.norm.before(x)
+        blocks: list[Any] = list(self.blocks)
+        first, *others = blocks
+        total = first(entered)
+        for block in others:
+            state = torch.add(entered, total, alpha=self.multiplier)
+            update = first.within(block.norm, state) if self.is_shared else block(state)
+            total = total[..., : update.shape[-1]] + update
+        return total[..., : self.d_out]
+
+
+class Experts(nn.Module):
+    """The matrices of several experts, stacked along the rows."""
+
+    def __init__(self, n_experts: int, d_in: int, d_out: int):
+        super().__init__()
+        self.n_experts = n_experts
+        self.weight = nn.Parameter(torch.empty(n_experts * d_out, d_in))
+
+    def forward(self, x: Tensor, expert: int) -> Tensor:
+        return linear(x, self.weight.unflatten(0, (self.n_experts, -1))[expert])
+
+
+class MoE(nn.Module):
+    """The sum over the top_k experts of weight * expert(x), and a shared expert if there is one.
+
+    The weights are the softmax over the chosen experts' logits. There is no auxiliary loss here.
+    """
+
+    def __init__(self, layer: Any, ffn: dict[str, Any]):
+        super().__init__()
+        d_model, d_out, d_expert = layer.layer_width, layer.layer_out, ffn["d_expert"]
+        self.n_experts, self.top_k = ffn["n_experts"], ffn["top_k"]
+        self.norm = ffn_norm(layer)
+        self.router = nn.Linear(d_model, self.n_experts, bias=False)
+        self.gate_proj = Experts(self.n_experts, d_model, d_expert)
+        self.up_proj = Experts(self.n_experts, d_model, d_expert)
+        self.down_proj = Experts(self.n_experts, d_expert, d_out)
+        self.shared = SwiGLU(d_model, ffn["d_shared"], d_out, NoNorm()) if ffn["d_shared"] else None
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        x = self.norm.before(x)
+        tokens = x.flatten(0, 1)
+        best, chosen = wide(self.router(tokens)).topk(self.top_k, dim=-1)
+        weights = best.softmax(dim=-1)
+        total = weights.new_zeros(len(tokens), len(self.down_proj.weight) // self.n_experts)
+        for expert in range(self.n_experts):
+            token, place = (chosen == expert).nonzero(as_tuple=True)
+            seen = tokens[token]
+            hidden = silu(self.gate_proj(seen, expert)) * self.up_proj(seen, expert)
+            total = total.index_add(0, token, self.down_proj(hidden, expert) * weights[token, place, None])
+        update = total.to(x.dtype).unflatten(0, x.shape[:2])
+        return self.norm.after(update if self.shared is None else update + self.shared(x))
+
+
+class WidthScore(nn.Module):
+    """From a token's features (B, T, d_model) the number (B, T) that decides how many hidden units it uses."""
+
+    def __init__(self, score: dict[str, Any], d_model: int):
+        super().__init__()
+        self.log_gain = nn.Parameter(torch.zeros(1)) if score.get("learn_gain") else None
+
+    def forward(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        """x: what the feed-forward reads, normalised; stream: the same before the norm."""
+        found = self.before_gain(x, stream, input_ids)
+        return found if self.log_gain is None else wide(self.log_gain).exp() * found
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class ConstScore(WidthScore):
+    """Always 0: a learned width of the layer, the same for all tokens."""
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return torch.zeros_like(wide(x[..., 0]))
+
+
+class TokenScore(WidthScore):
+    """A learned number for each token of the vocabulary."""
+
+    def __init__(self, score: dict[str, Any], d_model: int):
+        super().__init__(score, d_model)
+        self.table = nn.Parameter(torch.zeros(score["vocab_size"]))
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        if input_ids is None:
+            raise ValueError("hidden widths depend on the tokens; give input_ids instead of inputs_embeds")
+        return wide(self.table)[input_ids]
+
+
+class RandomScore(WidthScore):
+    """logit(u) with u ~ U(0, 1): a control."""
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return torch.rand_like(wide(x[..., 0])).clamp(min=2**-25).logit()
+
+
+class LayerNormMeanScore(WidthScore):
+    """mean(LayerNorm(x))."""
+
+    def __init__(self, score: dict[str, Any], d_model: int):
+        super().__init__(score, d_model)
+        self.scale, self.shift = nn.Parameter(torch.ones(d_model)), nn.Parameter(torch.zeros(d_model))
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return layer_norm(wide(x), x.shape[-1:], wide(self.scale), wide(self.shift), SCORE_EPS).mean(dim=-1)
+
+
+class RMSMeanScore(WidthScore):
+    """mean(x) / rms(x)."""
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        y = wide(x)
+        return y.mean(dim=-1) * (y.square().mean(dim=-1) + SCORE_EPS).rsqrt()
+
+
+class RawMeanScore(WidthScore):
+    """The mean of the stream before the norm."""
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return wide(stream).mean(dim=-1)
+
+
+class LinearScore(WidthScore):
+    """v . x"""
+
+    def __init__(self, score: dict[str, Any], d_model: int):
+        super().__init__(score, d_model)
+        self.v = nn.Linear(d_model, 1, bias=False)
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return linear(wide(x), wide(self.v.weight))[..., 0]
+
+
+class MLPScore(WidthScore):
+    """v . silu(W x)"""
+
+    def __init__(self, score: dict[str, Any], d_model: int):
+        super().__init__(score, d_model)
+        self.w_in = nn.Linear(d_model, score["d_hidden"], bias=False)
+        self.v = nn.Linear(score["d_hidden"], 1, bias=False)
+
+    def before_gain(self, x: Tensor, stream: Tensor, input_ids: Tensor | None) -> Tensor:
+        return linear(silu(linear(wide(x), wide(self.w_in.weight))), wide(self.v.weight))[..., 0]
+
+
+SCORE_EPS = 1e-5
+SCORES: dict[str, type[WidthScore]] = {
+    "const": ConstScore,
+    "token": TokenScore,
+    "random": RandomScore,
+    "ln_mean": LayerNormMeanScore,
+    "rms_mean": RMSMeanScore,
+    "raw_mean": RawMeanScore,
+    "linear": LinearScore,
+    "mlp": MLPScore,
+}
+
+
+class WidthMask(nn.Module):
+    """1 for the units whose centre lies below the width and 0 for the others; or softer where the kind says so.
+
+    As in evaluation, in training too: fine-tune with widthwise where widths are to be learned further.
+    """
+
+    def __init__(self, mask: dict[str, Any], d_ff: int):
+        super().__init__()
+        is_soft = mask["kind"] == "linear_ramp" or (mask["kind"] == "soft" and not mask["hard_eval"])
+        self.kind = mask["kind"] if is_soft else "step"
+        self.temperature: Any = mask.get("temperature")
+        self.highest = max(1.0, d_ff / 16)
+        self.theta = nn.Parameter(torch.zeros(1)) if mask.get("learn_temperature") else None
+
+    def forward(self, width: Tensor, centres: Tensor) -> Tensor:
+        """width: (B, T, 1), centres: (d_ff,), both in units -> (B, T, d_ff)."""
+        distance = width - centres
+        if self.kind == "step":
+            return (distance > 0).to(width.dtype)
+        temperature = self.temperature
+        if self.theta is not None:
+            temperature = (self.temperature * self.theta.exp()).clamp(1.0, self.highest)
+        return (
+            torch.sigmoid(distance / temperature) if self.kind == "soft" else (distance / temperature + 0.5).clamp(0, 1)
+        )
+
+
+def unit_centres(sizes: list[int], like: Tensor) -> Tensor:
+    """(d_ff,): where each hidden unit lies, ascending; i + 1/2 for the units that a layer began with.
+
+    sizes: the numbers of units that the layer has had. Units of one growth lie evenly among the others.
+    """
+    added = [sizes[0], *(after - before for before, after in pairwise(sizes))]
+    odd = [torch.arange(1, 2 * n, 2, dtype=torch.float64, device=like.device) for n in added]
+    ranks = torch.cat([numerators * sizes[0] / (2 * n) for numerators, n in zip(odd, added)])
+    return ranks.sort().values.to(like.dtype)
+
+
+class DynamicWidth(SwiGLU):
+    """A SwiGLU in which each token uses only its first hidden units, as many as its score says."""
+
+    def __init__(self, layer: Any, ffn: dict[str, Any]):
+        super().__init__(layer.layer_width, ffn["d_ff"], layer.layer_out, ffn_norm(layer))
+        self.sizes, self.min_fraction = [*ffn["grown_from"], ffn["d_ff"]], ffn["min_fraction"]
+        self.score, self.bias, self.mask = None, None, WidthMask(ffn["mask"], self.sizes[0])
+        if ffn["mask"]["kind"] != "none":
+            self.score = SCORES[ffn["score"]["kind"]](ffn["score"], layer.layer_width)
+            self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+        if self.score is None or self.bias is None:
+            return super().forward(x)
+        stream, x = x, self.norm.before(x)
+        level = torch.sigmoid(self.score(x, stream, input_ids) + wide(self.bias))
+        width = self.sizes[0] * (self.min_fraction + (1 - self.min_fraction) * level)
+        used = self.mask(width[..., None], unit_centres(self.sizes, width))
+        hidden = silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.norm.after(self.down_proj(hidden * used.to(hidden.dtype)))
+
+
+FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
+    "swiglu": SwiGLU.of,
+    "mlp": MLP,
+    "hourglass": Hourglass,
+    "moe": MoE,
+    "dynamic": DynamicWidth,
+}
 
 
 class WidthwiseDecoderLayer(GradientCheckpointingLayer):
@@ -295,13 +690,13 @@ class WidthwiseModel(WidthwisePreTrainedModel):
 
     def __init__(self, config: Any):
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.embedding_size)
+        d_model, ends = config.embedding_size, RESIDUALS[config.residual["kind"]].ends(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, ends.n_columns)
         has_positions = config.learned_positions
-        self.embed_positions = (
-            nn.Embedding(config.max_position_embeddings, config.embedding_size) if has_positions else None
-        )
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, ends.n_columns) if has_positions else None
+        self.entry, self.group_norm, self.reduce = ends.entry, ends.group_norm, ends.reduce
         layers = config.per_layer_config
-        before = [config.embedding_size, *(layer.layer_out for layer in layers)]
+        before = [d_model, *(layer.layer_out for layer in layers)]
         self.layers = nn.ModuleList(WidthwiseDecoderLayer(config, i, before[i]) for i in range(len(layers)))
         self.ropes = {rope for layer in layers if (rope := rope_of(layer)) is not None}
         self.norm = Norm(config.final_norm_width, **config.final_norm)
@@ -356,11 +751,17 @@ class WidthwiseModel(WidthwisePreTrainedModel):
         rows = rows * self.config.embedding_multiplier
         if self.embed_positions is not None:
             rows = rows + self.embed_positions(position_ids)
+        if self.entry is not None:
+            rows = self.entry(rows)
         return pad(rows, (0, self.config.hidden_size - rows.shape[-1]))
 
     def leave(self, stream: Tensor) -> Tensor:
         """The stream after the last layer -> what the head reads; coordinates beyond the norm pass as they are."""
         n, d_model = self.config.final_norm_width, self.config.embedding_size
+        if self.group_norm is not None:
+            stream = self.group_norm(stream)
+        if self.reduce is not None:
+            stream = self.reduce(stream)
         return torch.cat((self.norm(stream[..., :n]), stream[..., n:]), dim=-1)[..., :d_model]
 
 
