@@ -8,26 +8,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.model.decoder import Decoder
+from widthwise.model.parts import part_of
 
 
 def on_meta(make: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
         return make()
-
-
-def part_of(name: str) -> str:
-    """The part of the cost table to which a parameter of a decoder belongs."""
-    first = name.split(".")[0]
-    if first in ("embedding", "head", "mtp"):
-        return first
-    if first == "positions":
-        return "embedding"
-    if first in ("entry", "exit"):
-        return {"entry": "embedding", "exit": "norm" if name.startswith("exit.norm.") else "residual"}[first]
-    sublayer = name.split(".")[2]
-    if sublayer.endswith("residual"):
-        return "residual"
-    return "norm" if name.endswith(("norm.weight", "norm.bias.weight")) else sublayer
 
 
 def parameters_by_part(model: Decoder) -> dict[str, int]:

@@ -24,6 +24,7 @@ from widthwise.cli.import_ import import_
 from widthwise.cli.inspect import inspect
 from widthwise.cli.lm_eval import PASSED_ON, lm_eval
 from widthwise.cli.pad import pad
+from widthwise.cli.plan import plan
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
 from widthwise.cli.search import search
@@ -52,6 +53,7 @@ for verb in (
     inspect,
     design,
     search,
+    plan,
     train,
     resume,
     grow,

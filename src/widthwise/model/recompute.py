@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.kv_cache import LayerCache
+from widthwise.records.cost import PARTS
 
 ActivationCheckpointing = Literal["none", "layer", "selective"]
 
@@ -57,17 +58,48 @@ class Recompute:
         """
         outside = list(model.end_costs().values())
         if model.mtp is not None:
-            head = Cost()  # whose product keeps nothing
-            outside += [model.mtp.exit_cost(model.residual, model.d_model, head)] * model.mtp.n_depths
-        layers = [cost for i, cost in self._indexed_costs(model) if not self.is_recomputed(i)]
+            outside += [_mtp_exit(model)] * model.mtp.n_depths
+        return activations_of(*outside, *self.kept_by_layer(model))
+
+    def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
+        """What is kept of each layer and further head, in the order of the forward pass.
+
+        Of one that runs again that is its input, as far as no layer before it keeps the same.
+        """
         with torch.device("meta"):
-            streams = [stream for i, stream in _inputs(model) if self.is_recomputed(i)]
-        return _activations([*outside, *layers, Cost(activation_fp32_elements=_n_elements(streams))])
+            inputs = _inputs(model)
+        found, streams, n_elements = list[Cost](), list[Any](), 0
+        for (i, cost), (_, stream) in zip(self._indexed_costs(model), inputs, strict=True):
+            if self.is_recomputed(i):
+                streams.append(stream)
+                n_before, n_elements = n_elements, _n_elements(streams)
+                found.append(Cost(activation_fp32_elements=n_elements - n_before))
+            else:
+                found.append(activations_of(cost))
+        return found
+
+    def kept_by_part(self, model: ModelConfig) -> dict[str | None, Cost]:
+        """What is kept by part of the model; None: the inputs of layers that run again."""
+        found: dict[str | None, Cost] = dict.fromkeys((*PARTS, None), Cost())
+        layers = [costs for i, costs in enumerate(model.layer_costs()) if not self.is_recomputed(i)]
+        for costs in (model.end_costs(), *layers):
+            found |= {part: found[part] + activations_of(cost) for part, cost in costs.items()}
+        by_layer = self.kept_by_layer(model)
+        for (i, _), kept in zip(self._indexed_costs(model), by_layer, strict=True):
+            if self.is_recomputed(i):
+                found[None] += kept
+        if model.mtp is not None:
+            depths = [kept for k, kept in enumerate(by_layer[model.n_layers :]) if not self.is_recomputed(k)]
+            found["mtp"] = activations_of(*depths, *[_mtp_exit(model)] * model.mtp.n_depths)
+        return found
+
+    def made_again(self, model: ModelConfig) -> list[Cost]:
+        """What the backward pass makes again of each layer and further head, in the order of the forward pass."""
+        return [activations_of(cost) if self.is_recomputed(i) else Cost() for i, cost in self._indexed_costs(model)]
 
     def activations(self, model: ModelConfig) -> Cost:
         """At most what is kept at any moment: `kept`, and the largest layer that runs again."""
-        again = [_activations([cost]) for i, cost in self._indexed_costs(model) if self.is_recomputed(i)]
-        return self.kept(model) + max(again, key=Cost.activation_bytes, default=Cost())
+        return self.kept(model) + max(self.made_again(model), key=Cost.activation_bytes)
 
     def repeated_flops(self, model: ModelConfig, seq_len: int) -> float:
         """FLOPs per token of the layers that run again, without their backward passes."""
@@ -82,7 +114,14 @@ class Recompute:
             yield from ((k, model.mtp.slots_cost(residual, model.d_model)) for k in range(model.mtp.n_depths))
 
 
-def _activations(costs: list[Cost]) -> Cost:
+def _mtp_exit(model: ModelConfig) -> Cost:
+    """Of one further head; its product with the head's matrix keeps nothing."""
+    assert model.mtp is not None
+    return model.mtp.exit_cost(model.residual, model.d_model, head=Cost())
+
+
+def activations_of(*costs: Cost) -> Cost:
+    """The activations of some parts, and nothing else of their cost."""
     total = sum(costs, Cost())
     return Cost(activation_elements=total.activation_elements, activation_fp32_elements=total.activation_fp32_elements)
 

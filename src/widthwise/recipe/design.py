@@ -89,7 +89,7 @@ def design_recipe(
     return text, summary
 
 
-def parse_quantity(text: str) -> float:
+def parse_quantity(text: str, option: str = "--budget") -> float:
     """ "30M" -> 3e7. Raises UserError."""
     number, suffix = (text[:-1], SUFFIXES[text[-1]]) if text[-1:] in SUFFIXES else (text, 1.0)
     try:
@@ -97,7 +97,7 @@ def parse_quantity(text: str) -> float:
     except ValueError:
         value = 0.0
     if not value > 0 or value == float("inf"):
-        raise UserError(f"--budget: got {text!r}; expected a positive number such as 30M or 2.5G")
+        raise UserError(f"{option}: got {text!r}; expected a positive number such as 30M or 2.5G")
     return value
 
 

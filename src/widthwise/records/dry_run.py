@@ -17,20 +17,25 @@ class UnitSize(Record):
 
 
 class RankMemory(Record):
-    """Bytes that a process needs: the sum of what follows, an upper estimate, because not all is there at once."""
+    """Bytes that a process needs at the moment of a step when it needs the most: the sum of what follows."""
 
+    moment: str
+    """The loss, the update, or the layer or further head at which the backward pass is."""
     parameter_bytes: int
     """Its blocks of the parameters, in fp32, padding included."""
     gradient_bytes: int
-    """Its blocks of the gradients; where a step has several passes all gradients, which stay whole until the last."""
+    """Its blocks of the gradients that are there; where a step has several passes all gradients, which stay whole until
+    the last."""
     optimizer_bytes: int
     """Of its blocks of the parameters."""
     root_bytes: int
     """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
     cast_weight_bytes: int
-    """The layers' matrices in bf16, which autograd keeps from forward to backward; 0 in fp32."""
+    """The layers' matrices in bf16, which autograd keeps from forward to backward, as far as they are there; 0 in
+    fp32."""
     activation_bytes: int
-    """What else autograd keeps of one pass, by the cost model."""
+    """What else autograd keeps of one pass, by the cost model; at a layer also what that makes again, and the gradients
+    of its activations."""
     buffer_bytes: int
     """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
     gradients."""
@@ -38,7 +43,7 @@ class RankMemory(Record):
     @pydantic.computed_field
     @property
     def total_bytes(self) -> int:
-        return sum(getattr(self, name) for name in type(self).model_fields)
+        return sum(getattr(self, name) for name in type(self).model_fields if name != "moment")
 
 
 class StepTraffic(Record):

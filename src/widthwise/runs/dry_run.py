@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.model.recompute import RECOMPUTE
+from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing
 from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.dry_run import Deployment, DryRun, StepTraffic, Times, UnitSize
@@ -38,14 +39,17 @@ def dry_run(recipe: Recipe, n_devices: Sequence[int], machines: Machines | None 
     )
 
 
+def work(model: ModelConfig, seq_len: int, kind: ActivationCheckpointing) -> float:
+    """FLOPs that a device computes over those that training needs, which layers that run again make more."""
+    return 1 + RECOMPUTE[kind].repeated_flops(model, seq_len) / model.cost().training_flops(seq_len)
+
+
 class _Predictor:
     def __init__(self, recipe: Recipe, model: ShardedModel, machines: Machines | None):
         self._recipe, self._train, self._model, self._machines = recipe, recipe.train, model, machines
         config, seq_len = recipe.final_model, recipe.seq_len
         self._flops_per_token = config.cost().training_flops(seq_len)
-        repeated = RECOMPUTE[recipe.train.activation_checkpointing].repeated_flops(config, seq_len)
-        self._work = 1 + repeated / self._flops_per_token
-        """FLOPs that a device computes over those that training needs."""
+        self._work = work(config, seq_len, recipe.train.activation_checkpointing)
 
     def deployment(self, layout: Layout) -> Deployment:
         n_tokens = layout.batch_size * self._recipe.seq_len * layout.n_passes_each

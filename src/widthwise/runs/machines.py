@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from widthwise.config_io import UserError
-from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.runs.devices import DEFAULT_MFU, Device
 
 DEVICES_PER_NODE = 8
-DEFAULT_MFU = 0.4
 
 
 @dataclass(frozen=True)
@@ -17,8 +16,7 @@ class Machines:
 
     name: str
     memory_bytes: int
-    """Gigabytes of the data sheet, 10^9 bytes each. Drivers show up to 7% more, which leaves room for the CUDA context
-    and the buffers of NCCL."""
+    """See `devices.Device`; the room that is left takes the buffers of NCCL too."""
     node_bytes_per_second: float
     """To the other devices of its node."""
     network_bytes_per_second: float
@@ -44,7 +42,9 @@ class Machines:
 
     @property
     def peak_flops_per_second(self) -> float:
-        return PEAK_BF16_FLOPS_PER_SECOND[self.name]
+        peak = Device.named(self.name).peak_flops_per_second
+        assert peak is not None
+        return peak
 
     @property
     def flops_per_second(self) -> float:
@@ -69,11 +69,11 @@ class Machines:
         )
 
 
-MACHINES = (
-    Machines("A100", 80 * 10**9, 300e9, 25e9),
-    Machines("H100", 80 * 10**9, 450e9, 50e9),
-    Machines("H200", 141 * 10**9, 450e9, 50e9),
-    Machines("B200", 180 * 10**9, 900e9, 50e9),
-)
-"""By NVIDIA's data sheets of the DGX systems A100 (80 GB), H100, H200 and B200: memory, half of the NVLink bandwidth,
-which is given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""
+def _known(name: str, node_gigabytes_per_second: float, network_gigabytes_per_second: float) -> Machines:
+    memory_bytes = Device.named(name).memory_bytes
+    return Machines(name, memory_bytes, node_gigabytes_per_second * 1e9, network_gigabytes_per_second * 1e9)
+
+
+MACHINES = (_known("A100", 300, 25), _known("H100", 450, 50), _known("H200", 450, 50), _known("B200", 900, 50))
+"""By NVIDIA's data sheets of the DGX systems A100 (80 GB), H100, H200 and B200: half of the NVLink bandwidth, which is
+given for both directions, and one InfiniBand port a GPU, of 200 Gb/s, later 400 Gb/s."""

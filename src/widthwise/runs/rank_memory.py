@@ -4,15 +4,22 @@ Weights, gradients and optimizer state are fp32, gathered and reduced as they ar
 and again for its backward pass; the next one is gathered meanwhile. The rest of the model, the root, stays gathered
 from the forward to the end of the backward pass. Gradients stay whole until the last pass of a step, which reduces them
 unit by unit: each whole one makes room for its shard. A process that is alone gathers and reduces nothing.
+
+Memory is followed through a step. In the loss all activations are there; in the backward pass gradients take the place
+of activations, layer by layer; in the update all gradients are. The moment with the most counts.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from torch import nn
 
 from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
 from widthwise.model.axes import Linear
+from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
-from widthwise.model.recompute import RECOMPUTE
+from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing, activations_of
 from widthwise.model.sharded_units import Unit, block_entries
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import TrainConfig
@@ -22,16 +29,28 @@ from widthwise.runs.layout import Layout
 FP32_BYTES, BF16_BYTES = 4, 2
 
 
+@dataclass(frozen=True)
+class _Backward:
+    """What is there while the backward pass is at a layer or further head; costs are per token."""
+
+    name: str
+    kept: Cost
+    """Of it and all before it."""
+    at_work: Cost
+    """What it makes again, and the gradients of the activations of its larger sublayer."""
+
+
 class ShardedModel:
     """A model without memory, with its optimizer, as processes divide it."""
 
-    def __init__(self, model: Decoder, units: Sequence[Unit], optimizer: Optimizer):
-        """units: of the model, the root last."""
+    def __init__(self, model: Decoder, units: Sequence[Unit], optimizer: Optimizer, device_type: str = "cuda"):
+        """units: of the model, the root last. device_type: cuda or cpu; the loss works in smaller chunks on a CPU."""
         self._model, self._units, self._root = model, units, units[-1]
-        self._activations = {kind: recompute.activations(model.config) for kind, recompute in RECOMPUTE.items()}
+        self._logits_per_chunk = LOGITS_PER_CHUNK[device_type]
         self._hidden_matrices = optimizer.hidden_matrices(model)
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
-        self._n_cast = sum(matrix.numel() for matrix in matrices - {model.head.weight})
+        cast = matrices - {model.head.weight}
+        self._n_cast = [sum(each.numel() for each in cast.intersection(unit.parameters)) for unit in units]
 
     @property
     def n_params(self) -> int:
@@ -42,24 +61,67 @@ class ShardedModel:
         return sum(unit.block_entries(n_shards) for unit in self._units)
 
     def memory(self, train: TrainConfig, seq_len: int, layout: Layout) -> RankMemory:
-        """Bytes of the process that holds the most."""
+        """Bytes of the process that holds the most, at the moment of a step with the most."""
+        return max(self._moments(train, seq_len, layout), key=lambda moment: moment.total_bytes)
+
+    def _moments(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
         n_shards, is_bf16 = layout.n_shards, train.precision == "bf16"
+        n_tokens = layout.micro_batch_size * seq_len
         n_held = self.block_entries(n_shards)
         n_without = sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
-        n_tokens = layout.micro_batch_size * seq_len
-        kept = self._activations[train.activation_checkpointing]
-        buffers = [self._loss_bytes(n_tokens, is_bf16)]
-        if not layout.is_alone:
-            buffers.append(self._layer_bytes(n_shards))
-        return RankMemory(
-            parameter_bytes=FP32_BYTES * n_held,
-            gradient_bytes=FP32_BYTES * (self.n_params if layout.n_passes > 1 else n_held),
-            optimizer_bytes=FP32_BYTES * (2 * n_held - n_without),
-            root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
-            cast_weight_bytes=BF16_BYTES * self._n_cast if is_bf16 else 0,
-            activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
-            buffer_bytes=max(buffers),
-        )
+
+        def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
+            return RankMemory(
+                moment=name,
+                parameter_bytes=FP32_BYTES * n_held,
+                gradient_bytes=FP32_BYTES * (self.n_params if layout.n_passes > 1 else n_gradients),
+                optimizer_bytes=FP32_BYTES * (2 * n_held - n_without),
+                root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
+                cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
+                activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
+                buffer_bytes=buffer_bytes,
+            )
+
+        gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
+        all_kept = RECOMPUTE[train.activation_checkpointing].kept(self._model.config)
+        yield moment("loss", 0, sum(self._n_cast), all_kept, max(self._loss_bytes(n_tokens, is_bf16), gathered))
+        head = self._model.head.weight.numel()
+        n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
+        for i, each in reversed(list(enumerate(self._backward(train.activation_checkpointing)))):
+            n_done += self._units[i].block_entries(n_shards)
+            yield moment(each.name, n_done, sum(self._n_cast[: i + 1]), each.kept + each.at_work, gathered)
+        tied = FP32_BYTES * head if self._model.config.tie_embeddings else 0  # its two gradients, before they are added
+        yield moment("update", n_held, 0, Cost(), max(tied, gathered))
+
+    def _backward(self, kind: ActivationCheckpointing) -> list[_Backward]:
+        """Of every layer and further head, in the order of the forward pass."""
+        config, recompute = self._model.config, RECOMPUTE[kind]
+        sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
+        if config.mtp is not None:
+            costs = config.mtp.layer.costs(config.residual, config.d_model)
+            sublayers += [(costs["attention"], costs["ffn"])] * config.mtp.n_depths
+        kept = accumulate(recompute.kept_by_layer(config), initial=config.end_costs()["embedding"])
+        next(kept)
+        return [
+            _Backward(unit.name, before, again + activations_of(max(sublayer, key=Cost.activation_bytes)))
+            for unit, before, again, sublayer in zip(
+                self._units, kept, recompute.made_again(config), sublayers, strict=False
+            )
+        ]
+
+    def has_momentum_alone(self, parameter: nn.Parameter) -> bool:
+        """Whether the optimizer keeps one number for each entry, and not two."""
+        return any(parameter is each for each in self._hidden_matrices)
+
+    def weight_traffic_bytes(self, layout: Layout) -> int:
+        """What a step moves between a device and its memory at least, for weights alone.
+
+        A pass reads them forward and backward and adds to the gradients; the update reads weights, gradients and the
+        optimizer's state and writes all but gradients.
+        """
+        held = self.block_entries(layout.n_shards)
+        n_without = sum(block_entries(matrix.shape, layout.n_shards) for matrix in self._hidden_matrices)
+        return FP32_BYTES * (layout.n_passes * 4 * self.n_params + 7 * held - 2 * n_without)
 
     def traffic(self, layout: Layout) -> StepTraffic:
         """Bytes that a process sends in a step.
@@ -82,16 +144,18 @@ class ShardedModel:
         """Of the loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
 
         A chunk holds logits and their log-softmax in fp32 and, in bf16, the gradient; while a second chunk is computed,
-        the first is still there but for its logits. In bf16 the head's matrix is copied.
+        the first is still there but for its logits. In bf16 the head's matrix is copied. When the backward pass begins,
+        the chunks are gone and one gradient of the matrix is there twice.
         """
         n_vocab, n_weights = self._model.head.weight.shape[0], self._model.head.weight.numel()
         copy_bytes = BF16_BYTES if is_bf16 else 0
-        n_rows = max(1, LOGITS_PER_CHUNK["cuda"] // n_vocab)
+        n_rows = max(1, self._logits_per_chunk // n_vocab)
         logit_bytes = 2 * FP32_BYTES + copy_bytes
         if n_rows < n_tokens:
             logit_bytes += FP32_BYTES + copy_bytes
         gradients = (1 + len(self._model.depths)) * FP32_BYTES * n_weights
-        return gradients + copy_bytes * n_weights + logit_bytes * min(n_rows, n_tokens) * n_vocab
+        chunks = copy_bytes * n_weights + logit_bytes * min(n_rows, n_tokens) * n_vocab
+        return gradients + max(chunks, FP32_BYTES * n_weights)
 
     def _layer_bytes(self, n_shards: int) -> int:
         """In the backward pass: two layers gathered, the gradients of one and their copy on the way, and the root's."""

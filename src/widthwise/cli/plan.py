@@ -1,0 +1,208 @@
+"""`widthwise plan`: what fits on a device, how long it takes, and what could be trained there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import say, say_json
+from widthwise.config_io import UserError, dump_yaml
+from widthwise.files import write_atomic
+from widthwise.records.plan import Plan, Setup
+from widthwise.reports.page.formats import counted, duration, si
+from widthwise.reports.page.table import Table
+
+if TYPE_CHECKING:
+    from widthwise.runs.devices import Device
+    from widthwise.runs.proposal import Proposal
+
+DEVICE, WITHOUT = "Device", "Without a recipe"
+
+
+def plan(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help="Recipe, and changes, such as train.steps=2000."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(rich_help_panel=DEVICE, help="A name, such as rtx4090, or a memory, such as 24GB.")
+    ] = None,
+    n_devices: Annotated[int, typer.Option(rich_help_panel=DEVICE, help="How many train together.")] = 1,
+    days: Annotated[float | None, typer.Option(rich_help_panel=DEVICE, help="How long the run may take.")] = None,
+    mfu: Annotated[
+        float | None, typer.Option(rich_help_panel=DEVICE, help="Share of the peak that training uses; default: 0.4.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(rich_help_panel=DEVICE, help="Memory of any other device, such as 24GB.")
+    ] = None,
+    tflops: Annotated[
+        float | None, typer.Option(rich_help_panel=DEVICE, help="Its dense bf16 peak, in 10^12 FLOP/s.")
+    ] = None,
+    bandwidth: Annotated[
+        str | None, typer.Option(rich_help_panel=DEVICE, help="Between it and its memory, such as 1TB/s.")
+    ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=WITHOUT, help="x, diamond, growing, narrowing or uniform; default: uniform."),
+    ] = None,
+    params: Annotated[
+        str | None, typer.Option(rich_help_panel=WITHOUT, help="Parameters, such as 350M; default: what the law says.")
+    ] = None,
+    tokens_per_param: Annotated[
+        float | None, typer.Option(rich_help_panel=WITHOUT, help="Tokens of the law; default: 20.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(rich_help_panel=WITHOUT, help="Where to write the recipe that is proposed.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """Predict memory by part, what fits, hours and data of a recipe on a device; or propose a recipe for a device.
+
+    Examples: `widthwise plan configs/x_200m.yaml --device rtx4090 --days 10`;
+    `widthwise plan --params 350M --device 24GB`
+    """
+    from widthwise.recipe.recipe import load_recipe
+    from widthwise.runs.devices import Device
+    from widthwise.runs.plan import plan as plan_of
+
+    recipe, overrides = _recipe_and_overrides(arguments or [])
+    on = Device.asked(device, memory, tflops, bandwidth)
+    _check_positive({"--days": days, "--n-devices": n_devices, "--tokens-per-param": tokens_per_param})
+    without = {"--shape": shape, "--params": params, "--tokens-per-param": tokens_per_param, "--out": out}
+    if recipe is not None:
+        if given := [option for option, value in without.items() if value is not None]:
+            raise UserError(f"{given[0]}: goes without a recipe")
+        proposal, planned = None, load_recipe(recipe, overrides)
+    else:
+        proposal = _proposal(on, n_devices, mfu, days, shape, params, tokens_per_param, overrides, out)
+        planned = proposal.recipe
+    found = plan_of(planned, on, n_devices, mfu, days)
+    if as_json:
+        say_json(found if proposal is None else {**found.to_data(), "law": proposal.law, "recipe": proposal.data})
+    else:
+        if proposal is not None:
+            say(f"proposed: {proposal.law}")
+        show_plan(found)
+        if proposal is not None:
+            say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
+    if all(setup.micro_batch_size is None for setup in found.setups):
+        raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}")
+
+
+def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
+    """The first argument is a recipe unless it is a change."""
+    if arguments and "=" not in arguments[0]:
+        return Path(arguments[0]), arguments[1:]
+    return None, arguments
+
+
+def _check_positive(options: dict[str, float | None]) -> None:
+    for option, value in options.items():
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"{option}: got {value:g}; must be above 0")
+
+
+def _proposal(
+    device: "Device",
+    n_devices: int,
+    mfu: float | None,
+    days: float | None,
+    shape: str | None,
+    params: str | None,
+    tokens_per_param: float | None,
+    changes: list[str],
+    out: Path | None,
+) -> "Proposal":
+    """Proposes a recipe and writes it to `out`, if given. Raises UserError."""
+    from widthwise.recipe.design import ShapeRequest, parse_quantity
+    from widthwise.recipe.family import Family
+    from widthwise.runs.proposal import Wish, propose
+    from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+
+    if out is not None and out.exists():
+        raise UserError(f"{out}: exists already; choose another --out")
+    asked = ShapeRequest(shape or "uniform", None, None, None, "params", "balanced", None).shape()
+    law = LAW_TOKENS_PER_PARAM if tokens_per_param is None else tokens_per_param
+    n_params = None if params is None else parse_quantity(params, "--params")
+    found = propose(Wish(device, n_devices, mfu, days, law, n_params), Family(changes, asked, n_devices))
+    if out is not None:
+        write_atomic(out, dump_yaml(found.data))
+    return found
+
+
+def show_plan(found: Plan) -> None:
+    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
+    say(verdict(found), "")
+    say_tables(part_table(found), setup_table(found))
+    data = found.data
+    say(
+        f"training: {si(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} steps, "
+        f"{found.training_flops:.3g} FLOPs; {_time(found)}",
+        f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
+        f"{duration(data.prepare_core_hours)} of one core",
+        *(f"remark: {each}" for each in found.remarks),
+    )
+
+
+def verdict(found: Plan) -> str:
+    """Whether it fits, in one line."""
+    there = f"{found.device} has {si(found.device_memory_bytes)}B"
+    needs = (
+        f"needs {si(found.memory.total_bytes)}B of memory with passes of {counted(found.micro_batch_size, 'sequence')}"
+    )
+    answer = "fits" if found.fits else "does not fit"
+    line = f"{answer}: a model of {si(found.params)} parameters {needs}; {there}"
+    possible = [each for each in found.setups if each.micro_batch_size is not None]
+    if found.fits:
+        return line
+    if not possible:
+        return f"{line}; no pass and no activation checkpointing would help"
+    best = min(possible, key=lambda each: each.run_hours or 0)
+    changes = f"train.micro_batch_size={best.micro_batch_size} train.activation_checkpointing="
+    return f"{line}; {changes}{best.activation_checkpointing} would fit"
+
+
+def _time(found: Plan) -> str:
+    if found.run_hours is None:
+        return "time needs a device with known FLOPs, or --tflops"
+    where = counted(found.n_devices, "device")
+    line = f"{duration(found.run_hours)} on {where} at {found.mfu:.0%} of the peak"
+    if found.asked_hours is None:
+        return line
+    if found.run_hours <= found.asked_hours:
+        return f"{line}, within {duration(found.asked_hours)}"
+    part = found.asked_hours / found.run_hours
+    return f"{line}, more than {duration(found.asked_hours)}, which are enough for {si(part * found.tokens)} tokens"
+
+
+def part_table(found: Plan) -> Table:
+    """Memory of a device by part."""
+    keys = ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "cast_weight_bytes", "activation_bytes")
+    rows = [[each.part, si(each.params), *(_bytes(getattr(each, key)) for key in keys)] for each in found.parts]
+    totals = [sum(getattr(each, key) for each in found.parts) for key in keys]
+    rows += [[], ["all of it", si(found.params), *map(_bytes, totals)]]
+    memory = found.memory
+    there = [memory.parameter_bytes, memory.gradient_bytes, memory.optimizer_bytes, memory.cast_weight_bytes]
+    rows += [[f"at the peak ({memory.moment})", "", *map(_bytes, [*there, memory.activation_bytes])]]
+    header = ["", "params", "weights", "gradients", "optimizer", "in bf16", "activations"]
+    more = memory.root_bytes + memory.buffer_bytes
+    note = f"at the peak also {si(more)}B of logits and other buffers; predicted, not measured"
+    return Table(
+        f"memory of a device, passes of {counted(found.micro_batch_size, 'sequence')}", header, rows, note=note
+    )
+
+
+def setup_table(found: Plan) -> Table:
+    """What fits with each kind of activation checkpointing."""
+    header = ["activation checkpointing", "largest micro_batch_size", "memory", "time of the run"]
+    return Table(f"what fits into {found.device}", header, [_setup_row(each) for each in found.setups])
+
+
+def _setup_row(each: Setup) -> list[str]:
+    size = "none" if each.micro_batch_size is None else str(each.micro_batch_size)
+    return [each.activation_checkpointing, size, _bytes(each.memory.total_bytes), duration(each.run_hours)]
+
+
+def _bytes(n_bytes: int) -> str:
+    return f"{si(n_bytes)}B" if n_bytes else "0"

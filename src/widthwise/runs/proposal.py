@@ -1,0 +1,129 @@
+"""The inverse of a plan: from devices and days to a model and its tokens, by a law.
+
+Compute is days x devices x utilisation x peak. A model of N parameters is to see 20 N tokens (Hoffmann et al. 2022,
+arXiv:2203.15556), which takes about 6 N x 20 N FLOPs; here the model's own FLOPs are counted, attention included. The
+largest model of the family is taken that the compute trains so and that fits into the memory. Where memory is the
+tighter bound, the compute goes into more tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.model.recompute import ActivationCheckpointing
+from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.devices import Device
+from widthwise.runs.plan import Planner
+from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
+
+TOKENS_PER_PASS = 8192
+"""A pass is to have so many at least, that its matrix products are efficient; a model that leaves room for fewer is
+called too large."""
+CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
+LARGEST_SIZE = 512
+"""In heads."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a proposal is for."""
+
+    device: Device
+    n_devices: int
+    mfu: float | None
+    days: float | None
+    """None: as long as it takes."""
+    tokens_per_param: float
+    n_params: float | None
+    """None: as many as the law says."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A recipe, and why it is this one."""
+
+    recipe: Recipe
+    data: dict[str, Any]
+    """The recipe as a file has it."""
+    law: str
+
+
+def propose(wish: Wish, family: Family) -> Proposal:
+    """The recipe for a wish. Raises UserError where not even the smallest model can be had."""
+    rate = wish.device.rate(wish.mfu)
+    flops = None if rate is None or wish.days is None else rate * wish.n_devices * wish.days * 86400
+
+    def params(size: int) -> float:
+        return family.uniform(size).explicit_model.cost().params
+
+    def is_trained(size: int) -> bool:
+        recipe = family.uniform(size)
+        cost = recipe.explicit_model.cost()
+        return flops is None or wish.tokens_per_param * cost.params * cost.training_flops(recipe.seq_len) <= flops
+
+    def fits(size: int) -> bool:
+        return _fits(family.uniform(size), wish, "layer")
+
+    if wish.n_params is not None:
+        size = _nearest(params, wish.n_params)
+        law = f"the size nearest to {wish.n_params:,.0f} parameters"
+        tokens_per_param, is_short = wish.tokens_per_param, False
+    else:
+        size = _largest(lambda size: is_trained(size) and fits(size))
+        if size == 0:
+            raise UserError(
+                f"--device: not even d_model = {HEAD_DIM} can be had on {wish.device.name}; give more days or memory"
+            )
+        is_short = flops is not None and is_trained(size + 1)  # so it is memory that ended it
+        law = "the largest model that fits into the memory" if is_short or flops is None else "the largest model"
+        tokens_per_param = wish.tokens_per_param
+        if is_short and flops is not None:
+            cost = family.uniform(size).explicit_model.cost()
+            tokens_per_param = flops / cost.training_flops(family.uniform(size).seq_len) / cost.params
+    uniform, n_tokens = family.uniform(size), tokens_per_param * params(size)
+    kind = _cheapest(uniform, wish)
+    recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})
+    pass_of = Planner(recipe, wish.device, wish.n_devices, wish.mfu).setup(kind).micro_batch_size or 1
+    changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
+    recipe, data = family.recipe(size, n_tokens, changes)
+    text = f"{law}; {tokens_per_param:.3g} tokens per parameter"
+    if is_short:
+        text += ", all that the compute gives"
+    elif tokens_per_param == LAW_TOKENS_PER_PARAM:
+        text += " (Hoffmann et al. 2022, arXiv:2203.15556)"
+    return Proposal(recipe, data, f"{text}; d_model = {WIDTH_PER_LAYER} x layers")
+
+
+def _cheapest(recipe: Recipe, wish: Wish) -> ActivationCheckpointing:
+    """The first kind of activation checkpointing that fits, or the one with the least memory."""
+    for kind in CHEAPEST_FIRST:
+        if _fits(recipe, wish, kind):
+            return kind
+    return CHEAPEST_FIRST[-1]
+
+
+def _fits(recipe: Recipe, wish: Wish, kind: ActivationCheckpointing) -> bool:
+    """Whether a pass of TOKENS_PER_PASS fits, one of several of a step."""
+    n_sequences = max(1, TOKENS_PER_PASS // recipe.seq_len)
+    sizes = {"batch_size": 2 * n_sequences * wish.n_devices, "micro_batch_size": n_sequences}
+    train = recipe.train.model_copy(update={**sizes, "activation_checkpointing": kind})
+    planner = Planner(recipe.model_copy(update={"train": train}), wish.device, wish.n_devices, wish.mfu)
+    return planner.memory(train).total_bytes <= wish.device.memory_bytes
+
+
+def _largest(is_possible: Callable[[int], bool]) -> int:
+    """The largest size for which it holds, given that it holds for all smaller ones; 0 where it holds for none."""
+    low, high = 0, 1
+    while high <= LARGEST_SIZE and is_possible(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_possible(middle) else (low, middle)
+    return low
+
+
+def _nearest(params: Callable[[int], float], n_params: float) -> int:
+    low = max(1, _largest(lambda size: params(size) <= n_params))
+    return min(low, low + 1, key=lambda size: abs(params(size) - n_params))

@@ -1,0 +1,108 @@
+"""What is odd in a recipe, each in one line: what `train` refuses, and what one would rather know before."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from widthwise.config_io import UserError
+from widthwise.data.config import DataConfig
+from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
+from widthwise.data.prepared import is_prepared
+from widthwise.data.remote import is_url
+from widthwise.data.tokenizer import N_BYTES
+from widthwise.files import read_json
+from widthwise.model.config import cost_summary
+from widthwise.recipe.recipe import Recipe
+
+LAW_TOKENS_PER_PARAM = 20.0
+"""Of the models that compute trains best, by Hoffmann et al. 2022, arXiv:2203.15556 (Chinchilla)."""
+FAR_BELOW, FAR_ABOVE = LAW_TOKENS_PER_PARAM / 4, LAW_TOKENS_PER_PARAM * 10
+LONGEST_WARMUP = 0.5
+"""Share of the steps."""
+MOST_EPOCHS = 4
+"""Up to so many readings, tokens are nearly as good as new ones (Muennighoff et al. 2023, arXiv:2305.16264)."""
+UNUSED_ROWS = 1.1
+"""Rows of the embedding over tokens; what pads a vocabulary to a round number is less."""
+
+
+def remarks(recipe: Recipe) -> Iterator[str]:
+    """All that apply, one a line."""
+    try:
+        recipe.check()
+    except UserError as error:
+        yield f"`train` refuses this: {error}"
+    else:
+        yield from _warmup(recipe)
+    manifest = _manifest(recipe)
+    yield from _vocabulary(recipe, manifest)
+    yield from _embedding(recipe)
+    yield from _tokens(recipe)
+    yield from _epochs(recipe, manifest)
+
+
+def _warmup(recipe: Recipe) -> Iterator[str]:
+    warmup, steps = recipe.schedule.warmup_steps, recipe.train.steps
+    if warmup > LONGEST_WARMUP * steps:
+        yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; most of the run is before the peak of the rate"
+
+
+def _vocabulary(recipe: Recipe, manifest: Manifest | None) -> Iterator[str]:
+    found = _tokenizer(recipe, manifest)
+    if found is None:
+        return
+    (spec, n_tokens), vocab_size = found, recipe.final_model.vocab_size
+    if vocab_size < n_tokens:
+        yield f"`train` refuses this: model.vocab_size: got {vocab_size}; the tokenizer {spec} has {n_tokens} tokens"
+    if vocab_size > UNUSED_ROWS * n_tokens:
+        share = 1 - n_tokens / vocab_size
+        params = cost_summary(recipe.final_model, recipe.seq_len).params
+        n_unused = round(share * (params["embedding"] + params["head"]))
+        yield (
+            f"model.vocab_size: {vocab_size:,}, but the tokenizer {spec} has {n_tokens:,} tokens; about {n_unused:,} "
+            "parameters of embedding and head stand for no token"
+        )
+
+
+def _embedding(recipe: Recipe) -> Iterator[str]:
+    params = cost_summary(recipe.final_model, recipe.seq_len).params
+    share = (params["embedding"] + params["head"]) / params["total"]
+    if share >= 0.5:
+        yield f"model.vocab_size: {share:.0%} of the parameters are in embedding and head, the layers have the rest"
+
+
+def _tokens(recipe: Recipe) -> Iterator[str]:
+    ratio = recipe.n_tokens / recipe.final_model.cost().active_params
+    if not FAR_BELOW <= ratio <= FAR_ABOVE:
+        side = "above" if ratio > FAR_ABOVE else "below"
+        advice = "a larger" if ratio > FAR_ABOVE else "a smaller"
+        yield (
+            f"train.steps: {ratio:.3g} tokens for each parameter that a token uses, far {side} the "
+            f"{LAW_TOKENS_PER_PARAM:g} of compute-optimal training; {advice} model would end lower for the same compute"
+        )
+
+
+def _epochs(recipe: Recipe, manifest: Manifest | None) -> Iterator[str]:
+    if manifest is None:
+        return
+    n_epochs = recipe.n_tokens / manifest.splits.train.n_tokens
+    if n_epochs > MOST_EPOCHS:
+        yield f"data: has {manifest.splits.train.n_tokens:,} tokens, so the run reads each {n_epochs:,.0f} times"
+
+
+def _manifest(recipe: Recipe) -> Manifest | None:
+    """That of prepared data on this machine."""
+    path = recipe.data.path if isinstance(recipe.data, DataConfig) else None
+    if path is None or is_url(path) or not is_prepared(Path(path)):
+        return None
+    return parse_manifest(read_json(Path(path) / MANIFEST), str(Path(path) / MANIFEST))
+
+
+def _tokenizer(recipe: Recipe, manifest: Manifest | None) -> tuple[str, int] | None:
+    """Name and number of tokens, where both are known without opening or training one."""
+    if manifest is not None:
+        return manifest.tokenizer.spec, manifest.tokenizer.vocab_size
+    spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
+    match = re.fullmatch(r"bpe-(\d+)", spec or "")
+    if match:
+        return str(spec), int(match[1])
+    return ("bytes", N_BYTES + 1) if spec == "bytes" else None
