@@ -56,6 +56,31 @@ def test_max_tokens_and_workers_reach_the_preparation(tmp_path):
     assert 1234 - 81 < one.train.n_tokens <= 1234
 
 
+@pytest.mark.parametrize("more", [(), ("--workers", "2")])
+def test_a_held_out_book_is_validated_on_and_listed(tmp_path, more):
+    (tmp_path / "books").mkdir()
+    for number in range(9):
+        (tmp_path / f"books/{number}.txt").write_text(f"book {number}" * 10)
+    (tmp_path / "new.txt").write_text("unseen")
+    kept = ("--held-out-from", tmp_path / "books/3.txt", "--held-out-from", tmp_path / "new.txt")
+    result = run(tmp_path / "books", "--out", tmp_path / "out", "--tokenizer", "bytes", *kept, *more)
+    assert result.exit_code == 0, result.exception
+    assert "documents left out of training as equal to one: 1" in result.stdout
+    listed = run_verb("list", tmp_path / "out")
+    assert "documents held out: 2, in" in listed.stdout
+    assert [name in listed.stdout for name in ("3.txt", "new.txt", "4.txt")] == [True, True, False]
+    printed = json.loads(run_verb("list", tmp_path / "out", "--split", "train", "--json").stdout)
+    assert printed == [{"name": f"{number}.txt", "n_tokens": 61} for number in range(9) if number != 3]
+    few = run_verb("list", tmp_path / "out", "--split", "train", "--n", "3").stdout
+    assert "documents to train on: the first 3 of 8, in" in few
+    assert "4.txt" not in few
+
+
+def test_a_fraction_and_a_held_out_source_together_are_refused(tmp_path):
+    result = run("synthetic", "--out", tmp_path / "out", "--held-out", "0.1", "--held-out-from", tmp_path)
+    assert "held_out: got 0.1 beside held_out_from; give one of them" in str(result.exception)
+
+
 def test_workers_and_processes_together_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("a")
     result = run(tmp_path / "a.txt", "--out", tmp_path / "out", "--workers", "2", "--processes", "2")
@@ -97,7 +122,7 @@ def test_verify_reads_a_folder_and_names_what_is_damaged(tmp_path):
     assert "held_out.bin: its checksum differs" in str(run_verb("verify", tmp_path / "out").exception)
 
 
-@pytest.mark.parametrize("verb", ["prepare", "adopt", "verify"])
+@pytest.mark.parametrize("verb", ["prepare", "adopt", "verify", "list"])
 def test_help_lists_the_verb_and_shows_an_example(verb):
     assert verb in run_verb("--help").stdout
     assert f"widthwise data {verb}" in run_verb(verb, "--help").stdout

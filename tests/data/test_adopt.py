@@ -70,7 +70,7 @@ def test_an_adopted_preparation_is_the_preparation(tmp_path, size):
     data = adopt(tmp_path / "made/train", tmp_path / "made/held_out", tmp_path / "out", tokenizer=spec)
     data.verify()
     assert data.manifest.splits == made.manifest.splits
-    assert data.manifest.files == made.manifest.files
+    assert data.manifest.files == made.manifest.trained_on
     assert data.manifest.corpus.n_bytes == made.manifest.corpus.n_bytes
     assert data.tokenizer.id == made.tokenizer.id
     assert data.tokenizer.spec == spec

@@ -114,6 +114,14 @@ def test_a_prepared_folder_must_agree_with_what_the_recipe_says(cache, tmp_path)
         open_data(parse(DataConfig, {"path": out, "held_out": 0.1}))
 
 
+def test_a_fraction_is_refused_where_sources_are_held_out(tmp_path):
+    (tmp_path / "book.txt").write_text("a held-out book")
+    prepare("synthetic", tmp_path / "out", tokenizer="bytes", held_out=[tmp_path / "book.txt"])
+    assert open_data(parse(DataConfig, {"path": str(tmp_path / "out")})).manifest.held_out_fraction is None
+    with pytest.raises(UserError, match=r"data\.held_out: got 0\.1, but .* was prepared with held_out_from"):
+        open_data(parse(DataConfig, {"path": str(tmp_path / "out"), "held_out": 0.1}))
+
+
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("WIDTHWISE_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -57,6 +57,26 @@ def test_max_tokens_cuts_parts_where_one_process_stops(source, tmp_path, max_tok
     check_same_bytes(joined, prepare(open_source(source), tmp_path / "one", **options))
 
 
+@pytest.mark.parametrize(("tokenizer", "max_tokens"), [("bpe-301", None), ("bytes", 1_500), ("bytes", 10**9)])
+def test_held_out_sources_make_the_folder_of_one_process(source, tmp_path, tokenizer, max_tokens):
+    held_out = [os.path.join(source, name) for name in ("04.jsonl.gz", "00.jsonl")]
+    options = {"tokenizer": tokenizer, "held_out": held_out, "max_tokens": max_tokens}
+    plan = planned(source, tmp_path / "parts", max_parts=4, **options)
+    tokenize(tmp_path / "parts", plan.n_parts, reversed(range(plan.n_parts)))
+    joined = join_parts(tmp_path / "parts", tmp_path / "joined")
+    check_same_bytes(joined, prepare(source, tmp_path / "one", **options))
+    assert joined.manifest.held_out_from.sources == tuple(held_out)
+    assert 0 < joined.manifest.held_out_from.n_left_out <= 22
+
+
+def test_another_content_of_a_held_out_source_is_another_plan(source, tmp_path):
+    (tmp_path / "book.txt").write_text("a book")
+    first = make_plan(source, held_out=[str(tmp_path / "book.txt")])
+    assert make_plan(source, held_out=[str(tmp_path / "book.txt")]) == first
+    (tmp_path / "book.txt").write_text("a look")
+    assert make_plan(source, held_out=[str(tmp_path / "book.txt")]) != first
+
+
 def test_parts_behind_max_tokens_are_not_tokenized(source, tmp_path):
     plan = planned(source, tmp_path / "parts", max_parts=6, tokenizer="bytes", held_out=0.4, max_tokens=1_500)
     tokenize(tmp_path / "parts", plan.n_parts, range(plan.n_parts))

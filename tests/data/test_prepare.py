@@ -10,7 +10,8 @@ import pytest
 
 from widthwise.config_io import UserError
 from widthwise.data.corpus import named_corpus
-from widthwise.data.documents import Corpus, Document, Scanner
+from widthwise.data.division import ByFraction
+from widthwise.data.documents import Corpus, Document
 from widthwise.data.json_tokenizer import MAX_TRAINING_BYTES, train_bpe
 from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
@@ -31,8 +32,7 @@ def split_texts(data: PreparedData) -> tuple[list[str], list[str]]:
 def test_shards_hold_the_documents_and_their_bytes(tmp_path, tokenizer):
     data = prepare(SYNTHETIC, tmp_path / "out", tokenizer=tokenizer, held_out=0.2)
     data.verify()
-    scanner = Scanner(0.2)
-    held_out = [document.text for document in SYNTHETIC if scanner.add(document)]
+    held_out = [each.text for each, entry in ByFraction(0.2).entries(SYNTHETIC) if entry.split == "held_out"]
     train_texts, held_out_texts = split_texts(data)
     assert held_out_texts == held_out
     assert sorted(train_texts + held_out_texts) == sorted(document.text for document in SYNTHETIC)
@@ -54,10 +54,10 @@ def test_result_does_not_depend_on_the_number_of_processes(tmp_path, monkeypatch
 
 def n_documents_below(max_tokens: int, held_out: float) -> int:
     """How many documents come before the first whose bytes, and end of text, would be too many training tokens."""
-    scanner, n_tokens = Scanner(held_out), 0
-    for index, document in enumerate(SYNTHETIC):
-        if not scanner.add(document):
-            n_tokens += len(document.text.encode()) + 1
+    n_tokens = 0
+    for index, (_, entry) in enumerate(ByFraction(held_out).entries(SYNTHETIC)):
+        if entry.split == "train":
+            n_tokens += entry.n_bytes + 1
         if n_tokens > max_tokens:
             return index
     raise AssertionError("the corpus is too small")
@@ -116,6 +116,63 @@ def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
     train_texts, _ = split_texts(data)
     assert data.tokenizer.id == train_bpe(iter(train_texts), 300).id
     assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
+
+
+HELD_OUT = Corpus("apart", lambda: (each for index, each in enumerate(SYNTHETIC) if index % 9 == 4))
+
+
+@pytest.mark.parametrize("max_tokens", [None, 20_011])
+def test_sources_of_their_own_are_the_held_out_split_and_leave_their_documents_out_of_training(tmp_path, max_tokens):
+    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", held_out=[HELD_OUT], max_tokens=max_tokens)
+    data.verify()
+    train, held_out = split_texts(data)
+    assert held_out == [document.text for document in HELD_OUT]
+    among = [document.text for document in SYNTHETIC if document.text not in held_out]
+    assert train == among[: len(train)]
+    record = data.manifest.held_out_from
+    assert (record.sources, data.manifest.held_out_fraction) == (("apart",), None)
+    if max_tokens is None:
+        assert train == among
+        assert record.n_left_out == len(held_out)
+    else:
+        assert data.train.n_tokens <= max_tokens < data.train.n_tokens + len(among[len(train)].encode()) + 1
+        last = [document.text for document in SYNTHETIC].index(among[len(train)])
+        assert record.n_left_out == sum(document.text in held_out for document in islice(SYNTHETIC, last))
+
+
+def test_the_tokenizer_sees_nothing_of_a_held_out_source(tmp_path):
+    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bpe-300", held_out=[HELD_OUT])
+    assert data.tokenizer.id == train_bpe(iter(split_texts(data)[0]), 300).id
+
+
+def test_held_out_sources_may_be_given_as_paths(tmp_path):
+    (tmp_path / "book.txt").write_text("a held-out book")
+    for number, held_out in enumerate((str(tmp_path / "book.txt"), [tmp_path / "book.txt"])):
+        data = prepare(SYNTHETIC, tmp_path / str(number), tokenizer="bytes", held_out=held_out)
+        assert split_texts(data)[1] == ["a held-out book"]
+        assert list(data.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
+
+
+def test_the_names_and_tokens_of_the_documents_of_each_split_are_kept(tmp_path):
+    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", held_out=0.2)
+    for split in ("train", "held_out"):
+        entries = [entry for _, entry in ByFraction(0.2).entries(SYNTHETIC) if entry.split == split]
+        assert list(data.documents(split)) == [(entry.name, entry.n_bytes + 1) for entry in entries]
+
+
+def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
+    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes")
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    for name in ("train.names.jsonl", "held_out.names.jsonl"):
+        del manifest["files"][name]
+        (tmp_path / "out" / name).unlink()
+    del manifest["held_out_from"]
+    (tmp_path / "out/manifest.json").write_text(json.dumps(manifest))
+    old = PreparedData.open(tmp_path / "out")
+    old.verify()
+    assert old.manifest.trained_on == data.manifest.trained_on == old.manifest.files
+    with pytest.raises(UserError, match="has no names of documents; it was adopted, or prepared before"):
+        old.documents("train")
 
 
 def test_split_is_the_same_for_documents_in_another_order(tmp_path):

@@ -1,9 +1,10 @@
 from widthwise.data.corpus import named_corpus
+from widthwise.data.division import ByFraction
 from widthwise.data.documents import scan
 
 
 def test_synthetic_corpus_is_small_and_the_same_every_time():
-    first, second = (scan(named_corpus("synthetic"), 0.1) for _ in range(2))
+    first, second = (scan(ByFraction(0.1).entries(named_corpus("synthetic"))) for _ in range(2))
     assert first == second
     assert 150_000 < first.n_bytes < 300_000
 

@@ -31,6 +31,13 @@ def source(tmp_path, monkeypatch):
     return str(make_source(tmp_path / "source"))
 
 
+def test_workers_leave_out_what_a_source_of_its_own_holds_out(source, tmp_path):
+    options = {"tokenizer": "bytes", "held_out": [f"{source}/04.jsonl.gz"]}
+    data = prepare_with_workers(make_plan(source, max_parts=3, **options), tmp_path / "out", 2)
+    check_same_bytes(data, prepare(source, tmp_path / "one", **options))
+    assert data.manifest.held_out_from.n_left_out == 11
+
+
 @pytest.mark.parametrize(("n_workers", "max_tokens"), [(1, None), (3, None), (2, 1_500)])
 def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path, n_workers, max_tokens):
     seen: dict[str, tuple[int, int | None]] = {}

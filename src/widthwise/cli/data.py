@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say_json
+from widthwise.cli.terminal import progress_console, say, say_json
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import clean, fixed
 from widthwise.reports.page.table import Table
@@ -43,7 +44,17 @@ def prepare_command(
             help="bytes, bpe-N (trained on SRC), tiktoken:NAME, path/to/tokenizer.json (#TOKEN names its end of text)."
         ),
     ] = "bpe-4096",
-    held_out: Annotated[float, typer.Option(help="Fraction of documents kept for validation.")] = 0.05,
+    held_out: Annotated[
+        float | None, typer.Option(help="Fraction of documents kept for validation; 0.05 where nothing is said.")
+    ] = None,
+    held_out_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Keep all documents of this source for validation, in place of a fraction, and leave those equal to "
+            "one out of training; may be given several times.",
+        ),
+    ] = None,
     field: Annotated[str, typer.Option(help="The field or column that holds the text.")] = "text",
     document_bytes: Annotated[
         int | None, typer.Option(help="Split longer texts at line ends into documents of about this size.")
@@ -64,7 +75,10 @@ def prepare_command(
 
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
-    options = {"tokenizer": tokenizer, "held_out": held_out, "max_tokens": max_tokens}
+    if held_out is not None and held_out_from:
+        raise UserError(f"held_out: got {held_out} beside held_out_from; give one of them")
+    options = {"tokenizer": tokenizer, "max_tokens": max_tokens}
+    fraction = 0.05 if held_out is None else held_out
     reading = {"field": field, "document_bytes": document_bytes}
     with _progress_shown() as progress:
         if workers is None:
@@ -72,13 +86,15 @@ def prepare_command(
             from widthwise.data.readers import open_source
 
             corpus = open_source(source, **reading)
-            prepared = prepare(corpus, out, n_processes=processes, progress=progress, **options)
+            kept = [open_source(path, **reading) for path in held_out_from or ()] or fraction
+            prepared = prepare(corpus, out, held_out=kept, n_processes=processes, progress=progress, **options)
         else:
             from widthwise.data.plan import make_plan
             from widthwise.data.workers import prepare_with_workers
 
             _refuse_both(processes)
-            prepared = prepare_with_workers(make_plan(source, **reading, **options), out, workers, progress)
+            plan = make_plan(source, held_out=held_out_from or fraction, **reading, **options)
+            prepared = prepare_with_workers(plan, out, workers, progress)
     _show(prepared.manifest, out, as_json)
 
 
@@ -126,6 +142,32 @@ def verify_command(
     _show(data.manifest, data.path, as_json)
 
 
+@data_app.command("list")
+def list_command(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare, or its URL.")],
+    split: Annotated[Literal["held_out", "train"], typer.Option(help="Which documents to list.")] = "held_out",
+    n: Annotated[int, typer.Option("--n", min=1, help="How many at most; --json prints all.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all names and tokens instead of a table.")] = False,
+) -> None:
+    """List the documents of a prepared folder by name, with their tokens: those held out, or those trained on.
+
+    Example: `widthwise data list data/books --split train`
+    """
+    from widthwise.data.prepared import PreparedData
+
+    with _progress_shown() as progress:
+        data = PreparedData.open(folder, progress)
+    documents = data.documents(split)
+    if as_json:
+        say_json([{"name": name, "n_tokens": n_tokens} for name, n_tokens in documents])
+        return
+    n_documents = getattr(data.manifest.splits, split).n_documents
+    shown = f"{n_documents:,}" if n_documents <= n else f"the first {n:,} of {n_documents:,}"
+    title = f"documents {'held out' if split == 'held_out' else 'to train on'}: {shown}, in {data.path}"
+    rows = [[clean(name), f"{n_tokens:,}"] for name, n_tokens in islice(documents, n)]
+    say_tables(Table(clean(title), ["document", "tokens"], rows))
+
+
 def _refuse_both(processes: int) -> None:
     if processes != 1:
         raise UserError(f"processes: got {processes} beside workers; give one of them")
@@ -155,3 +197,5 @@ def _show(manifest: "Manifest", out: Path, as_json: bool) -> None:
         for name, split in (("train", splits.train), ("held out", splits.held_out))
     ]
     say_tables(Table(clean(title), ["split", "documents", "tokens", "bytes", "bytes per token"], rows))
+    if (kept := manifest.held_out_from) is not None:
+        say(f"held out: {', '.join(kept.sources)}; documents left out of training as equal to one: {kept.n_left_out:,}")

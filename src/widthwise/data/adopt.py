@@ -69,7 +69,6 @@ class _Adoption:
             folder,
             tokenizer=self._tokenizer,
             corpus=self._corpus(splits, files),
-            held_out_fraction=None,
             splits=splits,
             files=files,
         )

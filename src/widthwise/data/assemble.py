@@ -9,7 +9,15 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
-from widthwise.data.manifest import FORMAT_VERSION, MANIFEST, CorpusRecord, Manifest, Splits, TokenizerRecord
+from widthwise.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    CorpusRecord,
+    HeldOutRecord,
+    Manifest,
+    Splits,
+    TokenizerRecord,
+)
 from widthwise.data.prepared import PreparedData, is_prepared
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import FileRecord, fsync_folder, is_at, write_atomic, writing
@@ -43,9 +51,10 @@ def write_manifest(
     *,
     tokenizer: Tokenizer,
     corpus: CorpusRecord,
-    held_out_fraction: float | None,
     splits: Splits,
     files: dict[str, FileRecord],
+    held_out_fraction: float | None = None,
+    held_out_from: HeldOutRecord | None = None,
 ) -> None:
     """Writes the manifest that vouches for the folder's files: the last thing a `fill` does."""
     manifest = Manifest(
@@ -59,6 +68,7 @@ def write_manifest(
         ),
         corpus=corpus,
         held_out_fraction=held_out_fraction,
+        held_out_from=held_out_from,
         splits=splits,
         files=files,
     )

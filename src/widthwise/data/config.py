@@ -14,6 +14,7 @@ from pydantic import Discriminator, Tag
 from widthwise.config_io import Config, UserError
 from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
+from widthwise.data.division import ByFraction
 from widthwise.data.documents import ProgressCallback, ignore_progress, scan
 from widthwise.data.manifest import FORMAT_VERSION
 from widthwise.data.mixture import MixedData, OpenedData
@@ -85,7 +86,7 @@ class DataConfig(Config):
         assert self.tokenizer is not None
         assert self.held_out is not None
         corpus = named_corpus(self.corpus)
-        fingerprint = scan(corpus, self.held_out, progress).fingerprint
+        fingerprint = scan(ByFraction(self.held_out).entries(corpus), progress).fingerprint
         out = cache_folder() / "data" / _cache_name(self.corpus, self.tokenizer, self.held_out, fingerprint)
         return prepare(corpus, out, tokenizer=self.tokenizer, held_out=self.held_out, reuse=True, progress=progress)
 
@@ -94,7 +95,11 @@ class DataConfig(Config):
         for key, value in found.items():
             asked = getattr(self, key)
             if asked is not None and asked != value:
-                made = "adopted without one" if value is None else f"prepared with {value!r}"
+                made = f"prepared with {value!r}"
+                if value is None:
+                    made = (
+                        "adopted without one" if data.manifest.held_out_from is None else "prepared with held_out_from"
+                    )
                 raise UserError(f"{where}.{key}: got {asked!r}, but {self.path} was {made}")
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:

@@ -1,11 +1,9 @@
-"""Documents, corpora, and the rule that puts a document into training or held-out data."""
+"""Documents, corpora, and what is counted of them."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
-
-from widthwise.config_io import UserError
+from typing import Literal, NamedTuple
 
 ProgressCallback = Callable[[str, int, int | None], None]
 """Called with the stage, the bytes of text or shards done in it, and the bytes in all (None while unknown)."""
@@ -46,74 +44,80 @@ class Corpus:
         return self.read()
 
 
+Split = Literal["train", "held_out"]
+DIGEST_BYTES = 32
+
+
 @dataclass(frozen=True)
 class Scan:
-    """The totals of one pass over a corpus. `fingerprint` is the sha256 (hex) of all names and contents in order."""
+    """The totals of documents. `fingerprint` is the sha256 (hex) of all names and contents in order."""
 
     fingerprint: str
     n_documents: int
     n_bytes: int
     n_held_out: int
+    n_left_out: int
+    """Documents that are in neither split, and in no other number."""
 
 
 class Entry(NamedTuple):
     """What is kept of a document when its text is not."""
 
-    key: bytes
-    """Its name and the digest of its content, as a fingerprint reads them."""
+    name: str
+    digest: bytes
+    """sha256 of its content."""
     n_bytes: int
-    is_held_out: bool
-    """Depends only on its content."""
+    split: Split | None
+    """None: it is left out."""
+
+    @property
+    def key(self) -> bytes:
+        """Its name and digest, as a fingerprint reads them."""
+        name = self.name.encode("utf-8", "surrogateescape")
+        return len(name).to_bytes(8, "little") + name + self.digest
 
 
 class Scanner:
     """Builds a `Scan` document by document."""
 
-    def __init__(self, held_out: float):
-        if not 0 < held_out < 1:
-            raise UserError(f"held_out: got {held_out}; expected a fraction between 0 and 1")
-        self._threshold = int(held_out * 2**64)
+    def __init__(self):
         self._hash = hashlib.sha256()
-        self.n_documents = self.n_bytes = self.n_held_out = 0
-
-    def entry(self, document: Document) -> Entry:
-        """The entry of a document, which is not counted yet."""
-        name, content = document.name.encode("utf-8", "surrogateescape"), document.text.encode()
-        digest = hashlib.sha256(content).digest()
-        is_held_out = int.from_bytes(digest[:8], "big") < self._threshold
-        return Entry(len(name).to_bytes(8, "little") + name + digest, len(content), is_held_out)
+        self.n_documents = self.n_bytes = self.n_held_out = self.n_left_out = 0
 
     def count(self, entry: Entry) -> None:
         """Counts the next document."""
-        self.count_many(entry.key, 1, entry.n_bytes, entry.is_held_out)
+        if entry.split is None:
+            self.n_left_out += 1
+            return
+        self.count_keys(entry.key)
+        self.n_documents += 1
+        self.n_bytes += entry.n_bytes
+        self.n_held_out += entry.split == "held_out"
 
-    def count_many(self, keys: bytes, n_documents: int, n_bytes: int, n_held_out: int) -> None:
-        """Counts documents by their keys, one after the other, or by a part of these, and their totals."""
+    def count_keys(self, keys: bytes) -> None:
+        """Takes in the keys of documents, one after the other, or a part of these, for the fingerprint alone."""
         self._hash.update(keys)
-        self.n_documents += n_documents
-        self.n_bytes += n_bytes
-        self.n_held_out += n_held_out
 
-    def add(self, document: Document) -> bool:
-        """Counts a document; returns whether it is held out."""
-        entry = self.entry(document)
-        self.count(entry)
-        return entry.is_held_out
+    def count_totals(self, found: Scan) -> None:
+        """Counts documents whose keys are counted by themselves."""
+        self.n_documents += found.n_documents
+        self.n_bytes += found.n_bytes
+        self.n_held_out += found.n_held_out
+        self.n_left_out += found.n_left_out
 
     def result(self) -> Scan:
-        return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out)
+        return Scan(self._hash.hexdigest(), self.n_documents, self.n_bytes, self.n_held_out, self.n_left_out)
 
 
-def scan(corpus: Corpus, held_out: float, progress: ProgressCallback = ignore_progress) -> Scan:
-    """Reads the whole corpus once. Raises UserError for a fraction that is not between 0 and 1."""
-    scanner = Scanner(held_out)
-    for document in corpus:
-        scanner.add(document)
+def scan(entries: Iterable[tuple[Document, Entry]], progress: ProgressCallback = ignore_progress) -> Scan:
+    """Reads all documents once."""
+    scanner = Scanner()
+    for _, entry in entries:
+        scanner.count(entry)
         progress("reading", scanner.n_bytes, None)
     return scanner.result()
 
 
-def train_texts(corpus: Corpus, held_out: float) -> Iterator[str]:
+def train_texts(entries: Iterable[tuple[Document, Entry]]) -> Iterator[str]:
     """The texts of the training split, in order."""
-    scanner = Scanner(held_out)
-    return (document.text for document in corpus if not scanner.entry(document).is_held_out)
+    return (document.text for document, entry in entries if entry.split == "train")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Document, Entry, Scanner
+from widthwise.data.documents import Document, Entry
 from widthwise.data.shards import token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.tokenizer_spec import restore_tokenizer
@@ -27,7 +27,7 @@ BATCH_BYTES = 2**20
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """Documents in order, with the tokens of all, end to end."""
+    """Documents in order, with the tokens of all, end to end; one that is left out is as an empty one."""
 
     entries: list[Entry]
     tokens: np.ndarray
@@ -37,10 +37,10 @@ class EncodedBatch:
 
 
 def encode(
-    documents: Iterable[Document], scanner: Scanner, tokenizer: Tokenizer, tokenizer_path: Path, n_processes: int
+    entries: Iterable[tuple[Document, Entry]], tokenizer: Tokenizer, tokenizer_path: Path, n_processes: int
 ) -> Generator[EncodedBatch, None, None]:
-    """The documents' tokens, in order. Other processes load the tokenizer from its file; entries are the scanner's."""
-    batches = _batches(documents, scanner)
+    """The documents' tokens, in order. Other processes load the tokenizer from its file."""
+    batches = _batches(entries)
     if n_processes > 1:
         return _in_processes(batches, n_processes, tokenizer.spec, tokenizer_path)
     encoder = _Encoder(tokenizer)
@@ -55,12 +55,12 @@ class _Batch:
     texts: list[str] = field(default_factory=list)
 
 
-def _batches(documents: Iterable[Document], scanner: Scanner) -> Iterator[_Batch]:
+def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[_Batch]:
     batch, n_bytes = _Batch(), 0
-    for document in documents:
-        batch.entries.append(scanner.entry(document))
-        batch.texts.append(document.text)
-        n_bytes += batch.entries[-1].n_bytes
+    for document, entry in entries:
+        batch.entries.append(entry)
+        batch.texts.append("" if entry.split is None else document.text)
+        n_bytes += entry.n_bytes
         if n_bytes >= BATCH_BYTES:
             yield batch
             batch, n_bytes = _Batch(), 0

@@ -1,8 +1,9 @@
 """The manifest of a prepared folder, which vouches for all its files.
 
-train.bin .idx, held_out.bin .idx   token files (shards.py)
+train.bin .idx, held_out.bin .idx              token files (shards.py)
+train.names.jsonl, held_out.names.jsonl        the names of their documents (names.py), not of adopted shards
 tokenizer.json or tokenizer_spec.json
-manifest.json                       written last: a folder without it is not finished
+manifest.json                                  written last: a folder without it is not finished
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Self
 import pydantic
 
 from widthwise.config_io import Config, UserError, parse
+from widthwise.data.names import ENDING
 from widthwise.data.shards import bin_path, idx_path
 from widthwise.files import FileRecord, PathInside
 
@@ -59,6 +61,14 @@ class Splits(Config):
     held_out: SplitRecord
 
 
+class HeldOutRecord(Config):
+    """Where the held-out split comes from, if it is not a fraction of the corpus."""
+
+    sources: tuple[str, ...]
+    n_left_out: int
+    """Documents of the corpus that are equal to a held-out one, so that they are in no split."""
+
+
 class Manifest(Config):
     """The content of manifest.json."""
 
@@ -66,7 +76,8 @@ class Manifest(Config):
     tokenizer: TokenizerRecord
     corpus: CorpusRecord
     held_out_fraction: float | None
-    """None for adopted shards, which were not split by a fraction."""
+    """None where it is `held_out_from`, and for adopted shards, which were not split by a fraction."""
+    held_out_from: HeldOutRecord | None = None
     splits: Splits
     files: dict[PathInside, FileRecord]
     """Every file of the folder except the manifest."""
@@ -79,6 +90,11 @@ class Manifest(Config):
         if missing:
             raise ValueError(f"files: says nothing of {missing[0]}")
         return self
+
+    @property
+    def trained_on(self) -> dict[str, FileRecord]:
+        """The files that make a difference to a model: all but the names of documents."""
+        return {name: record for name, record in self.files.items() if not name.endswith(ENDING)}
 
 
 def parse_manifest(data: Any, where: str) -> Manifest:

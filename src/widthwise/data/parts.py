@@ -1,7 +1,8 @@
 """The parts of a preparation: tokenized in any order by any process or machine, then joined in order.
 
 FOLDER/plan.json and tokenizer   see plan.py
-FOLDER/parts/00000/shards/       the shards of a part: a folder that appears whole
+FOLDER/held_out/                 the part of documents that sources of their own hold out, written with the plan
+FOLDER/parts/00000/shards/       a part, see part_folder.py: a folder that appears whole
 FOLDER/parts/00000/progress.json how far it is, for those who watch
 """
 
@@ -10,38 +11,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.assemble import assemble
-from widthwise.data.documents import Counter, Document, ProgressCallback, Scan, Scanner, ignore_progress
+from widthwise.data.division import Division
+from widthwise.data.documents import Counter, Document, Entry, ProgressCallback, Scanner, ignore_progress
 from widthwise.data.encode import encode
-from widthwise.data.manifest import Splits
-from widthwise.data.plan import Plan, planned_tokenizer, read_plan
+from widthwise.data.part_folder import read_keys, read_record, write_part
+from widthwise.data.plan import Plan, held_out_folder, planned_division, planned_tokenizer, read_plan
 from widthwise.data.prepare import finish, refuse_too_few_tokens
 from widthwise.data.prepared import PreparedData
 from widthwise.data.split_shards import SplitShards
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import fsync_file, new_folder, read_json, reading, write_atomic
+from widthwise.files import read_json
 
-KEYS, RECORD = "keys.bin", "part.json"
-KEYS_READ_AT_ONCE = 2**24
 SECONDS_BETWEEN_REPORTS = 0.5
-
-
-class PartRecord(Config):
-    """What a part holds, beside its shards."""
-
-    splits: Splits
-    is_cut: bool
-    """Whether it alone has more training tokens than the whole may have, and was left before its end."""
-
-    @property
-    def found(self) -> Scan:
-        """Its counts, without a fingerprint: that of the whole needs the keys of all documents."""
-        train, held_out = self.splits.train, self.splits.held_out
-        n_documents, n_bytes = train.n_documents + held_out.n_documents, train.n_bytes + held_out.n_bytes
-        return Scan("", n_documents, n_bytes, held_out.n_documents)
 
 
 class PartProgress(Config):
@@ -90,39 +74,28 @@ def tokenize_part(folder: Path, part: int) -> None:
     if target.is_dir() or _lies_behind_the_end(folder, plan, part):
         return
     tokenizer, tokenizer_path = planned_tokenizer(plan, folder)
-    with new_folder(target) as partial:
-        with open(partial / KEYS, "xb") as keys:
-            scanner = _KeyWriter(plan.held_out, keys)
-            with SplitShards(partial, tokenizer, scanner, plan.max_tokens) as shards:
-                reported_at = 0.0
-                for batch in encode(_documents(plan, part), scanner, tokenizer, tokenizer_path, 1):
-                    shards.add(batch)
-                    if time.monotonic() - reported_at > SECONDS_BETWEEN_REPORTS:
-                        _report(folder, part, shards)
-                        reported_at = time.monotonic()
-                    if shards.is_full:
-                        break
-        fsync_file(partial / KEYS)
-        record = PartRecord(splits=shards.splits(), is_cut=shards.is_full)
-        write_atomic(partial / RECORD, record.model_dump_json(indent=1) + "\n")
-        _report(folder, part, shards)
+    entries = _entries(plan, part, planned_division(plan, folder))
+    reported_at = 0.0
+
+    def report(shards: SplitShards) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at > SECONDS_BETWEEN_REPORTS:
+            _report(folder, part, PartProgress(n_bytes=shards.n_bytes, n_train_tokens=shards.n_train_tokens))
+            reported_at = time.monotonic()
+
+    write_part(target, entries, tokenizer, tokenizer_path, plan.max_tokens, report)
+    record = read_record(target)
+    _report(
+        folder,
+        part,
+        PartProgress(n_bytes=record.found.n_bytes, n_train_tokens=record.splits.train.n_tokens),
+    )
 
 
-class _KeyWriter(Scanner):
-    """A scanner that writes the keys of the documents to a file."""
-
-    def __init__(self, held_out: float, file: BinaryIO):
-        super().__init__(held_out)
-        self._file = file
-
-    def count_many(self, keys: bytes, n_documents: int, n_bytes: int, n_held_out: int) -> None:
-        super().count_many(keys, n_documents, n_bytes, n_held_out)
-        self._file.write(keys)
-
-
-def _documents(plan: Plan, part: int) -> Iterator[Document]:
+def _entries(plan: Plan, part: int, division: Division) -> Iterator[tuple[Document, Entry]]:
     for file in plan.files_of(part):
-        yield from plan.open(file).read(plan.field, plan.document_bytes)
+        for document in plan.open(file).read(plan.field, plan.document_bytes):
+            yield document, division.entry(document)
         plan.open(file)  # raises if it was changed while it was read
 
 
@@ -130,7 +103,9 @@ def _lies_behind_the_end(folder: Path, plan: Plan, part: int) -> bool:
     """Whether the parts before that are there have more training tokens than the whole may have."""
     if plan.max_tokens is None:
         return False
-    done = (_record(folder, before) for before in range(part) if shards_folder(folder, before).is_dir())
+    done = (
+        read_record(shards_folder(folder, before)) for before in range(part) if shards_folder(folder, before).is_dir()
+    )
     n_tokens = 0
     for record in done:
         n_tokens += record.splits.train.n_tokens
@@ -139,17 +114,11 @@ def _lies_behind_the_end(folder: Path, plan: Plan, part: int) -> bool:
     return False
 
 
-def _report(folder: Path, part: int, shards: SplitShards) -> None:
-    report = PartProgress(n_bytes=shards.n_bytes, n_train_tokens=shards.n_train_tokens)
+def _report(folder: Path, part: int, report: PartProgress) -> None:
     path = _progress_path(folder, part)
     partial = path.with_name(f".{path.name}")
     partial.write_text(report.model_dump_json())
     os.replace(partial, path)  # not synced to disk: it is only shown
-
-
-def _record(folder: Path, part: int) -> PartRecord:
-    path = shards_folder(folder, part) / RECORD
-    return parse(PartRecord, read_json(path), str(path))
 
 
 @dataclass(frozen=True)
@@ -176,17 +145,19 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
     plan = read_plan(folder)
     tokenizer, tokenizer_path = planned_tokenizer(plan, folder)
     tokenizer.save(out)
-    scanner = Scanner(plan.held_out)
+    division, scanner = planned_division(plan, folder), Scanner()
     done = Counter(progress, "joining the parts", None)
     with SplitShards(out, tokenizer, scanner, plan.max_tokens) as shards:
+        if plan.held_out_from:
+            _append(shards, held_out_folder(folder))
         for part in range(plan.n_parts):
             if not shards_folder(folder, part).is_dir():
                 raise UserError(f"{folder}: part {part} of {plan.n_parts} is missing; run its task first")
-            record = _record(folder, part)
+            record = read_record(shards_folder(folder, part))
             if record.is_cut or not shards.has_room_for(record.splits):
-                _add_what_fits(shards, plan, part, scanner, tokenizer, tokenizer_path)
+                _add_what_fits(shards, _entries(plan, part, division), tokenizer, tokenizer_path)
                 break
-            shards.append(shards_folder(folder, part), record.splits, record.found, _keys(folder, part))
+            _append(shards, shards_folder(folder, part))
             done.add(record.found.n_bytes)
     found = scanner.result()
     if plan.max_tokens is not None:
@@ -195,25 +166,23 @@ def fill_from_parts(folder: Path, out: Path, progress: ProgressCallback) -> None
         out,
         name=plan.name,
         tokenizer=tokenizer,
-        held_out=plan.held_out,
+        division=division,
         found=found,
         splits=shards.splits(),
         progress=progress,
     )
 
 
+def _append(shards: SplitShards, part_folder: Path) -> None:
+    record = read_record(part_folder)
+    shards.append(part_folder, record.splits, record.found, read_keys(part_folder))
+
+
 def _add_what_fits(
-    shards: SplitShards, plan: Plan, part: int, scanner: Scanner, tokenizer: Tokenizer, tokenizer_path: Path
+    shards: SplitShards, entries: Iterator[tuple[Document, Entry]], tokenizer: Tokenizer, tokenizer_path: Path
 ) -> None:
     """The part in which the last training token lies, document by document."""
-    for batch in encode(_documents(plan, part), scanner, tokenizer, tokenizer_path, 1):
+    for batch in encode(entries, tokenizer, tokenizer_path, 1):
         shards.add(batch)
         if shards.is_full:
             return
-
-
-def _keys(folder: Path, part: int) -> Iterator[bytes]:
-    path = shards_folder(folder, part) / KEYS
-    with reading(path), open(path, "rb") as file:
-        while keys := file.read(KEYS_READ_AT_ONCE):
-            yield keys

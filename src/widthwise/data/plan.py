@@ -1,12 +1,16 @@
 """The plan of a preparation in parts: which files make a part, and what is done with them."""
 
 import bisect
+import shutil
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from widthwise.config_io import Config, UserError, parse
 from widthwise.data.corpus import CORPORA
-from widthwise.data.documents import ProgressCallback, Scanner, ignore_progress, train_texts
+from widthwise.data.division import Apart, ByFraction, Division
+from widthwise.data.documents import ProgressCallback, ignore_progress, scan, train_texts
+from widthwise.data.part_folder import read_digests, write_part
 from widthwise.data.prepare import check_max_tokens
 from widthwise.data.readers import SourceFile, check_document_bytes, open_source, source_file, source_files
 from widthwise.data.tokenizer import Tokenizer
@@ -48,7 +52,11 @@ class Plan(Config):
     """Of the file that the tokenizer's spec names; None for one that is trained or built in."""
     field: str
     document_bytes: int | None
-    held_out: float
+    held_out: float | None
+    held_out_from: tuple[str, ...]
+    """Sources of held-out documents, as they were given; () where a fraction is held out."""
+    held_out_fingerprint: str | None
+    """Of these documents."""
     max_tokens: int | None
 
     @property
@@ -78,7 +86,7 @@ def make_plan(
     source: str,
     *,
     tokenizer: str = "bpe-4096",
-    held_out: float = 0.05,
+    held_out: float | Sequence[str] = 0.05,
     field: str = "text",
     document_bytes: int | None = None,
     max_tokens: int | None = None,
@@ -86,12 +94,15 @@ def make_plan(
 ) -> Plan:
     """Divides the files of a file or folder into parts of about equal size; options as those of `prepare`.
 
+    held_out: a fraction, or sources as `open_source` takes them, of which every document is held out.
     Raises UserError for a mistake in the options, and for a source that has no files of its own.
     """
     check_spec(tokenizer)
     check_document_bytes(document_bytes)
     check_max_tokens(max_tokens)
-    Scanner(held_out)
+    fraction = None if isinstance(held_out, Sequence) else ByFraction(held_out).fraction
+    held_out_from = tuple(held_out) if isinstance(held_out, Sequence) else ()
+    apart = Apart.of([open_source(each, field, document_bytes) for each in held_out_from])
     if source.startswith("hf:") or (source in CORPORA and not Path(source).exists()):
         raise UserError(f"{source}: is not a folder of files, which workers share; leave out workers, or use processes")
     found = source_files(source)
@@ -106,7 +117,9 @@ def make_plan(
         tokenizer_sha256=file_sha256(tokenizer_path) if tokenizer_path.suffix == ".json" else None,
         field=field,
         document_bytes=document_bytes,
-        held_out=held_out,
+        held_out=fraction,
+        held_out_from=held_out_from,
+        held_out_fingerprint=scan(apart.held_out_elsewhere()).fingerprint if held_out_from else None,
         max_tokens=max_tokens,
     )
 
@@ -135,13 +148,36 @@ def begin(plan: Plan, folder: Path, progress: ProgressCallback = ignore_progress
             raise UserError(f"{folder}: holds the parts of another preparation; delete it or choose another folder")
         return
     corpus = open_source(plan.name, plan.field, plan.document_bytes)
+    division = _division_to_read(plan)
 
     def training_texts():
         progress("training the tokenizer", 0, None)
-        return train_texts(corpus, plan.held_out)
+        return train_texts(division.entries(corpus))
 
-    open_tokenizer(plan.tokenizer, training_texts).save(folder)
+    tokenizer = open_tokenizer(plan.tokenizer, training_texts)
+    tokenizer_path = tokenizer.save(folder)
+    if plan.held_out_from:
+        shutil.rmtree(held_out_folder(folder), ignore_errors=True)  # of a beginning that was killed
+        write_part(held_out_folder(folder), division.held_out_elsewhere(), tokenizer, tokenizer_path)
     write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
+
+
+def _division_to_read(plan: Plan) -> Division:
+    if plan.held_out is not None:
+        return ByFraction(plan.held_out)
+    return Apart.of([open_source(each, plan.field, plan.document_bytes) for each in plan.held_out_from])
+
+
+def held_out_folder(folder: Path) -> Path:
+    """Where `begin` puts the held-out documents of sources of their own, as a part."""
+    return folder / "held_out"
+
+
+def planned_division(plan: Plan, folder: Path) -> Division:
+    """What divides the documents of a part, without the sources of held-out ones, which `begin` has read."""
+    if plan.held_out is not None:
+        return ByFraction(plan.held_out)
+    return Apart([*read_digests(held_out_folder(folder))], plan.held_out_from)
 
 
 def read_plan(folder: Path) -> Plan:

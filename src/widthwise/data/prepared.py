@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError
-from widthwise.data.documents import Counter, ProgressCallback, ignore_progress
+from widthwise.data.documents import Counter, ProgressCallback, Split, ignore_progress
 from widthwise.data.manifest import MANIFEST, Manifest, SplitRecord, parse_manifest
+from widthwise.data.names import names_path, read_names
 from widthwise.data.remote import fetched, is_url
 from widthwise.data.shards import TokenFile, bin_path
 from widthwise.data.tokenizer import Tokenizer
@@ -59,6 +60,28 @@ class PreparedData:
         if tokenizer.id != record.id:
             raise UserError(f"{self.path / record.file}: is not the tokenizer the data was made with ({record.spec})")
         return tokenizer
+
+    def documents(self, split: Split) -> Iterator[tuple[str, int]]:
+        """The name of each document of a split and its tokens, in order, the end-of-text token included.
+
+        Raises UserError where names were not kept, or are not those of as many documents.
+        """
+        if names_path(self.path / split).name not in self.manifest.files:
+            raise UserError(
+                f"{self.path}: has no names of documents; it was adopted, or prepared before they were kept"
+            )
+        return self._documents(split)
+
+    def _documents(self, split: Split) -> Iterator[tuple[str, int]]:
+        starts = getattr(self, split).document_starts
+        try:
+            yield from zip(read_names(self.path / split), np.diff(starts).tolist(), strict=True)
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(
+                f"{names_path(self.path / split)}: names another number of documents than there are"
+            ) from None
 
     def check_tokenizer(self) -> None:
         """Raises UserError as `tokenizer`, which is not opened before it is needed."""

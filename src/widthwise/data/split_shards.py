@@ -1,4 +1,4 @@
-"""The shards of both splits, written together document by document."""
+"""The shards of both splits and the names of their documents, written together document by document."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -12,6 +12,7 @@ import numpy as np
 from widthwise.data.documents import Scan, Scanner
 from widthwise.data.encode import EncodedBatch
 from widthwise.data.manifest import SplitRecord, Splits
+from widthwise.data.names import NameWriter
 from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 
@@ -35,6 +36,8 @@ class _Count:
 class SplitShards:
     """Writes `train` and `held_out` in a folder; used in a `with` block, as ShardWriter is.
 
+    A document that is left out is counted and not written.
+
     With `max_tokens`, it is full before the first training document that would make them more; that document and all
     behind it are left out, of both splits.
     """
@@ -45,12 +48,13 @@ class SplitShards:
         self._scanner = scanner
         self._max_tokens = max_tokens
         self._writers = tuple(ShardWriter(folder / name, dtype) for name in Splits.model_fields)
+        self._names = tuple(NameWriter(folder / name) for name in Splits.model_fields)
         self._counts = tuple(_Count() for _ in self._writers)
         self._stack = ExitStack()
         self.is_full = False
 
     def __enter__(self) -> Self:
-        for writer in self._writers:
+        for writer in (*self._writers, *self._names):
             self._stack.enter_context(writer)
         return self
 
@@ -70,14 +74,16 @@ class SplitShards:
 
     def add(self, batch: EncodedBatch) -> None:
         """Appends the documents of a batch until it is full."""
-        is_held_out = np.array([entry.is_held_out for entry in batch.entries], dtype=bool)
-        n_kept = self._n_that_fit(np.where(is_held_out, 0, batch.lengths))
-        entries, is_held_out, lengths = batch.entries[:n_kept], is_held_out[:n_kept], batch.lengths[:n_kept]
+        is_trained_on = np.array([entry.split == "train" for entry in batch.entries], dtype=bool)
+        n_kept = self._n_that_fit(np.where(is_trained_on, batch.lengths, 0))
+        entries, lengths = batch.entries[:n_kept], batch.lengths[:n_kept]
         tokens = batch.tokens[: lengths.sum()]
         n_bytes = np.array([entry.n_bytes for entry in entries], dtype=np.int64)
-        for writer, count, chosen in zip(self._writers, self._counts, (~is_held_out, is_held_out)):
+        for split, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
+            chosen = np.array([entry.split == split for entry in entries], dtype=bool)
             own = tokens[np.repeat(chosen, lengths)]
             writer.add(own, lengths[chosen])
+            names.add(entry.name for entry in entries if entry.split == split)
             count.add(int(chosen.sum()), len(own), int(n_bytes[chosen].sum()), int(self._byte_lengths[own].sum()))
         for entry in entries:
             self._scanner.count(entry)
@@ -91,16 +97,17 @@ class SplitShards:
 
         `splits` and `found` are their counts, `keys` those of their entries, in parts.
         """
-        for name, writer, count in zip(Splits.model_fields, self._writers, self._counts):
+        for name, writer, names, count in zip(Splits.model_fields, self._writers, self._names, self._counts):
             for tokens, lengths in TokenFile(folder / name).parts(APPENDED_TOKENS_AT_ONCE):
                 writer.add(tokens, lengths)
+            names.append(folder / name)
             count.add(*getattr(splits, name).model_dump().values())
         for part in keys:
-            self._scanner.count_many(part, 0, 0, 0)
-        self._scanner.count_many(b"", found.n_documents, found.n_bytes, found.n_held_out)
+            self._scanner.count_keys(part)
+        self._scanner.count_totals(found)
 
     def _n_that_fit(self, train_lengths: np.ndarray) -> int:
-        """How many documents of a batch are taken; lengths (n_documents,) are 0 for those held out."""
+        """How many documents of a batch are taken; lengths (n_documents,) are 0 for others."""
         if self.is_full:
             return 0
         if self._max_tokens is None:

@@ -105,7 +105,7 @@ def _content(manifest: Manifest) -> dict[str, Any]:
     """The fields in which the identity of a folder and of a source say what is in it."""
     return {
         "corpus": CorpusIdentity(name=manifest.corpus.name, fingerprint=manifest.corpus.fingerprint),
-        "files": {name: record.sha256 for name, record in sorted(manifest.files.items())},
+        "files": {name: record.sha256 for name, record in sorted(manifest.trained_on.items())},
     }
 
 
