@@ -17,6 +17,7 @@ import pydantic
 import yaml
 from pydantic_core import PydanticCustomError
 
+from widthwise.bundled import recipe_path
 from widthwise.merging import merge, replaced_keys
 
 ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
@@ -168,9 +169,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 def read_recipe(path: Path | str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """A recipe file with its `extends:` chain merged and the overrides `a.b=c` applied.
 
-    A child is laid over its parent as `merge` does.
+    A child is laid over its parent as `merge` does. Where there is no such file, a name without a folder means a recipe
+    that comes with the package, also behind `extends:`.
     """
-    data = _read_with_parents(Path(path), ())
+    data = _read_with_parents(recipe_path(path), ())
     apply_overrides(data, overrides)
     return data
 
@@ -185,7 +187,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> dict[str, Any]
         return data
     if not isinstance(parent, str):
         raise UserError(f"{path}: extends: got {parent!r}, expected the path of a recipe")
-    return merge(_read_with_parents(path.parent / parent, (*children, path)), data)
+    return merge(_read_with_parents(recipe_path(parent, path.parent), (*children, path)), data)
 
 
 def apply_overrides(data: dict[str, Any], overrides: Iterable[str]) -> None:

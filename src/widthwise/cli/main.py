@@ -21,12 +21,14 @@ from widthwise.cli.fit import fit
 from widthwise.cli.generate import generate
 from widthwise.cli.grow import grow
 from widthwise.cli.import_ import import_
+from widthwise.cli.init import init
 from widthwise.cli.inspect import inspect
 from widthwise.cli.lm_eval import PASSED_ON, lm_eval
 from widthwise.cli.pad import pad
 from widthwise.cli.plan import plan
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
+from widthwise.cli.schema import schema
 from widthwise.cli.search import search
 from widthwise.cli.signals import stop_by_exception
 from widthwise.cli.sweep import sweep
@@ -45,11 +47,11 @@ app = typer.Typer(
     name="widthwise",
     help="Design, train and compare language models whose width is a design variable.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 for verb in (
+    init,
     inspect,
     design,
     search,
@@ -66,6 +68,7 @@ for verb in (
     analyze,
     generate,
     report,
+    schema,
 ):
     app.command()(verb)
 app.command("eval")(evaluate)

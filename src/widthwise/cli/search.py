@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from widthwise.bundled import recipe_name
 from widthwise.cli.compare import run_and_report
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
@@ -133,10 +134,10 @@ def search(
     given = {name: value for name, value in asked.items() if value is not None}
     result = search_recipe(base, overrides or [], parse(SearchSpace, given, "search"))
     summary = result.summary(max(top, train or 0))
-    folder = out or Path("runs") / f"{base.stem}-search"
+    folder = out or Path("runs") / f"{recipe_name(base)}-search"
     recipes = write_search(base, overrides or [], summary, folder) if out or train else []
     if not as_json:
-        say_tables(search_table(summary, base.stem))
+        say_tables(search_table(summary, recipe_name(base)))
         if recipes:
             say(f"wrote {len(recipes)} recipes to {recipes[0].parent}")
     elif train is None:

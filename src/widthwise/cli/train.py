@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from widthwise.bundled import recipe_name
 from widthwise.cli.run_result import show_result
 from widthwise.cli.terminal import progress_console
 from widthwise.config_io import UserError
@@ -51,7 +52,7 @@ def train(
     from widthwise.cli.progress import shown_progress
     from widthwise.runs.train import train as train_recipe
 
-    folder = out or Path("runs") / recipe.stem
+    folder = out or Path("runs") / recipe_name(recipe)
     with shown_progress(progress_console()) as observer:
         result = train_recipe(loaded, folder, observer)
     show_result(result, folder, as_json)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import saved_recipe
@@ -48,7 +49,7 @@ class Branch:
 
 def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str], folder: Path) -> list[Branch]:
     """The branches of a run, named after their recipes. Raises UserError if one cannot be grown."""
-    names = [path.stem for path in recipes]
+    names = [recipe_name(path) for path in recipes]
     if len(set(names)) < len(names):
         raise UserError(f"--to: got {', '.join(map(str, recipes))}; two have the same name, which names their folders")
     branches = []

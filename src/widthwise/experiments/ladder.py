@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
+from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, checked_copy, parse, read_recipe
 from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
@@ -91,7 +92,7 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
     axis = {RUNG: list(ladder.rungs)}
     groups = {name: {"change": change} for name, change in ladder.variants.items()}
     swept = {"over": axis, "groups": groups, "seeds": list(ladder.seeds)}
-    plan = LadderPlan(path.stem, parse(SweepConfig, swept, f"{path}: ladder"), data, ladder)
+    plan = LadderPlan(recipe_name(path), parse(SweepConfig, swept, f"{path}: ladder"), data, ladder)
     plan.check_rungs()
     return plan
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Discriminator, Field, Tag
 
+from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, nearest_hint, parse, read_recipe, to_data
 from widthwise.experiments.adjusting import Adjustment, adjusted
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
@@ -174,7 +175,7 @@ def read_plan(
     files = listed(paths)
     config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     config = config.asked(seeds, match, adjust)
-    plan = _planned("-vs-".join(path.stem for path in files), config, recipes)
+    plan = _planned("-vs-".join(recipe_name(path) for path in files), config, recipes)
     check_fair(plan)
     return plan
 
@@ -201,7 +202,7 @@ def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict
 
 def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
     """Several recipes, each named after its file."""
-    recipes = {path.stem: parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
+    recipes = {recipe_name(path): parse_recipe(read_recipe(path, overrides), str(path)) for path in paths}
     if len(recipes) < len(paths):
         raise UserError(f"{', '.join(map(str, paths))}: two recipes have the same name; names tell the variants apart")
     return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes

@@ -83,7 +83,8 @@ def design_recipe(
         miss = OF_MODELS[request.match].of_cost(found) / asked - 1
         summary["budget"] = {"match": request.match, "asked": asked, "miss": miss}
     folder = Path.cwd() if out is None else out.resolve().parent
-    text = dump_yaml({"extends": os.path.relpath(base.resolve(), folder), **change})
+    parent = os.path.relpath(base.resolve(), folder) if base.exists() else base.name
+    text = dump_yaml({"extends": parent, **change})
     if out is not None:
         write_atomic(out, text)
     return text, summary

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, dump_yaml, read_recipe, read_text
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import parse_recipe
@@ -29,11 +30,11 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     """
     recipes = folder / "recipes"
     base_data = read_recipe(base, overrides)
-    contents = {recipes / f"{base.stem}.yaml": dump_yaml(base_data)}
+    contents = {recipes / f"{recipe_name(base)}.yaml": dump_yaml(base_data)}
     # An hourglass has no width that tokens choose.
     off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}
     for row in summary["candidates"]:
-        data = {"extends": f"{base.stem}.yaml", "model": _changes(row), **({"train": off} if off else {})}
+        data = {"extends": f"{recipe_name(base)}.yaml", "model": _changes(row), **({"train": off} if off else {})}
         contents[recipes / f"{row['name']}.yaml"] = dump_yaml(data)
     files = {folder / "search.json": json.dumps(summary, indent=2) + "\n", **contents}
     for path, text in files.items():

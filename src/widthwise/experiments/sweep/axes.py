@@ -111,6 +111,6 @@ def _which(data: Any) -> str:
 Axis = Annotated[
     Annotated[Values, pydantic.Tag("values")] | Annotated[Range, pydantic.Tag("range")],
     pydantic.Discriminator(_which),
-    pydantic.BeforeValidator(_as_mapping),
+    pydantic.BeforeValidator(_as_mapping, json_schema_input_type=list[Any] | Range),
 ]
 """A list or a range, as written in a recipe."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 from pydantic import Field
 
+from widthwise.bundled import recipe_name
 from widthwise.config_io import (
     Config,
     UserError,
@@ -292,7 +293,7 @@ def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, An
     if not isinstance(section, dict):
         raise UserError(f"{path}: sweep: got {section!r}; expected a mapping with over or groups")
     config = parse(SweepConfig, _laid_over(section, asked or {}), f"{path}: sweep")
-    plan = SweepPlan(path.stem, config, data)
+    plan = SweepPlan(recipe_name(path), config, data)
     _ = plan.grid  # raises for a point that cannot be
     return plan
 

@@ -1,0 +1,21 @@
+"""What pyproject.toml cannot say: the recipes in configs/ are copied into the package when it is built."""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildWithRecipes(build_py):
+    """An editable install needs no copy: there, the recipes are read where they are (widthwise/bundled.py)."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib) / "widthwise" / "configs"
+            self.mkpath(str(target))
+            for recipe in Path("configs").glob("*.yaml"):
+                self.copy_file(str(recipe), str(target / recipe.name))
+
+
+setup(cmdclass={"build_py": BuildWithRecipes})

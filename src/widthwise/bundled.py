@@ -1,0 +1,29 @@
+"""The recipes that come with the package: in a checkout its folder configs, in a wheel the same inside the package."""
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent
+
+
+def recipes_folder() -> Path:
+    """Where they lie."""
+    inside = PACKAGE / "configs"
+    return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
+
+
+def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
+    """The file that `name` means in the folder `beside`, or the recipe of that name that comes with the package.
+
+    A file that is there comes first; with neither, the path to the missing file is returned.
+    """
+    path = beside / name
+    bundled = recipes_folder() / f"{name}.yaml"
+    # Of what no file can be called, these say that it is not there.
+    is_bundled = len(Path(name).parts) == 1 and not os.path.lexists(path) and os.path.isfile(bundled)
+    return bundled if is_bundled else path
+
+
+def recipe_name(path: Path | str) -> str:
+    """What a run of a recipe is called: `x_200m` for configs/x_200m.yaml, and for the bundled recipe of that name."""
+    return recipe_path(path).stem

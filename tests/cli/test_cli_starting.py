@@ -1,0 +1,121 @@
+"""What a new user meets first: `init`, bundled recipes by name, `schema`, `--version` and completion in a shell."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from recipes import RECIPES, recipe_data
+
+from widthwise import __version__
+from widthwise.cli.main import app
+from widthwise.config_io import read_mapping
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_init_says_commands_that_work(widthwise: Run) -> None:
+    code, out, _ = widthwise("init", "recipes")
+    assert code == 0
+    inspected, trained, compared = re.findall(r"widthwise (\S+) (recipes/\S+)", out)
+    assert widthwise(*inspected)[0] == 0
+    assert widthwise(*trained, "train.steps=3")[0] == 0
+    assert compared[0] == "compare"
+    assert "compare" in read_mapping(Path(compared[1]))
+    assert "exists already" in widthwise("init", "recipes")[2]
+
+
+def test_every_verb_takes_a_bundled_recipe_by_name(widthwise: Run) -> None:
+    assert "training:" in widthwise("inspect", "x_200m")[1]
+    assert widthwise("train", "smoke", "train.steps=3")[0] == 0
+    assert Path("runs/smoke/result.json").is_file()
+    code, _, _ = widthwise("design", "uniform_200m", "--out", "mine.yaml")
+    assert (code, read_mapping(Path("mine.yaml"))["extends"]) == (0, "uniform_200m")
+    assert widthwise("inspect", "mine.yaml")[0] == 0
+    code, _, error = widthwise("inspect", "x_201m")
+    assert (code, error) == (2, "error: x_201m: cannot be read (No such file or directory)\n")
+
+
+def test_version(widthwise: Run) -> None:
+    assert widthwise("--version")[:2] == (0, f"widthwise {__version__}\n")
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    """Checks plain data against what `widthwise schema` prints."""
+    command = [sys.executable, "-m", "widthwise", "schema"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    jsonschema.Draft202012Validator.check_schema(found)
+    return jsonschema.Draft202012Validator(found)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_schema_accepts_every_recipe(schema: Any, path: Path) -> None:
+    schema.validate(read_mapping(path))
+    for data in recipe_data(path):
+        schema.validate(data)
+
+
+def _with_unknown_keys(data: Any) -> list[Any]:
+    """Copies of a recipe, each with a key nobody knows in one of its sections."""
+    found = [{**data, "witdh": 1}]
+    for key, value in data.items():
+        if isinstance(value, dict) and key not in ("over", "variants", "rungs", "groups", "layers", "mixture"):
+            found += [{**data, key: changed} for changed in _with_unknown_keys(value)]
+        elif key in ("variants", "rungs") and isinstance(value, dict):
+            found += [
+                {**data, key: {**value, name: each}} for name in value for each in _with_unknown_keys(value[name])
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_schema_refuses_an_unknown_key_anywhere(schema: Any, path: Path) -> None:
+    for data in _with_unknown_keys(read_mapping(path)):
+        assert not schema.is_valid(data), data
+
+
+def test_the_schema_refuses_a_value_of_another_type_and_an_unknown_kind(schema: Any) -> None:
+    for text in ("seq_len: long", "model: {ffn: {kind: swiglo}}", "model: {n_layers: 0}", "train: {steps: 1.5}"):
+        assert not schema.is_valid(yaml.safe_load(text)), text
+
+
+def test_keys_are_explained(schema: Any) -> None:
+    train = schema.schema["$defs"]["TrainConfig"]["properties"]
+    assert train["steps"]["description"] == "Optimizer steps of the run."
+
+
+@pytest.mark.parametrize(
+    ("shell", "variables"),
+    [
+        ("bash", {"COMP_WORDS": "widthwise s", "COMP_CWORD": "1"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "widthwise s"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "widthwise s", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ],
+)
+def test_a_shell_completes_verbs(shell: str, variables: dict[str, str], tmp_path: Path) -> None:
+    script = tmp_path / "widthwise"  # the name by which a shell asks
+    script.write_text("from widthwise.__main__ import main\nmain()\n")
+    environment = {**os.environ, **variables, "_WIDTHWISE_COMPLETE": f"complete_{shell}"}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    verbs = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert {verb for verb in verbs if re.search(rf"\b{verb}\b", done.stdout)} >= {"schema", "search", "sweep"}
+    assert "inspect" not in done.stdout
+
+
+def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-m", "widthwise", "--install-completion", "bash"], env=environment, check=True)
+    assert ".bash_completions" in (tmp_path / ".bashrc").read_text()
