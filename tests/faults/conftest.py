@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import ranks
-from faults import train_run
+from injected import train_run
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_yaml

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from faults import killed_after, on_rank, train_run
+from injected import killed_after, on_rank, train_run
 from ranks import Launch, launched, start_server
 from tiny_runs import outcome, tiny_recipe
 

@@ -25,7 +25,7 @@ PRELOADED = (
     "widthwise.cli.progress",
     "widthwise.runs.train",
     "widthwise.training.distributed",
-    "faults",
+    "injected",
 )
 
 _context = multiprocessing.get_context("forkserver")
@@ -63,9 +63,7 @@ class Launch:
         }
         self._errors = [errors / f"{rank}.txt" for rank in range(n)]
         self.processes = [
-            _context.Process(
-                target=_be_one, args=({**common, "RANK": rank, "LOCAL_RANK": rank}, file, work, arguments), daemon=True
-            )
+            _context.Process(target=_be_one, args=({**common, "RANK": rank, "LOCAL_RANK": rank}, file, work, arguments))
             for rank, file in enumerate(self._errors)
         ]
         for process in self.processes:
@@ -121,7 +119,7 @@ class Launch:
     def errors(self) -> list[tuple[int, str]]:
         """The error lines of all, with who said them."""
         lines = [(rank, line) for rank in range(len(self.processes)) for line in self.said(rank).splitlines()]
-        assert not any("Traceback" in line for _, line in lines), self.everything()
+        assert not any(line.startswith("Traceback") for _, line in lines), self.everything()
         return [(rank, line.removeprefix("error: ")) for rank, line in lines if line.startswith("error: ")]
 
     def everything(self) -> str:

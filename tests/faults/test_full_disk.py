@@ -1,7 +1,7 @@
 """A disk that is full in one process ends all with one line, and loses nothing that was written before."""
 
 import pytest
-from faults import at_step, die, full_disk, on_rank, run_command, slow_disk
+from injected import at_step, die, full_disk, on_rank, run_command, slow_disk
 from ranks import launched
 from tiny_runs import outcome
 

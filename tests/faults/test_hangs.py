@@ -1,7 +1,7 @@
 """Who hangs or has been killed is named by the others, in one line each, within `train.hang_seconds`."""
 
 import pytest
-from faults import at_step, die, hang, on_rank, run_command
+from injected import at_step, die, hang, on_rank, run_command
 from ranks import Launch
 
 

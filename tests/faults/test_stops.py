@@ -4,7 +4,7 @@ import shutil
 import signal
 
 import pytest
-from faults import at_start, at_step, before_data, on_rank, run_command, send
+from injected import at_start, at_step, before_data, on_rank, run_command, send
 from ranks import launched
 from tiny_runs import outcome
 

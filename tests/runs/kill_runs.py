@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from file_operations import die_before_operation
 from growing_runs import UNIFORM
 from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe
@@ -32,9 +33,6 @@ from widthwise.data.config import open_data
 from widthwise.data.corpus import named_corpus
 from widthwise.data.prepare import prepare
 from widthwise.runs.train import train_or_resume
-
-FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
-REMOVALS = {"os.remove", "os.rmdir"}
 
 
 def child(recipe, path: Path, prepare: Callable[[], None] = lambda: None) -> int:
@@ -95,21 +93,6 @@ def mixture_of_two(folder: Path) -> str:
         prepare(named_corpus("synthetic"), folder / name, tokenizer="bytes", held_out=held_out)
         sources[name] = {"path": str(folder / name), "weight": held_out}
     return f"data={json.dumps({'mixture': sources})}"
-
-
-def die_before_operation(index: int, path: str) -> None:
-    """Kills this process before its file operation number `index` inside `path`."""
-    count = 0
-
-    def watch(event: str, arguments: tuple) -> None:
-        nonlocal count
-        # What rmtree removes is named relative to its folder.
-        if event in REMOVALS or (event in FILE_OPERATIONS and str(arguments[0]).startswith(path)):
-            if count == index:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-
-    sys.addaudithook(watch)
 
 
 if __name__ == "__main__":

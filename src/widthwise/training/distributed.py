@@ -78,12 +78,15 @@ def group(config: TrainConfig) -> Iterator["Group"]:
 def _join(config: TrainConfig) -> None:
     """Initialises torch.distributed.
 
-    torchrun's store outlives a restart of the workers, with the addresses of dead ones in it, so that each start needs
-    keys of its own.
+    Where torchrun's own store is used it outlives a restart of the workers, with the addresses of dead ones in it, so
+    that each start needs keys of its own. A store of the first worker is new each time, and then the counts of several
+    agents differ: that of one whose workers lived goes on without a restart of its own.
     """
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")  # nothing is in place
     store, rank, world_size = next(iter(rendezvous("env://", timeout=PATIENCE)))
-    own = PrefixStore(f"widthwise-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}-{next(_n_groups)}", store)
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
+    own = PrefixStore(f"widthwise-{start}-{next(_n_groups)}", store)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     dist.init_process_group(

@@ -38,6 +38,52 @@ def run_command(arguments: tuple[str, ...], *faults: Fault) -> None:
     main()
 
 
+def run_agent(
+    node: int, n_nodes: int, n_local: int, port: int, max_restarts: int, arguments: tuple[str, ...], *faults: Fault
+) -> None:
+    """What torchrun does on one machine, with workers that are forked: `widthwise ARGUMENTS` in each."""
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.setsid()  # a group of its own, with the workers
+    config = LaunchConfig(
+        min_nodes=n_nodes,
+        max_nodes=n_nodes,
+        nproc_per_node=n_local,
+        run_id="faults",
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"is_host": str(node == 0)},
+        local_addr="127.0.0.1",
+        max_restarts=max_restarts,
+        start_method="fork",
+        signals_to_handle="SIGTERM,SIGINT,SIGUSR1",
+    )
+    try:
+        elastic_launch(config, _run_worker)(arguments, *faults)
+    except (ChildFailedError, SignalException):
+        sys.exit(1)
+
+
+def _run_worker(arguments: tuple[str, ...], *faults: Fault) -> None:
+    try:
+        run_command(arguments, *faults)
+    except SystemExit as left:
+        if left.code:  # of a function that ended well the agent waits for a value
+            raise
+
+
+def on_restart(wanted: int, fault: Fault) -> Fault:
+    """When torchrun has started the processes again so many times."""
+    return partial(_on_restart, wanted, fault)
+
+
+def _on_restart(wanted: int, fault: Fault) -> None:
+    if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == wanted:
+        fault()
+
+
 def on_rank(wanted: int, fault: Fault) -> Fault:
     return partial(_on_rank, wanted, fault)
 
@@ -103,6 +149,29 @@ def _send(number: int, times: int) -> None:
     for _ in range(times):
         os.kill(os.getpid(), number)
         time.sleep(0.01)  # two at once are one
+
+
+def send_to_agent(number: int) -> Fault:
+    """A signal to torchrun's process, once."""
+    return partial(_send_to_agent, number)
+
+
+def _send_to_agent(number: int) -> None:
+    os.kill(os.getppid(), number)
+
+
+def send_to_group(number: int, times: int) -> Fault:
+    """Signals to torchrun's process and its workers, a moment after each other while these go on."""
+    return partial(_send_to_group, number, times)
+
+
+def _send_to_group(number: int, times: int) -> None:
+    def send_all() -> None:
+        for _ in range(times):
+            os.killpg(0, number)
+            time.sleep(0.1)
+
+    threading.Thread(target=send_all, daemon=True).start()
 
 
 def hang() -> None:

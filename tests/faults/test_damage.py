@@ -1,0 +1,119 @@
+"""A checkpoint of several processes of which anything is missing or changed is named, and the one before is used."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from injected import run_command
+from ranks import launched
+from tiny_runs import outcome, unfinished_copy
+
+from widthwise.run_dir import RunDir
+from widthwise.runs.trained import load_trained
+from widthwise.training.checkpoint_folder import MANIFEST, find_damage, latest_valid
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def remove(path: Path) -> None:
+    (path / SECOND).unlink()
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path / SECOND, (path / SECOND).stat().st_size // 2)
+
+
+def swap(path: Path) -> None:
+    aside = path / "aside"
+    (path / FIRST).rename(aside)
+    (path / SECOND).rename(path / FIRST)
+    aside.rename(path / SECOND)
+
+
+def of_another_step(path: Path) -> None:
+    shutil.copy(path.parent / "step_00000003" / SECOND, path / SECOND)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray((path / SECOND).read_bytes())
+    content[len(content) // 2] ^= 4
+    (path / SECOND).write_bytes(content)
+
+
+def of_other_shards(n_shards: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        manifest = json.loads((path / MANIFEST).read_text())
+        (path / MANIFEST).write_text(json.dumps({**manifest, "n_shards": n_shards}))
+
+    return change
+
+
+DAMAGES = {
+    "a shard removed": (remove, SECOND),
+    "a shard truncated": (truncate, SECOND),
+    "shards swapped": (swap, FIRST),
+    "a shard of another step": (of_another_step, SECOND),
+    "a bit flipped": (flip_a_bit, SECOND),
+    "said to be of one process": (of_other_shards(1), MANIFEST),
+    "said to be of three processes": (of_other_shards(3), MANIFEST),
+    "said to be of too many processes": (of_other_shards(10**12), MANIFEST),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_is_named_and_the_checkpoint_before_is_used(finished, tmp_path, damage, named):
+    run = unfinished_copy(finished, tmp_path / "run", 6)
+    newest = run / "checkpoints" / "step_00000006"
+    damage(newest)
+    found, (said,) = latest_valid(run / "checkpoints")
+    assert found == run / "checkpoints" / "step_00000005"
+    assert str(said).startswith(f"checkpoint step_00000006 is damaged ({named}")
+    trained = load_trained(run)
+    assert (trained.step, [each.path for each in trained.damages]) == (5, [newest])
+
+
+@pytest.mark.slow
+def test_several_processes_pass_over_damaged_checkpoints_and_end_bitwise(recipe_file, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 7)
+    swap(run / "checkpoints" / "step_00000007")
+    remove(run / "checkpoints" / "step_00000006")
+    launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
+    assert launch.codes() == [0, 0], launch.everything()
+    assert outcome(run) == outcome(finished)
+    result = RunDir(run).result()
+    assert result is not None
+    assert [note.partition(" is damaged")[0] for note in result["notes"]] == [
+        "checkpoint step_00000007",
+        "checkpoint step_00000006",
+    ]
+    assert [find_damage(path) for path in (run / "checkpoints").iterdir()] == [None] * 9
+
+
+class Malicious:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path, str], int], tuple[Path, str]]:
+        return Path.write_text, (self.path, "executed")
+
+
+@pytest.mark.slow
+def test_pickles_beside_the_shards_are_never_read(recipe_file, finished, tmp_path):
+    """torch's distributed checkpoints are pickles of these names."""
+    run, proof = unfinished_copy(finished, tmp_path / "run", 6), tmp_path / "proof"
+    pickle.loads(pickle.dumps(Malicious(proof)))
+    proof.unlink()  # it works
+    for folder in (run, run / "checkpoints", run / "checkpoints" / "step_00000006"):
+        for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "model.pt", "rng.pt", "state.pkl"):
+            (folder / name).write_bytes(pickle.dumps(Malicious(proof)))
+    assert load_trained(run).step == 6
+    launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
+    assert launch.codes() == [0, 0], launch.everything()
+    assert outcome(run) == outcome(finished)
+    assert not proof.exists()
