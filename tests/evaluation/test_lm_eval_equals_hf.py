@@ -27,14 +27,18 @@ N_ITEMS = 20
 TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
 
 
-@pytest.fixture(scope="module", params=UNIFORM)
+OWN = {"widthwise": {"shape": {"kind": "explicit", "widths": [24, 12, 24]}, "attention": {"head_dim": 6}}}
+
+
+@pytest.fixture(scope="module", params=[*UNIFORM, pytest.param("widthwise", marks=pytest.mark.slow)])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     from lm_eval.models.huggingface import HFLM
 
+    import widthwise.hf  # noqa: F401
     from widthwise.runs.run_lm import RunLM
 
     folder = tmp_path_factory.mktemp(request.param)
-    run = trained_run(folder, UNIFORM[request.param])
+    run = trained_run(folder, {**UNIFORM, **OWN}[request.param])
     assert export_run(run, folder / "hf")["model_type"] == request.param
     theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=3)
     return RunLM(run=str(run), device="cpu", batch_size=4), theirs

@@ -195,6 +195,19 @@ def test_eager_attention_and_hidden_states_are_there(basic: Pair) -> None:
     assert {state.shape[-1] for state in found.hidden_states[:-1]} == {ours.config.stream_width}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", BASIC)
+def test_it_runs_in_bf16(tmp_path: Path, name: str) -> None:
+    """Also from a folder with its code, which is not run where the package is registered."""
+    model = own_model(config_of(name))
+    theirs = loaded(standalone(model, tmp_path / name), dtype=torch.bfloat16)
+    found = theirs(tokens()).logits
+    assert found.dtype == torch.bfloat16
+    assert type(theirs).__module__ == "widthwise.interop.widthwise_model.modeling_widthwise"
+    expected = model(tokens())
+    assert (found - expected).square().mean() < 0.1 * expected.square().mean()
+
+
 def test_values_outside_of_layers_are_the_largest() -> None:
     _, data = hf_config(config_of("slim_grouped"), N_POSITIONS, own=True)
     sizes = {key: data[key] for key in ("hidden_size", "layer_width", "num_attention_heads", "intermediate_size")}

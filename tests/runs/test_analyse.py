@@ -146,6 +146,15 @@ def test_an_exported_model_gives_the_numbers_of_its_run(runs: Path, both: Analys
     assert same(numbers(found[1]), numbers(found[0]), 1e-3)
 
 
+def test_an_exported_model_of_our_own_format_gives_the_numbers_of_its_run(
+    runs: Path, both: Analysis, tmp_path: Path
+) -> None:
+    assert export_run(runs / "x", tmp_path / "hf")["model_type"] == "widthwise"
+    found = analyse([runs / "x", tmp_path / "hf"], n_tokens=N_TOKENS)["models"]
+    assert [model["kind"] for model in found] == ["widthwise", "hf"]
+    assert same(numbers(found[1]), numbers(found[0]), 1e-6)
+
+
 def test_a_later_model_that_cannot_be_loaded_is_named_before_any_is_run(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,9 +19,10 @@ from widthwise.data.held_out import HeldOut
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.files import read_json_mapping
+from widthwise.interop.architectures import WIDTHWISE
 from widthwise.interop.fields import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, token_named
-from widthwise.model.decoder import Decoder
+from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, token_named
+from widthwise.model.decoder import Decoder, build
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -125,9 +126,7 @@ class HFSource(ModelSource):
         subject, model = self._subject(device)
         tokenizer_path = self.path / TOKENIZER
         tokenizer = self._tokenizer(model, tokenizer_path)
-        vocab_size = model.get_input_embeddings().num_embeddings
-        if tokenizer.vocab_size > vocab_size:
-            raise UserError(f"{tokenizer_path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
+        _check_known(tokenizer, tokenizer_path, model.get_input_embeddings().num_embeddings)
         n_positions = getattr(model.config, "max_position_embeddings", None)
         return LoadedModel(
             subject,
@@ -182,10 +181,43 @@ class HFSource(ModelSource):
         raise UserError(f"{self.path}: a Hugging Face folder brings no held-out text; name a text with --text")
 
 
+class OwnFormatSource(HFSource):
+    """A folder that `widthwise export` wrote as a `widthwise` model, read as a model of ours, without transformers."""
+
+    def check(self) -> None:
+        if not (self.path / TOKENIZER).is_file():
+            raise UserError(f"{self.path}: has no {TOKENIZER}, which text needs")
+
+    def load(self) -> LoadedModel:
+        self.check()
+        imported, path = import_hf(self.path), self.path / TOKENIZER
+        tokenizer = JsonTokenizer(str(path), read_text(path), str(path), imported.eos)
+        _check_known(tokenizer, path, imported.config.vocab_size)
+        model = build(imported.config, seed=0, device="cuda" if torch.cuda.is_available() else "cpu")
+        model.set_weights(imported.weights.items())
+        model.eval()
+        return LoadedModel(
+            DecoderSubject(model),
+            tokenizer,
+            model.embedding.weight.device,
+            min(LONGEST_WINDOW, imported.n_positions),
+            imported.n_positions,
+            None,
+            lambda held_out: _analyses(model, held_out),
+        )
+
+
+def _check_known(tokenizer: Tokenizer, path: Path, vocab_size: int) -> None:
+    """Raises UserError for a tokenizer with tokens that the model does not know."""
+    if tokenizer.vocab_size > vocab_size:
+        raise UserError(f"{path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
+
+
 def model_source(path: Path) -> ModelSource:
     """Raises UserError for a path that is neither a run nor a Hugging Face folder."""
     if RunDir(path).exists:
         return RunSource(path)
     if (path / CONFIG).is_file():
-        return HFSource(path)
+        is_own = read_json_mapping(path / CONFIG).get("model_type") == WIDTHWISE.model_type
+        return OwnFormatSource(path) if is_own else HFSource(path)
     raise UserError(f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})")
