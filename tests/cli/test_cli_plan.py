@@ -91,3 +91,13 @@ def test_mistakes_are_one_line(widthwise, arguments: tuple[str, ...], named: str
 def test_what_goes_without_a_recipe_is_refused_with_one(recipe: Path, widthwise) -> None:
     code, _, error = widthwise("plan", recipe, "--device", "a100", "--params", "3M")
     assert (code, error) == (2, "error: --params: goes without a recipe\n")
+
+
+def test_one_variant_is_planned(recipe: Path, tmp_path: Path, widthwise) -> None:
+    path = tmp_path / "pair.yaml"
+    path.write_text("extends: base.yaml\ncompare: {match: none, variants: {base: {}, wide: {model: {d_model: 64}}}}\n")
+    _, out, _ = widthwise("plan", path, "--variant", "wide", "--device", "24GB", "--json")
+    _, alone, _ = widthwise("plan", recipe, "model.d_model=64", "--device", "24GB", "--json")
+    assert json.loads(out) == json.loads(alone)
+    code, _, error = widthwise("plan", "--variant", "wide", "--device", "24GB")
+    assert (code, error) == (2, "error: --variant: got 'wide'; goes with a recipe\n")

@@ -5,8 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
+from widthwise.bundled import recipe_name
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say_json, table_console
+from widthwise.cli.variants import show_variants
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS, QUANTITY
 from widthwise.reports.page.formats import hidden_widths, shown
@@ -24,23 +26,36 @@ COSTS = {
 
 def inspect(
     recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as model.n_layers=12.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes, such as model.n_layers=12; they are made in the recipe of --against too."),
+    ] = None,
     against: Annotated[
         Path | None, typer.Option(help="Recipe to compare with; default: the uniform or plain model.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="One variant or point of a recipe with a compare or sweep section.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show widths, heads, parameters, FLOPs, KV and activation bytes per layer, compared with a baseline.
 
     For a shape the baseline is the uniform model it is matched to; for a uniform model, the same layers with a plain
-    residual and without multi-token prediction.
+    residual and without multi-token prediction. A recipe with a compare or sweep section gives a table of all its
+    variants or points.
 
     Example: `widthwise inspect configs/x_200m.yaml`
     """
+    from widthwise.experiments.variants import describes_several, read_all, read_one
     from widthwise.recipe.inspection import inspect_recipe
     from widthwise.recipe.recipe import load_recipe
 
-    summary = inspect_recipe(load_recipe(recipe, overrides), None if against is None else load_recipe(against))
+    changes = overrides or ()
+    if variant is None and against is None and describes_several(recipe, changes):
+        show_variants(read_all(recipe, changes).summary(), recipe_name(recipe), as_json)
+        return
+    other = None if against is None else load_recipe(against, changes)
+    summary = inspect_recipe(read_one(recipe, changes, variant), other)
     if as_json:
         say_json(summary)
         return

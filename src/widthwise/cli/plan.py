@@ -25,6 +25,9 @@ def plan(
         list[str] | None,
         typer.Argument(metavar="[RECIPE] [OVERRIDES]...", help="Recipe, and changes, such as train.steps=2000."),
     ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant or point of a recipe with a compare or sweep section.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(rich_help_panel=DEVICE, help="A name, such as rtx4090, or a memory, such as 24GB.")
     ] = None,
@@ -62,7 +65,7 @@ def plan(
     Examples: `widthwise plan configs/x_200m.yaml --device rtx4090 --days 10`;
     `widthwise plan --params 350M --device 24GB`
     """
-    from widthwise.recipe.recipe import load_recipe
+    from widthwise.experiments.variants import read_one
     from widthwise.runs.devices import Device
     from widthwise.runs.plan import plan as plan_of
 
@@ -73,7 +76,9 @@ def plan(
     if recipe is not None:
         if given := [option for option, value in without.items() if value is not None]:
             raise UserError(f"{given[0]}: goes without a recipe")
-        proposal, planned = None, load_recipe(recipe, overrides)
+        proposal, planned = None, read_one(recipe, overrides, variant)
+    elif variant is not None:
+        raise UserError(f"--variant: got {variant!r}; goes with a recipe")
     else:
         proposal = _proposal(on, n_devices, mfu, days, shape, params, tokens_per_param, overrides, out)
         planned = proposal.recipe

@@ -16,7 +16,12 @@ DRY = "Dry run"
 def train(
     recipe: Annotated[Path, typer.Argument(help="Recipe, such as configs/x_200m.yaml.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Changes, such as train.steps=2000.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; default: runs/RECIPE.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default: runs/RECIPE, or runs/RECIPE-VARIANT.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Variant of a recipe with a compare section, or point of one with a sweep.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", rich_help_panel=DRY, help="Train nothing: predict memory, traffic and time.")
@@ -38,9 +43,9 @@ def train(
 
     Example: `widthwise train configs/x_200m.yaml train.seed=1 --out runs/x-seed1`
     """
-    from widthwise.recipe.recipe import load_recipe
+    from widthwise.experiments.variants import read_one
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = read_one(recipe, overrides or (), variant)
     asked = {"devices": devices, "device": device, "mfu": mfu, "bandwidth": bandwidth}
     if is_dry:
         from widthwise.cli.dry_run import show_dry_run
@@ -52,7 +57,7 @@ def train(
     from widthwise.cli.progress import shown_progress
     from widthwise.runs.train import train as train_recipe
 
-    folder = out or Path("runs") / recipe_name(recipe)
+    folder = out or Path("runs") / "-".join(filter(None, [recipe_name(recipe), variant]))
     with shown_progress(progress_console()) as observer:
         result = train_recipe(loaded, folder, observer)
     show_result(result, folder, as_json)

@@ -172,24 +172,31 @@ def read_plan(
 
     seeds, match, adjust: replace those of the section.
     """
-    files = listed(paths)
-    config, recipes = _variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
-    config = config.asked(seeds, match, adjust)
-    plan = _planned("-vs-".join(recipe_name(path) for path in files), config, recipes)
+    plan = planned(paths, overrides, seeds, match, adjust)
     check_fair(plan)
     return plan
 
 
-def _planned(title: str, config: CompareConfig, recipes: dict[str, Recipe]) -> ComparisonPlan:
-    """The comparison of these recipes, those adjusted that are to be."""
+def planned(
+    paths: Path | str | Sequence[Path | str],
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    match: str | None = None,
+    adjust: str | None = None,
+) -> ComparisonPlan:
+    """As `read_plan`, but what it would refuse as not comparable is left to `check_fair`."""
+    files = listed(paths)
+    config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
+    config = config.asked(seeds, match, adjust)
     baseline, adjustments = next(iter(recipes.values())), {}
-    for name, adjust in config.adjusts.items():
-        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, adjust)
+    for name, part in config.adjusts.items():
+        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, part)
+    title = "-vs-".join(recipe_name(path) for path in files)
     return ComparisonPlan(title, recipes, config.seeds, config.quantity, config.trend, adjustments)
 
 
-def _variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
-    """One recipe, varied as its compare section says."""
+def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
+    """One recipe, varied as its compare section says, before anything is adjusted. Raises UserError."""
     data = read_recipe(path, overrides)
     if "compare" not in data:
         raise UserError(f"{path}: has no compare section; give several recipes, or name variants under compare")
@@ -213,6 +220,6 @@ def check_fair(plan: ComparisonPlan) -> None:
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():
         check_trainable(recipe, name)
-        advice = "say match: none under compare, or --match none"
+        advice = "adjust it (--adjust ffn), or say match: none under compare, or --match none"
         check_matched(name, recipe, plan.baseline, baseline, plan.match, advice)
     plan.trend_values()  # raises where no line can be fitted

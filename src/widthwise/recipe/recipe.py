@@ -266,7 +266,8 @@ def parse_recipe(data: dict[str, Any], where: str) -> Recipe:
     for section, verb in SEVERAL_RUNS.items():
         if section in data:
             raise UserError(
-                f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them"
+                f"{where}: has a {section} section, so it describes several runs; `widthwise {verb}` runs them, "
+                "and `widthwise train --variant NAME` one of them"
             )
     train = data.get("train")
     asked = {key: train[key] for key in ELSEWHERE if key in train} if isinstance(train, dict) else {}
