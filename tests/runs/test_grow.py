@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError, checked_copy
+from widthwise.data.prepare import prepare
 from widthwise.growth.pad import Multiples
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -139,6 +140,16 @@ def test_another_tokenizer_is_refused(source: Source, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.tokenizer: got bpe-257; the model knows the tokens of bytes"):
         grown(source, tmp_path / "grown", *WIDER, "data.tokenizer=bpe-257")
     assert not (tmp_path / "grown").exists()
+
+
+def test_the_same_tokenizer_under_another_name_is_taken(tmp_path: Path) -> None:
+    first = prepare("synthetic", tmp_path / "first", tokenizer="bpe-257")
+    prepare("synthetic", tmp_path / "second", tokenizer=str(first.path / "tokenizer.json"), held_out=0.2)
+    train(tiny_recipe(f"data.path={first.path}", "train.steps=3"), tmp_path / "run")
+    source = Source.of(tmp_path / "run")
+    found = grown(source, tmp_path / "grown", *WIDER, f"data.path={tmp_path / 'second'}", "train.steps=5")
+    assert any("data begin anew" in note for note in found["notes"])
+    assert resume(tmp_path / "grown")["steps"] == 5
 
 
 def test_another_optimizer_begins_anew(source: Source, tmp_path: Path) -> None:
