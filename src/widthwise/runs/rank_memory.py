@@ -143,18 +143,19 @@ class ShardedModel:
     def _loss_bytes(self, n_tokens: int, is_bf16: bool) -> int:
         """Of the loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
 
-        A chunk holds logits and their log-softmax in fp32 and, in bf16, the gradient; while a second chunk is computed,
-        the first is still there but for its logits. In bf16 the head's matrix is copied. When the backward pass begins,
-        the chunks are gone and one gradient of the matrix is there twice.
+        A chunk holds logits and their log-softmax in fp32 and, in bf16, the gradient. While the logits of the next are
+        computed, all but its own logits is still there; before that its part of the matrix's gradient is made, and
+        added. In bf16 the head's matrix is copied. When the backward pass begins, the chunks are gone and one gradient
+        of the matrix is there twice.
         """
         n_vocab, n_weights = self._model.head.weight.shape[0], self._model.head.weight.numel()
         copy_bytes = BF16_BYTES if is_bf16 else 0
         n_rows = max(1, self._logits_per_chunk // n_vocab)
-        logit_bytes = 2 * FP32_BYTES + copy_bytes
-        if n_rows < n_tokens:
-            logit_bytes += FP32_BYTES + copy_bytes
+        n_logits = min(n_rows, n_tokens) * n_vocab
+        chunk = (2 * FP32_BYTES + copy_bytes) * n_logits
+        next_chunk = (FP32_BYTES + copy_bytes) * n_logits if n_rows < n_tokens else 0
+        chunks = copy_bytes * n_weights + chunk + max(next_chunk, (copy_bytes or FP32_BYTES) * n_weights)
         gradients = (1 + len(self._model.depths)) * FP32_BYTES * n_weights
-        chunks = copy_bytes * n_weights + logit_bytes * min(n_rows, n_tokens) * n_vocab
         return gradients + max(chunks, FP32_BYTES * n_weights)
 
     def _layer_bytes(self, n_shards: int) -> int:
