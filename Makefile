@@ -65,6 +65,7 @@ bench: .venv/installed-bench
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/virtual_width.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/preparation.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/memory.py
 
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py

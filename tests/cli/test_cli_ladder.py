@@ -27,6 +27,12 @@ def test_a_dry_run_of_a_ladder_trains_nothing(ladder: Path, tmp_path: Path, widt
     assert not (tmp_path / "o").exists()
 
 
+def test_rungs_that_take_too_long_are_remarked(ladder: Path, widthwise) -> None:
+    arguments = ("sweep", ladder, "--ladder", "--dry-run", "--flops-per-second", 1e3, "--days")
+    assert "remark: uniform-d48: a run takes" in widthwise(*arguments, 0.001)[1]
+    assert "remark" not in widthwise(*arguments, 1e9)[1]
+
+
 def test_the_plan_of_a_ladder_as_json(ladder: Path, widthwise) -> None:
     code, out, _ = widthwise("sweep", ladder, "--ladder", "--dry-run", "--flops-per-second", 1e9, "--seed", 5, "--json")
     assert code == 0
@@ -39,6 +45,8 @@ def test_the_plan_of_a_ladder_as_json(ladder: Path, widthwise) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        (("--ladder", "--dry-run", "--days", 3), "--days: got 3; it needs a --device or --flops-per-second"),
+        (("--ladder", "--days", 3, "--device", "L4"), "--device: goes with --ladder --dry-run"),
         (("--ladder", "--dry-run", "--device", "tpu"), "--device: got 'tpu'; allowed: A100"),
         (("--ladder", "--dry-run", "--mfu", 0.3), "--mfu: got 0.3; it is a share of the peak of a --device"),
         (("--ladder", "--dry-run", "--device", "L4", "--flops-per-second", 1e9), "give one of the two"),

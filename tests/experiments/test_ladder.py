@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
 from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.sweep.worker import run_sweep
@@ -73,7 +73,7 @@ def test_without_tokens_per_parameter_the_rungs_say_how_long(tmp_path: Path) -> 
 
 def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     plan = read(tmp_path, tokens_per_param=2.0)
-    workload = ladder_workload(plan, Device.at_rate(2e6))
+    workload = ladder_workload(plan, Clock.at_rate(2e6))
     assert workload["n_runs"] == 12
     for row, point in zip(workload["points"], plan.grid.values()):
         summary = cost_summary(point.recipe.final_model, 17)
@@ -86,16 +86,28 @@ def test_a_plan_says_what_everything_costs(tmp_path: Path) -> None:
     assert ladder_workload(plan, None)["hours"] is None
 
 
+def test_a_rung_that_takes_longer_than_there_is_time_is_remarked(tmp_path: Path) -> None:
+    plan, clock = read(tmp_path), Clock.at_rate(2e6)
+    hours = {row["name"]: row["hours"] for row in ladder_workload(plan, clock)["points"]}
+    second, last = sorted(hours, key=lambda name: hours[name])[-2:]
+    days = (hours[second] + hours[last]) / 2 / 24
+    (remark,) = ladder_workload(plan, clock, days)["remarks"]
+    assert remark.startswith(f"{last}: a run takes {hours[last] / 24:.3g} days, more than the {days:g} there are")
+    assert ladder_workload(plan, clock, hours[last] / 24)["remarks"] == []
+    assert ladder_workload(plan, None, days)["remarks"] == []
+
+
 def test_a_device_works_at_its_share_of_the_data_sheet() -> None:
-    assert Device.named("h200", 0.4).flops_per_second == 0.4 * PEAK_BF16_FLOPS_PER_SECOND["H200"]
+    assert Clock.named("rtx4090", 0.5).flops_per_second == 0.5 * 165.2e12
+    assert Clock.named("h200", 0.4).flops_per_second == 0.4 * PEAK_BF16_FLOPS_PER_SECOND["H200"]
     with pytest.raises(UserError, match=r"--device: got 'h20'; allowed: A100, .*H200.*--flops-per-second"):
-        Device.named("h20", 0.4)
+        Clock.named("h20", 0.4)
     for mfu in (0.0, 1.5):
         with pytest.raises(UserError, match=r"--mfu: got .*above 0 and at most 1"):
-            Device.named("A100", mfu)
+            Clock.named("A100", mfu)
     for rate in (0.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"--flops-per-second: got .*; must be a number above 0"):
-            Device.at_rate(rate)
+            Clock.at_rate(rate)
 
 
 @pytest.mark.parametrize(

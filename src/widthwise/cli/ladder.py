@@ -5,22 +5,22 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say_json
+from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import UserError
-from widthwise.experiments.ladder import Device, LadderPlan, ladder_workload, read_ladder
+from widthwise.experiments.ladder import Clock, LadderPlan, ladder_workload, read_ladder
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, duration, shown
 from widthwise.reports.page.table import Table
+from widthwise.runs.devices import DEFAULT_MFU
 
-DEFAULT_MFU = 0.4
 COLUMNS = [QUANTITY[name] for name in ("params", "layer_params", "average_width", "tokens", "steps", "training_flops")]
 
 
 def clock_asked(
-    device: str | None, mfu: float | None, flops_per_second: float | None, is_wanted: bool
-) -> Device | None:
+    device: str | None, mfu: float | None, flops_per_second: float | None, days: float | None, is_wanted: bool
+) -> Clock | None:
     """The device for which hours are counted, if any. Raises UserError if options conflict."""
-    given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second}
+    given = {"--device": device, "--mfu": mfu, "--flops-per-second": flops_per_second, "--days": days}
     named = [option for option, value in given.items() if value is not None]
     if named and not is_wanted:
         raise UserError(f"{named[0]}: goes with --ladder --dry-run, which counts hours by it")
@@ -28,9 +28,13 @@ def clock_asked(
         raise UserError(f"--mfu: got {mfu:g}; it is a share of the peak of a --device")
     if device is not None and flops_per_second is not None:
         raise UserError("--flops-per-second: conflicts with --device; give one of the two")
+    if days is not None and not days > 0:
+        raise UserError(f"--days: got {days:g}; must be above 0")
+    if days is not None and device is None and flops_per_second is None:
+        raise UserError(f"--days: got {days:g}; it needs a --device or --flops-per-second")
     if flops_per_second is not None:
-        return Device.at_rate(flops_per_second)
-    return None if device is None else Device.named(device, DEFAULT_MFU if mfu is None else mfu)
+        return Clock.at_rate(flops_per_second)
+    return None if device is None else Clock.named(device, DEFAULT_MFU if mfu is None else mfu)
 
 
 def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any]) -> LadderPlan:
@@ -40,13 +44,15 @@ def ladder_asked(recipe: Path, overrides: Sequence[str], asked: Mapping[str, Any
     return read_ladder(recipe, overrides, asked.get("seeds", ()))
 
 
-def show_ladder(plan: LadderPlan, clock: Device | None, as_json: bool) -> None:
-    """Prints the planned work."""
-    workload = ladder_workload(plan, clock)
+def show_ladder(plan: LadderPlan, clock: Clock | None, days: float | None, as_json: bool) -> None:
+    """Prints the planned work. days: what a run may take."""
+    workload = ladder_workload(plan, clock, days)
     if as_json:
         say_json(workload)
     else:
         say_tables(ladder_table(workload))
+        for each in workload["remarks"]:
+            say(f"remark: {each}")
 
 
 def ladder_table(workload: dict[str, Any]) -> Table:

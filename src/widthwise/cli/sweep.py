@@ -68,6 +68,9 @@ def sweep(
     flops_per_second: Annotated[
         float | None, typer.Option(rich_help_panel=LADDER, help="Measured rate, instead of a device.")
     ] = None,
+    days: Annotated[
+        float | None, typer.Option(rich_help_panel=LADDER, help="Days that a run may take; longer ones are remarked.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned work, and train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the sweep, or the dry run, as JSON.")] = False,
 ) -> None:
@@ -91,11 +94,11 @@ def sweep(
     asked = {key: value for key, value in asked.items() if value}
     if sampler == "grid":
         asked["search"] = None
-    clock = clock_asked(device, mfu, flops_per_second, is_wanted=ladder and dry_run)
+    clock = clock_asked(device, mfu, flops_per_second, days, is_wanted=ladder and dry_run)
     if ladder:
         plan = ladder_asked(recipe, overrides or (), asked)
         if dry_run:
-            show_ladder(plan, clock, as_json)
+            show_ladder(plan, clock, days, as_json)
             return
     else:
         plan = read_sweep(recipe, overrides or (), asked)

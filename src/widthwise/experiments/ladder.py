@@ -21,6 +21,7 @@ from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.records.quantities import OF_MODELS
+from widthwise.runs.devices import DEVICES
 from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
 
 RUNG = "rung"
@@ -97,35 +98,42 @@ def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] 
     return plan
 
 
-class Device:
-    """The device for which a plan's hours are counted."""
+class Clock:
+    """What a plan's hours are counted by: a device, or a rate."""
 
     def __init__(self, name: str, flops_per_second: float):
         self.name, self.flops_per_second = name, flops_per_second
 
     @classmethod
-    def named(cls, name: str, mfu: float) -> "Device":
-        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND`, in upper or lower case. mfu: the share of its dense bf16 peak
-        that training uses. Raises UserError."""
-        peaks = {each.casefold(): (each, peak) for each, peak in PEAK_BF16_FLOPS_PER_SECOND.items()}
-        if name.casefold() not in peaks:
-            allowed = ", ".join(PEAK_BF16_FLOPS_PER_SECOND)
+    def named(cls, name: str, mfu: float) -> "Clock":
+        """A GPU of `PEAK_BF16_FLOPS_PER_SECOND` or `DEVICES`, in upper or lower case. Raises UserError.
+
+        mfu: the share of its dense bf16 peak that training uses.
+        """
+        by_name = PEAK_BF16_FLOPS_PER_SECOND | {
+            each.name: each.peak_flops_per_second for each in DEVICES if each.peak_flops_per_second is not None
+        }
+        peaks = {each.casefold().replace(" ", ""): (each, peak) for each, peak in by_name.items()}
+        key = name.casefold().replace(" ", "")
+        if key not in peaks:
+            allowed = ", ".join(by_name)
             raise UserError(f"--device: got {name!r}; allowed: {allowed}; for any other device give --flops-per-second")
         if not 0 < mfu <= 1:
             raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
-        known, peak = peaks[name.casefold()]
+        known, peak = peaks[key]
         return cls(f"{known} at {mfu:.0%} of {peak / 1e12:g} TFLOP/s", mfu * peak)
 
     @classmethod
-    def at_rate(cls, flops_per_second: float) -> "Device":
+    def at_rate(cls, flops_per_second: float) -> "Clock":
         """Any device with this measured rate of training FLOPs. Raises UserError."""
         if not 0 < flops_per_second < math.inf:
             raise UserError(f"--flops-per-second: got {flops_per_second:g}; must be a number above 0")
         return cls(f"{flops_per_second:.3g} FLOP/s", flops_per_second)
 
 
-def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
-    """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a device."""
+def ladder_workload(plan: LadderPlan, clock: Clock | None, days: float | None = None) -> dict[str, Any]:
+    """The planned work as data: one row per point, for one run; totals over all seeds. Hours only with a
+    clock. days: what a run may take; remarks name the rungs whose run takes longer."""
     n_seeds = len(plan.config.seeds)
     rows = [
         {
@@ -133,7 +141,7 @@ def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
             "group": point.group,
             "rung": point.values[RUNG],
             **_costs(point.recipe),
-            "hours": None if device is None else point.recipe.training_flops / device.flops_per_second / 3600,
+            "hours": None if clock is None else point.recipe.training_flops / clock.flops_per_second / 3600,
         }
         for point in plan.grid.values()
     ]
@@ -143,12 +151,23 @@ def ladder_workload(plan: LadderPlan, device: Device | None) -> dict[str, Any]:
         "count": plan.ladder.count,
         "tokens_per_param": plan.ladder.tokens_per_param,
         "seeds": list(plan.config.seeds),
-        "device": None if device is None else device.name,
+        "device": None if clock is None else clock.name,
         "points": rows,
         "n_runs": n_seeds * len(rows),
         "training_flops": total,
-        "hours": None if device is None else total / device.flops_per_second / 3600,
+        "hours": None if clock is None else total / clock.flops_per_second / 3600,
+        "remarks": [] if days is None else _too_long(rows, 24 * days),
     }
+
+
+def _too_long(rows: Sequence[Mapping[str, Any]], hours: float) -> list[str]:
+    """One line for each point whose run does not fit into the hours."""
+    return [
+        f"{row['name']}: a run takes {row['hours'] / 24:.3g} days, more than the {hours / 24:g} there are; a law needs "
+        "its last rung, so make it smaller or give it fewer tokens"
+        for row in rows
+        if row["hours"] is not None and row["hours"] > hours
+    ]
 
 
 def _costs(recipe: Recipe) -> dict[str, Any]:
