@@ -1,13 +1,17 @@
 """`import widthwise.hf` makes transformers know the models that `widthwise export` writes as `widthwise`.
 
 transformers offers packages no entry point for that. `AutoConfig`, `AutoModel` and `AutoModelForCausalLM` then load
-such folders like any other, without code from the folder. Needs the extra [hf].
+such folders like any other, without code from the folder. Raises UserError without the extra [hf].
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from widthwise.data.extras import require
 
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
-from widthwise.interop.widthwise_model.modeling_widthwise import WidthwiseForCausalLM, WidthwiseModel
+require("transformers", "hf")
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM  # noqa: E402
+
+from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig  # noqa: E402
+from widthwise.interop.widthwise_model.modeling_widthwise import WidthwiseForCausalLM, WidthwiseModel  # noqa: E402
 
 AutoConfig.register(WidthwiseConfig.model_type, WidthwiseConfig)
 AutoModel.register(WidthwiseConfig, WidthwiseModel)

@@ -24,8 +24,11 @@ from widthwise_models import (
 )
 
 from widthwise.config_io import UserError
+from widthwise.interop import widthwise_format
 from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
+from widthwise.interop.widthwise_code import model_code
+from widthwise.interop.widthwise_model import modeling_widthwise
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -206,6 +209,33 @@ def test_it_runs_in_bf16(tmp_path: Path, name: str) -> None:
     assert type(theirs).__module__ == "widthwise.interop.widthwise_model.modeling_widthwise"
     expected = model(tokens())
     assert (found - expected).square().mean() < 0.1 * expected.square().mean()
+
+
+@torch.no_grad()
+def test_rows_of_the_embedding_can_be_given_instead_of_tokens(basic: Pair) -> None:
+    ours, theirs, _ = basic
+    rows = theirs.get_input_embeddings()(tokens())
+    if ours.config.layers[0].ffn.vocab_size is not None:
+        with pytest.raises(ValueError, match="hidden widths depend on the tokens; give input_ids"):
+            theirs(inputs_embeds=rows)
+        return
+    assert_close(theirs(inputs_embeds=rows).logits, ours(tokens()))
+
+
+def test_what_can_be_written_is_what_transformers_runs() -> None:
+    assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS)
+    assert set(widthwise_format.RESIDUALS) == set(modeling_widthwise.RESIDUALS)
+    files = {"configuration_widthwise", "modeling_widthwise"}
+    imported = {line.split()[1] for code in model_code().values() for line in code.splitlines() if line[:4] == "from"}
+    assert {name.partition(".")[0] for name in imported if name[0] != "."} <= {
+        "collections",
+        "functools",
+        "itertools",
+        "torch",
+        "transformers",
+        "typing",
+    }
+    assert {name[1:] for name in imported if name[0] == "."} <= files
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:
