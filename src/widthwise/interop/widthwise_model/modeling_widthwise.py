@@ -689,6 +689,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
     """The embedding, the layers and the last norm."""
 
     def __init__(self, config: Any):
+        config.mtp = None  # its heads are not loaded, so that a saved model must not promise them
         super().__init__(config)
         d_model, ends = config.embedding_size, RESIDUALS[config.residual["kind"]].ends(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, ends.n_columns)
