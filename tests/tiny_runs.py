@@ -106,5 +106,7 @@ class Listener:
 
     def record(self, record): ...
 
+    def remaining(self, seconds): ...
+
     def message(self, text):
         self.messages.append(text)

@@ -176,6 +176,11 @@ class RunDir:
                 content = file.read(n_bytes)
         return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the run has finished."""
+        return (self.path / RunResult.file_name).is_file()
+
     def result(self) -> RunResult | None:
         """The result, or None while the run has not finished.
 

@@ -66,3 +66,28 @@ def test_what_a_run_does_about_spikes_is_a_line_each_and_norms_are_none(is_termi
     ):
         assert line in text
     assert "1.25]" not in text
+
+
+RECORD = {"event": "train", "step": 20, "loss": 2.5, "lr": 0.01, "tokens_per_second": 1000.0, "step_seconds": 0.5}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_and_bar_show_when_all_runs_end(is_terminal, clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=220, force_terminal=is_terminal)) as observer:
+        observer.starting("run 2 of 3, x-seed1", 0, 30)
+        observer.step_done(20)
+        observer.remaining(3723)
+        observer.record(RECORD)
+    assert "run 2 of 3, x-seed1" in written.getvalue()
+    assert "all runs: 1:02:03 left, until " in written.getvalue()
+
+
+def test_a_run_alone_says_nothing_of_others(clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=220)) as observer:
+        observer.starting("x", 0, 30)
+        observer.record(RECORD)
+    assert written.getvalue().splitlines() == [
+        "x: step 20/30  train loss 2.5000  lr 0.01  1,000 tokens/s  0:00:05 left"
+    ]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from widthwise.records.run import REWOUND
@@ -32,6 +33,7 @@ def shown_progress(console: "Console") -> Iterator["Observer"]:
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
         TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[remaining]}"),
     )
     with Progress(*columns, console=console) as bar:
         yield BarObserver(bar)
@@ -57,7 +59,7 @@ class BarObserver:
         self._bar = bar
         self._description = ""
         self._pace = _Pace()
-        self._task = bar.add_task("", visible=False, rate="", loss="")
+        self._task = bar.add_task("", visible=False, rate="", loss="", remaining="")
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         """Shows the progress in megabytes; the bar itself shows the time left where the total is known."""
@@ -89,13 +91,16 @@ class BarObserver:
         elif record["event"] in _SENTENCES:
             self.message(f"{self._description}: step {record['step']}  {_SENTENCES[record['event']](record)}")
 
+    def remaining(self, seconds: float) -> None:
+        self._bar.update(self._task, remaining=_end_of_all(seconds))
+
     def message(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
 
     def _begin(self, description: str, total: int | None) -> None:
         self._bar.remove_task(self._task)
         self._description = description
-        self._task = self._bar.add_task(description, total=total, rate="", loss="")
+        self._task = self._bar.add_task(description, total=total, rate="", loss="", remaining="")
 
 
 class LineObserver:
@@ -104,7 +109,7 @@ class LineObserver:
     def __init__(self, console: "Console"):
         self._console = console
         self._pace, self._shown_at = _Pace(), 0.0
-        self._name, self._n_steps = "", 0
+        self._name, self._n_steps, self._remaining = "", 0, ""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         """Prints at most one line every few seconds."""
@@ -122,7 +127,7 @@ class LineObserver:
         self.message(line)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._name, self._n_steps = name, n_steps
+        self._name, self._n_steps, self._remaining = name, n_steps, ""
 
     def step_done(self, step: int) -> None: ...
 
@@ -136,7 +141,11 @@ class LineObserver:
         if record["event"] == "train":
             remaining = (self._n_steps - record["step"]) * record["step_seconds"]
             line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {_duration(remaining)} left"
+            line += f"  {self._remaining}" if self._remaining else ""
         self.message(line)
+
+    def remaining(self, seconds: float) -> None:
+        self._remaining = _end_of_all(seconds)
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -164,6 +173,12 @@ def _rewound(record: dict[str, Any]) -> str:
 
 _SENTENCES = {"growth": _growth, "skipped": _skipped, REWOUND: _rewound}
 """What is said of events that are not a loss."""
+
+
+def _end_of_all(seconds: float) -> str:
+    """How long all runs still take, and when that is by the clock."""
+    end = datetime.now().astimezone() + timedelta(seconds=seconds)
+    return f"all runs: {_duration(seconds)} left, until {end:%a %d %b %H:%M}"
 
 
 def _duration(seconds: float) -> str:

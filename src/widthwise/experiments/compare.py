@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
@@ -60,23 +61,30 @@ def run_plan(
 
 class _Runs:
     def __init__(self, plan: ComparisonPlan, folder: Path, crew: Crew, observer: Observer):
-        self._plan, self._folder, self._crew, self._observer = plan, folder, crew, observer
+        self._plan, self._folder, self._crew = plan, folder, crew
+        works = {name: Work.of(recipe) for name, recipe in plan.recipes.items()}
+        self._agenda = Agenda(observer, {key: works[name] for key, (name, _) in plan.runs.items()})
         self.first = self._run(plan.baseline, plan.seeds[0])
 
     def train(self) -> None:
         """All of them."""
-        for name, seed in self._plan.runs.values():
+        left = [key for key, place in self._plan.runs.items() if not self._run(*place).has_result]
+        for key, (name, seed) in self._plan.runs.items():
+            left = [each for each in left if each != key]
+            self._agenda.begin(key, left)
             with interruption_adds(WORDS.advice):
-                self._crew.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._observer)
+                self._crew.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._agenda)
             self._check_same_data(name, seed)
 
     def share(self, queue: Queue) -> None:
         """Those that no other worker trains. An exception puts a run back into the queue, so that one machine's trouble
         does not stop the others."""
-        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._observer)
+        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._agenda)
         for claim in worker.claims():
             with worker.at_work_on(claim):
                 name, seed = self._plan.runs[claim.key]
+                waiting, running = worker.others(claim)
+                self._agenda.begin(claim.key, waiting, [[key] for key in running])
                 result = worker.train(self._plan.run_recipe(name, seed), self._run(name, seed).path)
                 self._check_same_data(name, seed)
                 claim.finish(finite(result.val_loss))

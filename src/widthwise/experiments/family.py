@@ -8,6 +8,7 @@ from typing import Any
 
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError
+from widthwise.experiments.agenda import Agenda, Work
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import finite
@@ -66,11 +67,16 @@ def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str
 def run_family(source: Source, branches: Sequence[Branch], folder: Path, observer: Observer) -> dict[str, Any]:
     """Grows and trains the unfinished branches; writes family.json. Returns the family."""
     results = []
+    works = {branch.name: Work.of(branch.intention.recipe, source.step) for branch in branches}
+    agenda = Agenda(observer, works)
+    left = [branch.name for branch in branches if not branch.run.has_result]
     for branch in branches:
+        left = [name for name in left if name != branch.name]
+        agenda.begin(branch.name, left)
         if not branch.is_begun:
-            carry_out(source, branch.intention, branch.run.path, observer)
+            carry_out(source, branch.intention, branch.run.path, agenda)
         with interruption_adds("the same family command goes on with the family"):
-            results.append(resume(branch.run.path, observer))
+            results.append(resume(branch.run.path, agenda))
     family = summarise(source, branches, results)
     write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")
     return family

@@ -18,6 +18,9 @@ class Observer(Protocol):
     def record(self, record: dict[str, Any]) -> None:
         """A record was written to metrics.jsonl."""
 
+    def remaining(self, seconds: float) -> None:
+        """All runs of the experiment, of which the present one is part, will have ended in about so many seconds."""
+
     def message(self, text: str) -> None:
         """One line the user should see."""
 
@@ -32,5 +35,7 @@ class Silence:
     def step_done(self, step: int) -> None: ...
 
     def record(self, record: dict[str, Any]) -> None: ...
+
+    def remaining(self, seconds: float) -> None: ...
 
     def message(self, text: str) -> None: ...

@@ -85,6 +85,12 @@ class Worker:
         found = self._queue.entries()
         return {key: found[key] for key in self._keys if key in found}
 
+    def others(self, claim: Claim) -> tuple[list[str], list[str]]:
+        """Keys of the tasks besides the claimed one: of those that wait, and of those at work in other processes."""
+        states = {key: entry.state for key, entry in self.entries().items() if key != claim.key}
+        waiting, running = ([key for key in states if states[key] == state] for state in ("waiting", "running"))
+        return waiting, running
+
     @contextmanager
     def at_work_on(self, claim: Claim) -> Iterator[None]:
         """Keeps the claim while the block does the task. An exception returns the task to the queue, but for that of

@@ -1,11 +1,12 @@
 """The workers of a sweep, which train the points of one study and summarise them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.runs import run_path, seeded
 from widthwise.experiments.sharing.queue import Claim, Queue
@@ -61,7 +62,8 @@ class _SweepWorker:
     def __init__(self, plan: SweepPlan, queue: Queue, folder: Path, command: str, crew: Crew, observer: Observer):
         self._plan, self._folder, self._observer = plan, folder, observer
         self._findings, self._storage = Findings(plan, folder, command), queue.storage
-        self._worker = Worker(WORDS, queue, plan.keys, crew, observer)
+        self._agenda = Agenda(observer, _works(plan))
+        self._worker = Worker(WORDS, queue, plan.keys, crew, self._agenda)
 
     def work(self) -> Sweep:
         for claim in self._worker.claims():
@@ -112,11 +114,28 @@ class _SweepWorker:
 
     def _mean_loss(self, claim: Claim, point: SweepPoint) -> float:
         losses: list[float] = []
-        for seed in self._plan.config.seeds:
+        seeds = self._plan.config.seeds
+        waiting, running = self._worker.others(claim)
+        later = [run for key in waiting for run in _run_keys(key, seeds)]
+        elsewhere = [_run_keys(key, seeds) for key in running]
+        for index, (seed, run) in enumerate(zip(seeds, _run_keys(claim.key, seeds)), start=1):
+            self._agenda.begin(run, _run_keys(claim.key, seeds[index:]) + later, elsewhere)
             result = self._worker.train(seeded(point.recipe, seed), self._folder / run_path(point.name, seed))
             losses.append(finite(result.val_loss))
             claim.report(len(losses), sum(losses) / len(losses))
         return sum(losses) / len(losses)
+
+
+def _run_keys(key: str, seeds: Sequence[int]) -> list[str]:
+    """What the agenda calls the runs of a point."""
+    return [f"{key} {seed}" for seed in seeds]
+
+
+def _works(plan: SweepPlan) -> dict[str, Work]:
+    """For each run of the sweep, what it has to do; a point that is not drawn yet counts as the reference."""
+    reference = Work.of(plan.reference[1])
+    works = {key: Work.of(plan.grid[key].recipe) if key in plan.grid else reference for key in plan.keys}
+    return {run: work for key, work in works.items() for run in _run_keys(key, plan.config.seeds)}
 
 
 def _place(group: str, values: Mapping[str, Any], name: str) -> dict[str, Any]:
