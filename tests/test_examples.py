@@ -1,0 +1,55 @@
+"""The examples and notebooks run as they are, outside the repository, in seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
+SAYS = {
+    "analyse_model": "page: runs/analysis/report.html",
+    "compare_recipes": "page: runs/comparison/report.html",
+    "custom_ffn": "held-out loss",
+    "design_shape": "kind: x",
+    "grow_in_memory": "grown: logits differ by",
+    "own_loop": "bits per byte",
+    "design_and_compare": "runs/mine/report.html",
+    "grow_a_llama": "both generate the same tokens: True",
+}
+"""What each prints at its end, among other things."""
+
+
+def _run(script: Path, folder: Path) -> str:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _cells(notebook: Path) -> str:
+    """The code of a notebook as a script: a kernel for two notebooks would be thirty packages."""
+    data = json.loads(notebook.read_text())
+    assert (data["nbformat"], data["nbformat_minor"]) == (4, 5)
+    return "\n\n".join("".join(cell["source"]) for cell in data["cells"] if cell["cell_type"] == "code") + "\n"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_an_example_is_short_and_runs(script: Path, tmp_path: Path) -> None:
+    assert len(script.read_text().splitlines()) < 60
+    assert SAYS[script.stem] in _run(script, tmp_path)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) -> None:
+    if notebook.stem == "grow_a_llama":
+        pytest.importorskip("transformers", reason="needs the extra [hf]")
+    script = tmp_path / "cells.py"
+    script.write_text(_cells(notebook))
+    assert SAYS[notebook.stem] in _run(script, tmp_path)
