@@ -79,3 +79,4 @@ def test_tokens_and_what_they_take_on_disk() -> None:
     assert found.tokens_per_param == found.tokens / found.params
     assert data_cost(1000, vocab_size=300).disk_bytes == 2000
     assert data_cost(1000, vocab_size=100_000).disk_bytes == 4000
+    assert plan(tiny_recipe("model.vocab_size=70000"), DEVICE).data == plan(tiny_recipe(), DEVICE).data  # of its bytes

@@ -45,7 +45,7 @@ class Device:
         if device is None or device[:1].isdigit():
             size = memory or device
             assert size is not None
-            found = cls(f"a device with {size}", parse_bytes("--memory" if memory else "--device", size))
+            found = cls("the device", parse_bytes("--memory" if memory else "--device", size))
         else:
             found = cls.named(device)
             if memory is not None:

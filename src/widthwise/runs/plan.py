@@ -19,7 +19,7 @@ from widthwise.runs.devices import DEFAULT_MFU, Device
 from widthwise.runs.dry_run import work
 from widthwise.runs.layout import Layout
 from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, ShardedModel
-from widthwise.runs.remarks import remarks
+from widthwise.runs.remarks import known_tokenizer, remarks
 
 BYTES_PER_TOKEN = 4.0
 """Text behind a token: about what byte-level BPE of 32,000 to 100,000 tokens reaches on English text."""
@@ -62,7 +62,7 @@ class Planner:
         """See `plan`."""
         recipe, model = self.recipe, self.recipe.final_model
         memory = self.memory(recipe.train)
-        setups = [self.setup(kind) for kind in RECOMPUTE]
+        setups, tokenizer = [self.setup(kind) for kind in RECOMPUTE], known_tokenizer(recipe)
         return Plan(
             device=self.device.name,
             device_memory_bytes=self.device.memory_bytes,
@@ -80,7 +80,7 @@ class Planner:
             training_flops=recipe.training_flops,
             run_hours=self.run_hours(recipe.train),
             asked_hours=None if days is None else 24 * days,
-            data=data_cost(recipe.n_tokens, model.vocab_size),
+            data=data_cost(recipe.n_tokens, tokenizer[1] if tokenizer else model.vocab_size),
             remarks=list(remarks(recipe)),
         )
 
@@ -154,7 +154,7 @@ def _entries_by_part(model: Decoder, sharded: ShardedModel, n_shards: int) -> tu
 
 
 def data_cost(n_tokens: int, vocab_size: int) -> DataCost:
-    """What so many tokens take on disk, and to prepare."""
+    """What so many tokens take on disk, and to prepare. vocab_size: of the tokenizer."""
     text_bytes = round(BYTES_PER_TOKEN * n_tokens)
     return DataCost(
         disk_bytes=n_tokens * token_dtype(vocab_size).itemsize,

@@ -34,7 +34,7 @@ def remarks(recipe: Recipe) -> Iterator[str]:
     else:
         yield from _warmup(recipe)
     manifest = _manifest(recipe)
-    yield from _vocabulary(recipe, manifest)
+    yield from _vocabulary(recipe)
     yield from _embedding(recipe)
     yield from _tokens(recipe)
     yield from _epochs(recipe, manifest)
@@ -46,8 +46,8 @@ def _warmup(recipe: Recipe) -> Iterator[str]:
         yield f"schedule.warmup_steps: {warmup:,} of {steps:,} steps; most of the run is before the peak of the rate"
 
 
-def _vocabulary(recipe: Recipe, manifest: Manifest | None) -> Iterator[str]:
-    found = _tokenizer(recipe, manifest)
+def _vocabulary(recipe: Recipe) -> Iterator[str]:
+    found = known_tokenizer(recipe)
     if found is None:
         return
     (spec, n_tokens), vocab_size = found, recipe.final_model.vocab_size
@@ -97,9 +97,9 @@ def _manifest(recipe: Recipe) -> Manifest | None:
     return parse_manifest(read_json(Path(path) / MANIFEST), str(Path(path) / MANIFEST))
 
 
-def _tokenizer(recipe: Recipe, manifest: Manifest | None) -> tuple[str, int] | None:
-    """Name and number of tokens, where both are known without opening or training one."""
-    if manifest is not None:
+def known_tokenizer(recipe: Recipe) -> tuple[str, int] | None:
+    """Name and number of tokens of a recipe's tokenizer, where both are known without opening or training one."""
+    if (manifest := _manifest(recipe)) is not None:
         return manifest.tokenizer.spec, manifest.tokenizer.vocab_size
     spec = recipe.data.tokenizer if isinstance(recipe.data, DataConfig) else None
     match = re.fullmatch(r"bpe-(\d+)", spec or "")
