@@ -581,7 +581,7 @@ SCORES: dict[str, type[WidthScore]] = {
 class WidthMask(nn.Module):
     """1 for the units whose centre lies below the width and 0 for the others; or softer where the kind says so.
 
-    As in evaluation, in training too: fine-tune with widthwise where widths are to be learned further.
+    As in evaluation, in training too; a step has no gradient, so that widths are learned in widthwise only.
     """
 
     def __init__(self, mask: dict[str, Any], d_ff: int):
