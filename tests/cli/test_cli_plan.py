@@ -36,6 +36,19 @@ def test_where_nothing_fits_the_exit_code_says_so(recipe: Path, widthwise) -> No
     assert error == "error: --device: not one sequence at a time fits into the 10.0kB of the device\n"
 
 
+def test_shards_are_tried_where_copies_do_not_fit(recipe: Path, widthwise) -> None:
+    error = widthwise("plan", recipe, "--device", "10kB", "--n-devices", 4)[2]
+    assert error.endswith("; try train.shards=4\n")
+    error = widthwise("plan", recipe, "train.shards=4", "--device", "10kB", "--n-devices", 4)[2]
+    assert error.endswith("of the device\n")
+
+
+def test_without_flops_it_says_what_the_days_need(recipe: Path, widthwise) -> None:
+    flops = json.loads(widthwise("plan", recipe, "--device", "1GB", "--json")[1])["training_flops"]
+    out = widthwise("plan", recipe, "--device", "1GB", "--days", 1e-6)[1]
+    assert f"need {flops / 0.0864 / 1e12:.3g} TFLOP/s in use on each device" in out
+
+
 def test_json_is_the_record(recipe: Path, widthwise) -> None:
     numbers = ("--memory", "24GB", "--tflops", "82", "--bandwidth", "1TB/s", "--mfu", "0.5")
     code, out, _ = widthwise("plan", recipe, *numbers, "--json")

@@ -92,7 +92,8 @@ def plan(
         if proposal is not None:
             say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
     if all(setup.micro_batch_size is None for setup in found.setups):
-        raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}")
+        hint = f"; try train.shards={n_devices}" if planned.train.shards < n_devices else ""
+        raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
 
 
 def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
@@ -170,7 +171,11 @@ def verdict(found: Plan) -> str:
 
 def _time(found: Plan) -> str:
     if found.run_hours is None:
-        return "time needs a device with known FLOPs, or --tflops"
+        line = "time needs a device with known FLOPs, or --tflops"
+        if found.asked_hours is None:
+            return line
+        rate = found.training_flops / found.n_devices / found.asked_hours / 3600
+        return f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device; {line}"
     where = counted(found.n_devices, "device")
     line = f"{duration(found.run_hours)} on {where} at {found.mfu:.0%} of the peak"
     if found.asked_hours is None:
