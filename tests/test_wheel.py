@@ -73,7 +73,7 @@ def test_the_quickstart_works(shell: Shell) -> None:
     assert "recipes to configs" in shell("widthwise", "init")
     tiny = ("data.corpus=synthetic", "data.tokenizer=bytes", "seq_len=32", "train.steps=3", "train.batch_size=2")
     short = ("schedule.warmup_steps=1", "train.validate_every=3", "train.validation_tokens=64")
-    printed = shell("widthwise", "compare", "configs/quickstart.yaml", "--seeds", "1", *tiny, *short)
+    printed = shell("widthwise", "compare", "configs/quickstart.yaml", "--seed", "1", *tiny, *short)
     assert "virtual differs from uniform" in printed
     shell("python", "-c", "open('runs/quickstart/report.html').read()")
 
