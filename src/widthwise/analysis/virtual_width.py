@@ -12,6 +12,7 @@ from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
@@ -148,6 +149,11 @@ def watched_sites(model: Decoder, see: Callable[[int, Tensor], None]) -> Iterato
 
 SAMPLE_TOKENS = 4096
 """Tokens looked at: whole windows from the front of the validation text, at least one."""
+
+
+def has_virtual_width(model: ModelConfig) -> bool:
+    """Whether `analyse_virtual_width` has something to say of a model."""
+    return isinstance(model.residual, HyperConnectionsConfig)
 
 
 def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> dict[str, Any] | None:

@@ -213,10 +213,11 @@ class Recipe(Config):
         if self.train.nested is not None:
             self.train.nested.check(model)
 
-    def held_out(self, data: OpenedData) -> HeldOut:
-        """What validations look at."""
+    def held_out(self, data: OpenedData, n_processes: int = 1) -> HeldOut:
+        """What validations look at, as many windows at a time as each of so many processes trains on."""
         train = self.train
-        return HeldOut(data, self.seq_len, train.sequences_per_pass, train.validation_tokens, train.precision)
+        n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
+        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.precision)
 
     @property
     def tokens_per_step(self) -> int:

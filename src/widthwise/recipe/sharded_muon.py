@@ -1,9 +1,10 @@
 """Muon for matrices of which each process holds some rows.
 
-A matrix can only be made orthogonal whole. The momentum is kept by rows; its matrices are gathered one by one, each is
-made orthogonal by one process, in turn, and sent to the others, so that the work is divided as well.
+A matrix can only be made orthogonal whole. The momentum is kept by rows; of n processes that share a model each gathers
+n matrices, makes one of them orthogonal and sends it to the others, so that the work is divided as well.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,23 +21,28 @@ class ShardedMuon(torch.optim.Muon):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         assert closure is None
-        turn = 0
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._move(parameter, group, turn)
-                    turn += 1
+        moved = [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        n_shards = moved[0][0].device_mesh.size(1) if moved else 1
+        for first in range(0, len(moved), n_shards):
+            self._move(moved[first : first + n_shards])
 
-    def _move(self, parameter: DTensor, group: dict[str, Any], turn: int) -> None:
-        """Moves one matrix. turn: which of the processes that share it makes it orthogonal, counted round and round."""
-        shards = parameter.device_mesh.get_group(1)
-        owner = turn % dist.get_world_size(shards)
-        update = whole(with_rows(parameter, self._update(parameter, group)))
-        step = _step_along(update, group) if dist.get_rank(shards) == owner else torch.empty_like(update)
-        dist.broadcast(step, group=shards, group_src=owner)
-        own = held(parameter)
-        own.mul_(1 - group["lr"] * group["weight_decay"])
-        own.add_(step[held_rows(parameter)])
+    def _move(self, turn: Sequence[tuple[DTensor, dict[str, Any]]]) -> None:
+        """Moves at most as many matrices as processes share them, each of which makes one orthogonal at that time."""
+        shards = turn[0][0].device_mesh.get_group(1)
+        rank, steps = dist.get_rank(shards), []
+        for owner, (parameter, group) in enumerate(turn):
+            update = whole(with_rows(parameter, self._update(parameter, group)))
+            steps.append(_step_along(update, group) if owner == rank else update)
+        for owner, ((parameter, group), step) in enumerate(zip(turn, steps)):
+            dist.broadcast(step, group=shards, group_src=owner)
+            own = held(parameter)
+            own.mul_(1 - group["lr"] * group["weight_decay"])
+            own.add_(step[held_rows(parameter)])
 
     def _update(self, parameter: DTensor, group: dict[str, Any]) -> Tensor:
         """The momentum with the gradient taken in, by rows."""

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
-from widthwise.analysis.virtual_width import analyse_virtual_width
+from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
 from widthwise.data.held_out import HeldOut
-from widthwise.model.config import cost_summary, pflops_days
+from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
+from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, GrowthRecord, RunResult
 from widthwise.training.compute import accounted
 from widthwise.training.loop import TrainingLoop
@@ -16,25 +17,25 @@ from widthwise.training.spikes import notes_on_spikes
 from widthwise.training.validation import Validation
 
 
-def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> RunResult:
+def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None) -> RunResult:
     """The content of result.json, from a finished loop, its last validation and its whole model, looked into here.
 
-    cost is that of the last model; tokens and training compute are of all steps, those of a run included that this one
-    comes from; tokens_per_second is that of the last model's median record, so that neither start-up nor
-    compilation nor a hiccup counts.
+    model: None where `is_analysed` says that there is nothing to look for. cost is that of the last model; tokens and
+    training compute are of all steps, those of a run included that this one comes from; tokens_per_second is that of
+    the last model's median record, so that neither start-up nor compilation nor a hiccup counts.
     """
     loop.journal.follow()
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
-    analyses = model_analyses(model, loop.held_out, validation.token_widths)
+    analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
     spent = accounted(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
         "val_losses": validation.losses_by_source or None,
-        "token_widths": analyses["token_widths"],
+        "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
-        "virtual_width": analyses["virtual_width"],
+        "virtual_width": analyses.get("virtual_width"),
         "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }
     return RunResult(
@@ -59,6 +60,11 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder) -> Ru
         **{key: value for key, value in found.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
     )
+
+
+def is_analysed(model: ModelConfig) -> bool:
+    """Whether `model_analyses` finds anything in a model."""
+    return bool(dynamic_layers(model)) or has_virtual_width(model)
 
 
 def model_analyses(model: Decoder, held_out: HeldOut, widths: dict[str, Any] | None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
-from widthwise.runs.result import run_result
+from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.trained import tokenizer_of
 from widthwise.training import checkpoint_folder
 from widthwise.training.joining import joined
@@ -108,6 +108,7 @@ class _Launch:
         if (result := self.processes.first(self.run.result)) is not None:
             self.observer.message(f"{self.run.path}: has finished already")
             return result
+        self._check_shared_folder()
         data = self._open_data(recipe)
         before, now = self.processes.first(lambda: (self.run.environment(), self._environment()))
 
@@ -125,14 +126,23 @@ class _Launch:
         self.observer.message(f"{self.run.path}: going on after step {loop.state.step} of {recipe.train.steps}")
         return self._train(loop)
 
+    def _check_shared_folder(self) -> None:
+        """A process that does not see the run would find its checkpoints damaged, and the run would begin anew."""
+        for rank, sees in enumerate(self.processes.together(lambda: self.run.exists)):
+            if not sees:
+                path = self.run.path.resolve()
+                raise self.processes.said(
+                    UserError(f"{path}: process {rank} does not see this run; all machines must share the folder")
+                )
+
     def _train(self, loop: TrainingLoop) -> RunResult:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
         with watch_signals() as watch:
             other_work = OtherWork()
-            validation, model = loop.go(watch), loop.learner.whole_model()
+            validation = loop.go(watch)
+            model = loop.learner.whole_model() if is_analysed(loop.recipe.final_model) else None
 
             def finish() -> RunResult:
-                assert model is not None
                 # The work of the other processes of the run would count as that of strangers.
                 share = other_work.share() if self.processes.world_size == 1 else None
                 result = run_result(loop, validation, model).with_changes(other_cpu_share=share)
@@ -153,6 +163,10 @@ class _Launch:
         opened: list[OpenedData] = []
         self.processes.first(lambda: opened.append(self._verified_data(recipe)))
         self.processes.together(lambda: None if opened else opened.append(open_data(recipe.data)))
+        first, *others = self.processes.together(lambda: identity_of(opened[0]))
+        for rank, identity in enumerate(others, start=1):
+            if identity != first:
+                raise self.processes.said(UserError(f"data: process {rank} has {identity}; process 0 has {first}"))
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:

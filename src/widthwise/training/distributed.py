@@ -62,6 +62,8 @@ def group(config: TrainConfig) -> Iterator["Group"]:
     processes = _groups[key] = _groups.get(key) or Group(*key)
     try:
         yield processes
+    except OfOneProcess:
+        raise
     except (UserError, RunFailed) as error:
         if processes.is_first or hasattr(error, IS_SAID):
             raise
@@ -88,14 +90,27 @@ def _join(config: TrainConfig) -> None:
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_agents else "0"
     own = PrefixStore(f"widthwise-{start}-{next(_n_groups)}", store)
     if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(_own_gpu())
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=own,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=config.hang_seconds),
+        timeout=_patience_of_device(config.hang_seconds),
     )
+
+
+def _own_gpu() -> int:
+    """The GPU of this process. Raises OfOneProcess where the machine has fewer than processes."""
+    own, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if own >= n_gpus:
+        raise OfOneProcess(f"LOCAL_RANK: got {own}; this machine shows {n_gpus} GPUs, one for each process")
+    return own
+
+
+def _patience_of_device(hang_seconds: float) -> timedelta:
+    """How long the device waits for others: on a GPU longer than the CPU, which can say who is missing."""
+    return timedelta(seconds=hang_seconds + (60 if torch.cuda.is_available() else 0))
 
 
 class Group(Processes):
@@ -225,7 +240,11 @@ def _mesh(device: str, ranks: Tensor, hang_seconds: float) -> DeviceMesh:
     groups = [
         cast(
             dist.ProcessGroup,
-            dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timedelta(seconds=hang_seconds))[0],
+            dist.new_subgroups_by_enumeration(
+                rows.tolist(),
+                timeout=_patience_of_device(hang_seconds),
+                backend="nccl" if device == "cuda" else "gloo",
+            )[0],
         )
         for rows in (ranks.T, ranks)
     ]

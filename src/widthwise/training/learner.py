@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from widthwise.model.decoder import Decoder, build
+from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.memory import allocating
-from widthwise.model.shards import set_whole, whole
+from widthwise.model.shards import put, set_whole, whole
 from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizer import set_lr
 from widthwise.recipe.recipe import Recipe
@@ -58,26 +58,28 @@ class Learner:
         return self._recipe.optimizer.lr * self._recipe.lr_factor(step)
 
     def whole_model(self) -> Decoder | None:
-        """The model without its division among processes, in the first of them; itself where there is one."""
+        """The model without its division among processes, in the first of them; itself where there is one.
+
+        Raises UserError in all of them where the first has no room for it.
+        """
         if self._processes.world_size == 1:
             return self.model
-        weights = ((name, whole(parameter.detach())) for name, parameter in self.model.named_parameters())
-        if not self._processes.is_first:
-            for _ in weights:  # each is gathered by all
-                pass
-            return None
-        dtype = self.model.embedding.weight.dtype
-        model = build(self.model.config, seed=0, device=self.device, dtype=dtype)
-        model.set_weights(weights)
-        return model
+        model = blueprint(self.model.config).to(self.model.embedding.weight.dtype)
+        self._processes.first(lambda: allocate(model, self.device))
+        own = dict(model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            weight = whole(parameter.detach())
+            if self._processes.is_first:
+                put(own[name], weight)
+        return model if self._processes.is_first else None
 
     def make_step(self, step: int, batch: Tensor) -> StepOutcome:
         """One optimizer step. Raises UserError where its forward passes do not fit into memory."""
         self.set_progress(step)
         set_lr(self.optimizer, self.lr(step))
         with allocating(
-            f"train.micro_batch_size: {self._config.sequences_per_pass} sequences do not fit into the memory of the "
-            f"device; use a smaller divisor of train.batch_size = {self._config.batch_size}"
+            f"train.micro_batch_size: {min(self._config.sequences_per_pass, len(batch))} sequences do not fit into the "
+            f"memory of the device; use a smaller divisor of the {len(batch)} that a process has of a step"
         ):
             batch, every = batch.to(self.device), self._config.norms_every
             with watched_layers(self.model, is_due=every is not None and step % every == 0) as watch:

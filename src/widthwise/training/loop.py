@@ -41,7 +41,7 @@ class TrainingLoop:
         self._memory = PeakMemory(processes.device)
         torch.manual_seed(self.config.seed)
         self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
-        self.held_out = recipe.held_out(data)
+        self.held_out = recipe.held_out(data, processes.world_size)
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -77,10 +77,13 @@ class TrainingLoop:
 
     def _load(self, path: Path) -> None:
         learner = self.learner
-        self.state = self.processes.alike(lambda: checkpoint.load(path, learner.model, learner.optimizer))
+        loaded = self.processes.together(lambda: checkpoint.load(path, learner.model, learner.optimizer))
+        self.state = loaded[self.processes.rank]
         self._saved_step = self.state.step
-        if self.state.loader:  # a run that begins with a checkpoint has seen no data at step 0
+        if self.state.loader:
             self.loader.load_state_dict(self.state.loader)
+        else:  # a run that begins with a checkpoint has seen no data then
+            self.loader.step = 0
         learner.objective.load_state(self.state.width_prices)
         learner.gate.load(self.state)
 

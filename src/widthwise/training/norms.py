@@ -45,7 +45,7 @@ class LayerWatch(Recompute):
     def measured(self, processes: Processes) -> Tensor:
         """(3, n_layers) float64, in the order of KEYS. Called by all processes when the gradients are complete.
 
-        The device is not waited for. Sums are over what each process holds, so that no tensor is gathered.
+        Sums are over what each process holds, so that no tensor is gathered.
         """
         weights = [list(layer.parameters()) for layer in self._model.layers]
         gradients = [[each.grad for each in own if each.grad is not None] for own in weights]
