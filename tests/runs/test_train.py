@@ -233,7 +233,9 @@ def test_too_little_memory_names_the_key_to_change(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(learner, "optimizer_step", run_out_of_memory)
-    with pytest.raises(UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of the 4 that a process has"):
+    with pytest.raises(
+        UserError, match=r"train.micro_batch_size: 2 sequences do not fit .* divisor of the 4 that a process has"
+    ):
         train(tiny_recipe(), tmp_path / "run")
 
 
