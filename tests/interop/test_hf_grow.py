@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[str, Grow, str]] = {
         three_kv_groups,
         "d_model: got 32, which is no multiple",
     ),
-    "hidden alone in gpt2": ("gpt2", hidden, "d_model: got 32; in gpt2 it is n_heads . head_dim, with n_heads = 3"),
+    "hidden alone in gpt2": ("gpt2", hidden, "gpt2: n_head: got 3; allowed: a divisor of n_embd = 32"),
     "feed-forward of one layer in gpt2": ("gpt2", one_layer_wider, "layers.1.ffn.d_ff: got 59; gpt2 has 50 there"),
 }
 

@@ -11,7 +11,7 @@ from widthwise.runs.environment import REPRODUCED_WITH, command_line, environmen
 def test_environment_is_plain_data_with_what_reproduces_a_run():
     found = environment()
     assert json.loads(json.dumps(found)) == found
-    assert set(REPRODUCED_WITH) <= set(found)
+    assert set(REPRODUCED_WITH) - {"n_processes", "n_shards"} <= set(found)  # a run adds these
     assert found["torch"] == torch.__version__
 
 
