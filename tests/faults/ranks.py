@@ -6,6 +6,7 @@ file each, so that a test can say what was printed, and by whom.
 
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import signal
 import socket
@@ -33,9 +34,14 @@ _context = multiprocessing.get_context("forkserver")
 
 def start_server() -> None:
     """Imports torch in the process from which all others are forked. It never runs a model, and has no threads."""
-    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, SOURCES))
-    os.environ["OMP_NUM_THREADS"] = "1"
     _context.set_forkserver_preload(list(PRELOADED))
+    before = dict(os.environ)
+    os.environ.update(PYTHONPATH=os.pathsep.join(map(str, SOURCES)), OMP_NUM_THREADS="1")
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def free_port() -> int:
