@@ -25,7 +25,7 @@ from torch import Tensor
 
 from widthwise.config_io import ConfigT, parse
 from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.shape.template import ModelTemplate
@@ -43,7 +43,7 @@ def model(size: str) -> ModelConfig:
     return parse(ModelTemplate, data, "model").resolve(seq_len=1024)
 
 
-def growth(size: str) -> Plan:
+def growth(size: str) -> GrowthPlan:
     old = model(size)
     layers = tuple(wider(layer, ("d_model", "d_in", "d_out"), N_MORE[size]) for layer in old.layers)
     wanted = wider(old, ("d_model", "final_norm_width"), N_MORE[size]).model_copy(update={"layers": layers})

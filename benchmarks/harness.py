@@ -5,6 +5,7 @@ variants run in turn (A B C A B C ...) and what is reported is the ratio of neig
 the 20% and 80% quantiles.
 """
 
+import argparse
 import gc
 import json
 import signal
@@ -209,6 +210,21 @@ class Part:
     """Called with the seconds it has."""
     seconds: float
     """Its time box."""
+
+
+def cpu_command(
+    doc: str | None, name: str, parts: Callable[[bool], list[Part]], total_seconds: float, argv: list[str] | None
+) -> int:
+    """A benchmark as a command with the options --quick and --out; returns its exit code.
+
+    name: what results/{name}_cpu.json is called after. parts: whether it is to be quick -> what is measured.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a toy size and few rounds: whether it runs, not how fast")
+    parser.add_argument("--out", type=Path, help=f"JSON file; results/{name}_cpu[_quick].json where not given")
+    arguments = parser.parse_args(argv)
+    out = arguments.out or RESULTS / f"{name}_cpu{'_quick' if arguments.quick else ''}.json"
+    return 0 if run_parts(parts(arguments.quick), out, "cpu", total_seconds) else 1
 
 
 def run_parts(parts: list[Part], out: Path, device: str, total_seconds: float) -> bool:

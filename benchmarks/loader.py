@@ -6,7 +6,6 @@ The fastest model of the quickstart makes a training step, then the loader reads
 source, from a mixture of 2 and from one of 12.
 """
 
-import argparse
 import re
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import RESULTS, ROOT, Part, interleave, run_parts, summarise
+from harness import ROOT, Part, cpu_command, interleave, summarise
 from workloads import TrainingStep, random_batch
 
 from widthwise.data.loader import Loader
@@ -95,14 +94,11 @@ def measure(n_sources: int, sizes: dict[str, int], seconds: float) -> dict[str, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a toy size: whether it runs, not how fast")
-    parser.add_argument("--out", type=Path, help="JSON file; results/loader_cpu[_quick].json where not given")
-    arguments = parser.parse_args(argv)
-    sizes = QUICK if arguments.quick else FULL
-    out = arguments.out or RESULTS / f"loader_cpu{'_quick' if arguments.quick else ''}.json"
-    parts = [Part(f"{n}_sources", partial(measure, n, sizes), seconds=120) for n in N_SOURCES]
-    return 0 if run_parts(parts, out, "cpu", total_seconds=300) else 1
+    def parts(quick: bool) -> list[Part]:
+        sizes = QUICK if quick else FULL
+        return [Part(f"{n}_sources", partial(measure, n, sizes), seconds=120) for n in N_SOURCES]
+
+    return cpu_command(__doc__, "loader", parts, 300, argv)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ throws the tokens away; `prepare` reads them from files twice, decides the split
 and computes all checksums.
 """
 
-import argparse
 import json
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from harness import RESULTS, Part, interleave, run_parts, summarise
+from harness import Part, cpu_command, interleave, summarise
 
 from widthwise.data.corpus import named_corpus
 from widthwise.data.encode import BATCH_BYTES
@@ -108,14 +107,10 @@ def measure(form: str, sizes: dict[str, int], seconds: float) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a toy size: whether it runs, not how fast")
-    parser.add_argument("--out", type=Path, help="JSON file; results/preparation_cpu[_quick].json where not given")
-    arguments = parser.parse_args(argv)
-    sizes = QUICK if arguments.quick else FULL
-    out = arguments.out or RESULTS / f"preparation_cpu{'_quick' if arguments.quick else ''}.json"
-    parts = [Part(form, partial(measure, form, sizes), seconds=280) for form in FORMS]
-    return 0 if run_parts(parts, out, "cpu", total_seconds=560) else 1
+    def parts(quick: bool) -> list[Part]:
+        return [Part(form, partial(measure, form, QUICK if quick else FULL), seconds=280) for form in FORMS]
+
+    return cpu_command(__doc__, "preparation", parts, 560, argv)
 
 
 if __name__ == "__main__":

@@ -3,17 +3,15 @@
 OMP_NUM_THREADS=1 python benchmarks/virtual_width.py [--quick] [--out benchmarks/results/virtual_width_cpu.json]
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from harness import RESULTS, Part, interleave, run_parts, summarise
+from harness import Part, cpu_command, interleave, summarise
 from kernels import kept_bytes
 from torch import Tensor, nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
@@ -209,15 +207,10 @@ def parts(size: Size, n_rounds: int) -> list[Part]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a toy size and few rounds: whether it runs, not how fast")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file; benchmarks/results/virtual_width_cpu[_quick].json where not given"
-    )
-    arguments = parser.parse_args(argv)
-    out = arguments.out or RESULTS / ("virtual_width_cpu_quick.json" if arguments.quick else "virtual_width_cpu.json")
-    chosen = parts(QUICK, n_rounds=3) if arguments.quick else parts(FULL, n_rounds=12)
-    return 0 if run_parts(chosen, out, "cpu", total_seconds=870) else 1
+    def chosen(quick: bool) -> list[Part]:
+        return parts(QUICK, n_rounds=3) if quick else parts(FULL, n_rounds=12)
+
+    return cpu_command(__doc__, "virtual_width", chosen, 870, argv)
 
 
 if __name__ == "__main__":

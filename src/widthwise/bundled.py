@@ -7,7 +7,7 @@ PACKAGE = Path(__file__).parent
 
 
 def recipes_folder() -> Path:
-    """Where they lie."""
+    """`configs`: of the installed package, or of the checkout that is imported."""
     inside = PACKAGE / "configs"
     return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
 

@@ -1,6 +1,19 @@
-"""Hypothesis without a time limit an example: the tests share a machine with others and touch the disk."""
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
+from widthwise.data.corpus import named_corpus
+from widthwise.data.prepare import prepare
+
+# No time limit for an example: the tests share a machine with others and touch the disk.
 settings.register_profile("data", deadline=None)
 settings.load_profile("data")
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared corpus, of which tests that change something make a copy."""
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare(named_corpus("synthetic"), out, tokenizer="bytes")
+    return out

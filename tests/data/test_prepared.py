@@ -5,17 +5,8 @@ import shutil
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.data.corpus import named_corpus
-from widthwise.data.prepare import prepare
 from widthwise.data.prepared import PreparedData
 from widthwise.files import FileRecord
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare(named_corpus("synthetic"), out, tokenizer="bytes")
-    return out
 
 
 @pytest.fixture

@@ -20,13 +20,6 @@ from widthwise.data.remote import check_url, fetched
 from widthwise.files import FileRecord
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    out = tmp_path_factory.mktemp("prepared") / "out"
-    prepare(named_corpus("synthetic"), out, tokenizer="bytes")
-    return out
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WIDTHWISE_CACHE", str(tmp_path / "cache"))

@@ -6,17 +6,17 @@ from scipy import stats
 
 from widthwise.experiments.scaling.law_fit import Fit, fit_law, students_t, undetermined
 from widthwise.experiments.scaling.laws import LAWS
-from widthwise.experiments.scaling.points import Group, Point
+from widthwise.experiments.scaling.points import CurveGroup, Point
 
 POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
 TRUTH = np.array([3.0, 0.05])
 
 
-def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> Group:
+def group(y: np.ndarray, x: np.ndarray = X, name: str = "g") -> CurveGroup:
     """y: (n_points,), or (n_points, n_seeds)."""
     rows = zip(x, np.reshape(y, (len(x), -1)))
-    return Group(name, tuple(Point(f"m{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
+    return CurveGroup(name, tuple(Point(f"m{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
 
 
 def noisy(seed: int, n_seeds: int = 1, size: float = 0.004) -> np.ndarray:

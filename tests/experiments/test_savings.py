@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from widthwise.experiments.scaling.law_fit import fit_law
 from widthwise.experiments.scaling.laws import LAWS, Law
-from widthwise.experiments.scaling.points import Group, Point
+from widthwise.experiments.scaling.points import CurveGroup, Point
 from widthwise.experiments.scaling.savings import savings
 from widthwise.records.scaling import Saving
 
@@ -15,12 +15,12 @@ POWER, IRREDUCIBLE, LOG_LINEAR = LAWS.values()
 X = np.array([1.0, 3.0, 9.0, 27.0, 81.0])
 
 
-def group(name: str, x: np.ndarray | list[float], y: np.ndarray | list[float]) -> Group:
+def group(name: str, x: np.ndarray | list[float], y: np.ndarray | list[float]) -> CurveGroup:
     rows = zip(np.asarray(x, dtype=float), np.reshape(y, (len(x), -1)))
-    return Group(name, tuple(Point(f"{name}{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
+    return CurveGroup(name, tuple(Point(f"{name}{i}", float(a), tuple(map(float, b))) for i, (a, b) in enumerate(rows)))
 
 
-def saved(law: Law, new: Group, base: Group, confidence: float = 0.95) -> dict[str, Saving]:
+def saved(law: Law, new: CurveGroup, base: CurveGroup, confidence: float = 0.95) -> dict[str, Saving]:
     return {each.kind: each for each in savings(fit_law(law, new), fit_law(law, base), confidence)}
 
 

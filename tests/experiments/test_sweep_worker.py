@@ -16,7 +16,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments import crew
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway, sqlite_url
-from widthwise.experiments.sharing.trials import Entry
+from widthwise.experiments.sharing.trials import TaskState
 from widthwise.experiments.sharing.worker import shared_queue
 from widthwise.experiments.statistics import paired_difference
 from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
@@ -149,7 +149,7 @@ def test_a_copy_of_the_folder_goes_on_but_another_folder_may_not_join(done, tmp_
 def test_points_are_compared_with_a_baseline_that_finishes_after_them(done) -> None:
     plan, folder, found = done
     findings = Findings(plan, folder, COMMAND)
-    plain, other = (Entry(name, 0, "finished", None, None) for name in ("plain", "0.03"))
+    plain, other = (TaskState(name, 0, "finished", None, None) for name in ("plain", "0.03"))
     assert points(findings.sweep([other], "s"))["0.03"]["difference"] is None
     assert points(findings.sweep([plain, other], "s"))["0.03"] == points(found)["0.03"]
 

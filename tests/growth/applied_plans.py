@@ -2,7 +2,7 @@
 
 import torch
 
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.decoder import Decoder, build
 
 
@@ -10,7 +10,7 @@ def weights_of(model: Decoder) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def applied(plan: Plan, model: Decoder, seed: int = 3) -> Decoder:
+def applied(plan: GrowthPlan, model: Decoder, seed: int = 3) -> Decoder:
     new = build(plan.new, 0, dtype=model.embedding.weight.dtype)
     parameters = dict(new.named_parameters())
     with torch.no_grad():

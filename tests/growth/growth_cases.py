@@ -11,7 +11,7 @@ from torch import Tensor
 
 from widthwise.config_io import merge, parse, to_data
 from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
@@ -209,13 +209,13 @@ class Grown:
     """A model and the plans that were applied to it, one after the other."""
 
     config: ModelConfig
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[GrowthPlan] = field(default_factory=list)
 
     @property
     def now(self) -> ModelConfig:
         return self.plans[-1].new if self.plans else self.config
 
-    def grow(self, expansion: Expansion, new_layers: str = "drawn") -> Plan:
+    def grow(self, expansion: Expansion, new_layers: str = "drawn") -> GrowthPlan:
         self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers))
         return self.plans[-1]
 

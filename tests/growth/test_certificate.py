@@ -10,7 +10,7 @@ from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.certify import certificate
 from widthwise.growth.certify.certificate import certify
 from widthwise.growth.maps.axis_map import AxisMap
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.records.certificate import Certificate
 
 GROWTHS = {
@@ -28,16 +28,16 @@ GROWTHS = {
 }
 
 
-def planned(name: str) -> Plan:
+def planned(name: str) -> GrowthPlan:
     old, expand = GROWTHS[name]
     return plan_growth(old, *expand(old))
 
 
-def old_weights(plan: Plan) -> dict[str, torch.Tensor]:
+def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:
     return weights_of(decoder(plan.old, dtype=torch.float32))
 
 
-def certified(plan: Plan, old: dict[str, torch.Tensor] | None = None, **options) -> Certificate:
+def certified(plan: GrowthPlan, old: dict[str, torch.Tensor] | None = None, **options) -> Certificate:
     old = old or old_weights(plan)
     return certify(plan, old, dict(plan.weights(old, 3)), seq_len=13, lr=1e-3, seed=3, **options)
 

@@ -21,7 +21,7 @@ from growth_cases import (
 
 from widthwise.config_io import UserError
 from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -117,7 +117,7 @@ UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
 """Zeros that are not needed. A bias of keys adds the same to all scores of a query where nothing turns."""
 
 
-def planned(case: str) -> tuple[ModelConfig, Plan, Weights, Weights]:
+def planned(case: str) -> tuple[ModelConfig, GrowthPlan, Weights, Weights]:
     config, expand = CASES[case]
     plan, weights = plan_growth(config, *expand(config)), with_random_weights(config, 1)
     return config, plan, weights, dict(plan.weights(weights, 2))

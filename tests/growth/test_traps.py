@@ -20,7 +20,7 @@ from growth_cases import (
 from torch import nn
 
 from widthwise.config_io import UserError, merge, parse, to_data
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.axes import RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig
@@ -28,7 +28,7 @@ from widthwise.model.ffn.dynamic import DynamicConfig
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def grown(config: ModelConfig, expansion, seed: int = 0) -> tuple[Plan, Weights, Weights]:
+def grown(config: ModelConfig, expansion, seed: int = 0) -> tuple[GrowthPlan, Weights, Weights]:
     """The plan, the old weights and the grown ones."""
     plan, weights = plan_growth(config, *expansion), with_random_weights(config, seed)
     return plan, weights, dict(plan.weights(weights, seed))
@@ -40,7 +40,7 @@ def loss_of_function(config: ModelConfig, weights: Weights, new: ModelConfig, ne
     return difference(logits_of(config, weights, tokens), logits_of(new, new_weights, tokens))
 
 
-def dead_share(plan: Plan, weights: Weights, names: list[str] | None = None, n_steps: int = 2) -> float:
+def dead_share(plan: GrowthPlan, weights: Weights, names: list[str] | None = None, n_steps: int = 2) -> float:
     """Share of the new entries (of some tensors) that some steps of AdamW do not move, though tokens reach them."""
     tokens, is_new = tokens_for(3, batch=6), plan.is_new()
     never = unmoved(plan.new, weights, tokens, n_steps)
@@ -51,7 +51,7 @@ def dead_share(plan: Plan, weights: Weights, names: list[str] | None = None, n_s
     return sum(int((never[name] & is_new[name] & ~cannot[name]).sum()) for name in names) / n_new
 
 
-def with_zeros(plan: Plan, weights: Weights, *endings: str) -> Weights:
+def with_zeros(plan: GrowthPlan, weights: Weights, *endings: str) -> Weights:
     """New entries of the parameters with such names set to 0."""
     is_new = plan.is_new()
     names = [name for name in weights if name.endswith(endings)]
@@ -195,7 +195,7 @@ def _without_qk_norm(config: ModelConfig) -> ModelConfig:
 class TestLayersBehindReorderedNorms:
     LR = 1e-3
 
-    def rms_after_one_step(self, plan: Plan, weights: Weights) -> float:
+    def rms_after_one_step(self, plan: GrowthPlan, weights: Weights) -> float:
         """Of what the added attention writes."""
         model = model_of(plan.new, weights)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.LR, weight_decay=0.0)

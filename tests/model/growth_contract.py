@@ -10,11 +10,11 @@ from model_cases import decoder, random_tokens
 from widthwise.config_io import Config, UserError, checked_copy
 from widthwise.growth.certify.measuring import decoder_of
 from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 
 
-def assert_preserved(plan: Plan) -> None:
+def assert_preserved(plan: GrowthPlan) -> None:
     """The new model computes what a model with random weights did."""
     weights = {name: parameter.detach() for name, parameter in decoder(plan.old).named_parameters()}
     tokens = random_tokens(2, 7)
@@ -24,7 +24,7 @@ def assert_preserved(plan: Plan) -> None:
     torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9 * float(before.abs().max()))
 
 
-def planned_unless_refused(expansion: Expansion, old: ModelConfig, *paths: str) -> Plan | None:
+def planned_unless_refused(expansion: Expansion, old: ModelConfig, *paths: str) -> GrowthPlan | None:
     """The plan of a growth; None where it is refused at one of the paths."""
     try:
         return plan_growth(old, *expansion)

@@ -14,7 +14,7 @@ from widthwise.analysis.watching import watched_layers
 from widthwise.config_io import UserError
 
 
-class Layout(NamedTuple):
+class ModuleNames(NamedTuple):
     """The module names of an architecture."""
 
     families: str
@@ -25,10 +25,10 @@ class Layout(NamedTuple):
     """The down-projection within a layer."""
 
 
-LAYOUTS = (
-    Layout("Llama, Mistral, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
-    Layout("GPT-2", "h", "ln_f", "mlp.c_proj"),
-    Layout("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
+MODULE_NAMES = (
+    ModuleNames("Llama, Mistral, Qwen 2 and 3, OLMo 2", "layers", "norm", "mlp.down_proj"),
+    ModuleNames("GPT-2", "h", "ln_f", "mlp.c_proj"),
+    ModuleNames("GPT-NeoX", "layers", "final_layer_norm", "mlp.dense_4h_to_h"),
 )
 TOLERANCE = 1e-3
 """Allowed difference of the logits, relative to the largest."""
@@ -108,12 +108,12 @@ class _Seen(Watcher):
 
 def _parts(model: Any, kind: str) -> tuple[Sequence[nn.Module], list[nn.Module], nn.Module]:
     """Layers, their down-projections, the last norm. Raises UserError where no layout fits."""
-    for layout in LAYOUTS:
+    for layout in MODULE_NAMES:
         try:
             layers = list(model.base_model.get_submodule(layout.layers).children())
             downs = [layer.get_submodule(layout.down) for layer in layers]
             return layers, downs, model.base_model.get_submodule(layout.norm)
         except AttributeError:
             continue
-    known = ", ".join(layout.families for layout in LAYOUTS)
+    known = ", ".join(layout.families for layout in MODULE_NAMES)
     raise UserError(f"{kind}: its layers, their down-projections and last norm are not found; known are {known}")

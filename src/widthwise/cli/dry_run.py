@@ -41,7 +41,7 @@ CLOCK: Mapping[str, Callable[[Times], float]] = {
     "communication of a step": lambda times: times.communication_seconds / 3600,
     "computation of the run": lambda times: times.run_days * 24,
 }
-"""Hours."""
+"""Row -> hours."""
 
 
 def show_dry_run(recipe: "Recipe", asked: Mapping[str, Any], as_json: bool) -> None:
@@ -63,7 +63,7 @@ def show_dry_run(recipe: "Recipe", asked: Mapping[str, Any], as_json: bool) -> N
 
 
 def dry_run_table(found: DryRun) -> Table:
-    """One column for each number of devices."""
+    """Memory, traffic and time of one device: a column for each number of devices."""
     each = found.deployments
     rows = [[title, *map(read, each)] for title, read in DIVISION.items()]
     for table, record in ((MEMORY, "memory"), (TRAFFIC, "traffic")):

@@ -16,7 +16,7 @@ TITLES = {"active_params": "active", "training_flops": "training\nFLOPs"}
 
 
 def show_variants(summary: dict[str, Any], title: str, as_json: bool) -> None:
-    """Prints `experiments.variants.Variants.summary`."""
+    """Prints a table of costs, or JSON. summary: that of `experiments.variants.Variants`."""
     if as_json:
         say_json(summary)
         return
@@ -33,7 +33,7 @@ def show_variants(summary: dict[str, Any], title: str, as_json: bool) -> None:
 
 
 def variants_table(summary: dict[str, Any], title: str) -> Table:
-    """One row each; below every quantity its ratio to the baseline's."""
+    """Costs: a row for each variant, and below every quantity its ratio to the baseline's."""
     rows = [[clean(row["name"]), *(_cell(row, each.name) for each in COLUMNS)] for row in summary["variants"]]
     note = "FLOPs and bytes per token, tokens and training FLOPs of one run"
     if summary["baseline"] is not None:

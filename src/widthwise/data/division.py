@@ -13,10 +13,10 @@ class Division(ABC):
     """Puts documents into the splits, each by its content alone, so that neither order nor other documents matter."""
 
     fraction: float | None = None
-    """Of the documents that are held out, if that is the rule."""
+    """The share of documents that is held out; None where another rule decides."""
 
     def entry(self, document: Document) -> Entry:
-        """What is kept of a document of the corpus."""
+        """Name, sha256, size and split of a document of the corpus."""
         content = document.text.encode()
         digest = hashlib.sha256(content).digest()
         return Entry(document.name, digest, len(content), self.split(digest))

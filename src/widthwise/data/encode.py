@@ -49,7 +49,7 @@ def encode(
 
 @dataclass(frozen=True)
 class _Batch:
-    """Documents to encode."""
+    """Documents that are encoded in one call; `texts` is empty for one that is left out."""
 
     entries: list[Entry] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -68,7 +68,7 @@ def _batches(entries: Iterable[tuple[Document, Entry]]) -> Iterator[_Batch]:
 
 
 class _Encoder:
-    """Encodes texts; every process has one."""
+    """A tokenizer, and the dtype in which its tokens are stored. Every process has one."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

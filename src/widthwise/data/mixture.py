@@ -13,10 +13,10 @@ from widthwise.data.windows import MixedWindows, TokenMixture
 
 @dataclass(frozen=True)
 class SourceUse:
-    """What a run reads of one source."""
+    """How much of its training a run takes from one source, and how often it repeats it."""
 
     share: float
-    """Of all windows that training reads."""
+    """The share of the windows that training reads, between 0 and 1."""
     n_epochs: float
     """How often training reads each window of the source, on average."""
 
@@ -47,12 +47,12 @@ class MixedData:
         return next(iter(self.sources.values())).tokenizer
 
     def verify(self, progress: ProgressCallback = ignore_progress) -> None:
-        """As `PreparedData.verify`, source by source."""
+        """Compares the checksums of all files, source by source. Raises UserError naming a damaged file."""
         for data in self.sources.values():
             data.verify(progress)
 
     def use(self, seq_len: int, n_windows: int) -> dict[str, SourceUse]:
-        """What training reads of each source in so many windows."""
+        """Source -> its use by a training that reads n_windows windows of seq_len tokens."""
         windows = MixedWindows(self.train, seq_len)
         counts = windows.counts(n_windows)
         return {

@@ -18,7 +18,7 @@ from widthwise.data.division import Division
 from widthwise.data.documents import Counter, Document, Entry, ProgressCallback, Scanner, ignore_progress
 from widthwise.data.encode import encode
 from widthwise.data.part_folder import read_keys, read_record, write_part
-from widthwise.data.plan import Plan, held_out_folder, planned_division, planned_tokenizer, read_plan
+from widthwise.data.plan import PreparationPlan, held_out_folder, planned_division, planned_tokenizer, read_plan
 from widthwise.data.prepare import finish, refuse_too_few_tokens
 from widthwise.data.prepared import PreparedData
 from widthwise.data.split_shards import SplitShards
@@ -29,15 +29,15 @@ SECONDS_BETWEEN_REPORTS = 0.5
 
 
 class PartProgress(Config):
-    """How far a part is."""
+    """How much of a part has been tokenized and written."""
 
     n_bytes: int = 0
-    """Of text."""
+    """Bytes of text, as UTF-8."""
     n_train_tokens: int = 0
 
 
 def shards_folder(folder: Path, part: int) -> Path:
-    """Where the shards of a part are."""
+    """The folder that a part's shards are written to."""
     return folder / "parts" / f"{part:05d}" / "shards"
 
 
@@ -46,7 +46,7 @@ def _progress_path(folder: Path, part: int) -> Path:
 
 
 def progress_of(folder: Path, part: int) -> PartProgress:
-    """How far a part is; nothing where it has not begun."""
+    """How much of a part has been tokenized; zeros where it has not begun."""
     path = _progress_path(folder, part)
     return parse(PartProgress, read_json(path), str(path)) if path.exists() else PartProgress()
 
@@ -92,14 +92,14 @@ def tokenize_part(folder: Path, part: int) -> None:
     )
 
 
-def _entries(plan: Plan, part: int, division: Division) -> Iterator[tuple[Document, Entry]]:
+def _entries(plan: PreparationPlan, part: int, division: Division) -> Iterator[tuple[Document, Entry]]:
     for file in plan.files_of(part):
         for document in plan.open(file).read(plan.field, plan.document_bytes):
             yield document, division.entry(document)
         plan.open(file)  # raises if it was changed while it was read
 
 
-def _lies_behind_the_end(folder: Path, plan: Plan, part: int) -> bool:
+def _lies_behind_the_end(folder: Path, plan: PreparationPlan, part: int) -> bool:
     """Whether the parts before that are there have more training tokens than the whole may have."""
     if plan.max_tokens is None:
         return False

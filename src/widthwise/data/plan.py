@@ -37,7 +37,7 @@ class FileState(Config):
         return cls(name=file.name, n_bytes=status.st_size, changed_at=int(status.st_mtime))
 
 
-class Plan(Config):
+class PreparationPlan(Config):
     """What is prepared, and how it is divided. Equal plans give equal parts, whoever tokenizes them."""
 
     name: str
@@ -49,14 +49,14 @@ class Plan(Config):
     """For each part, how many files it and those before it have."""
     tokenizer: str
     tokenizer_sha256: str | None
-    """Of the file that the tokenizer's spec names; None for one that is trained or built in."""
+    """sha256 of the file that the tokenizer's spec names; None for one that is trained or built in."""
     field: str
     document_bytes: int | None
     held_out: float | None
     held_out_from: tuple[str, ...]
     """Sources of held-out documents, as they were given; () where a fraction is held out."""
     held_out_fingerprint: str | None
-    """Of these documents."""
+    """Fingerprint of the documents of `held_out_from`; None where a fraction is held out."""
     max_tokens: int | None
 
     @property
@@ -67,7 +67,7 @@ class Plan(Config):
         return self.files[self.part_ends[part - 1] if part else 0 : self.part_ends[part]]
 
     def n_bytes_of(self, part: int) -> int:
-        """Bytes of its files."""
+        """Bytes of the files of a part."""
         return sum(file.n_bytes for file in self.files_of(part))
 
     def open(self, file: FileState) -> SourceFile:
@@ -91,7 +91,7 @@ def make_plan(
     document_bytes: int | None = None,
     max_tokens: int | None = None,
     max_parts: int = MAX_PARTS,
-) -> Plan:
+) -> PreparationPlan:
     """Divides the files of a file or folder into parts of about equal size; options as those of `prepare`.
 
     held_out: a fraction, or sources as `open_source` takes them, of which every document is held out.
@@ -108,7 +108,7 @@ def make_plan(
     found = source_files(source)
     files = tuple(FileState.of(file) for file in found)
     tokenizer_path = Path(tokenizer.partition("#")[0])
-    return Plan(
+    return PreparationPlan(
         name=source,
         folder=str(Path(source).resolve() if Path(source).is_dir() else Path(source).resolve().parent),
         files=files,
@@ -138,7 +138,7 @@ def _nearest(numbers: list[int], wanted: int) -> int:
     return index - 1 if index and wanted - numbers[index - 1] < numbers[index] - wanted else index
 
 
-def begin(plan: Plan, folder: Path, progress: ProgressCallback = ignore_progress) -> None:
+def begin(plan: PreparationPlan, folder: Path, progress: ProgressCallback = ignore_progress) -> None:
     """Writes the plan and its tokenizer, which is trained now where it is to be, into the folder that parts go to.
 
     Does nothing where this was done before. Raises UserError where the folder belongs to another plan.
@@ -162,7 +162,7 @@ def begin(plan: Plan, folder: Path, progress: ProgressCallback = ignore_progress
     write_atomic(folder / PLAN, plan.model_dump_json(indent=1) + "\n")
 
 
-def _division_to_read(plan: Plan) -> Division:
+def _division_to_read(plan: PreparationPlan) -> Division:
     if plan.held_out is not None:
         return ByFraction(plan.held_out)
     return Apart.of([open_source(each, plan.field, plan.document_bytes) for each in plan.held_out_from])
@@ -173,19 +173,19 @@ def held_out_folder(folder: Path) -> Path:
     return folder / "held_out"
 
 
-def planned_division(plan: Plan, folder: Path) -> Division:
+def planned_division(plan: PreparationPlan, folder: Path) -> Division:
     """What divides the documents of a part, without the sources of held-out ones, which `begin` has read."""
     if plan.held_out is not None:
         return ByFraction(plan.held_out)
     return Apart([*read_digests(held_out_folder(folder))], plan.held_out_from)
 
 
-def read_plan(folder: Path) -> Plan:
+def read_plan(folder: Path) -> PreparationPlan:
     """The plan of a folder. Raises UserError where there is none."""
-    return parse(Plan, read_json(folder / PLAN), str(folder / PLAN))
+    return parse(PreparationPlan, read_json(folder / PLAN), str(folder / PLAN))
 
 
-def planned_tokenizer(plan: Plan, folder: Path) -> tuple[Tokenizer, Path]:
+def planned_tokenizer(plan: PreparationPlan, folder: Path) -> tuple[Tokenizer, Path]:
     """The tokenizer that `begin` wrote, and its file."""
     path = next(folder.glob("tokenizer*.json"))
     return restore_tokenizer(plan.tokenizer, path), path

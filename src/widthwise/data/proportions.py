@@ -18,7 +18,7 @@ MOST_OFF = 1.68
 """Half of 3.3598..., the sum of the reciprocals of the Fibonacci numbers."""
 
 
-class Division(ABC):
+class RowDivision(ABC):
     """Rows 0, 1, 2, ... of one or several sources, told apart by their names. Everything is exact for any integers."""
 
     @abstractmethod
@@ -31,14 +31,16 @@ class Division(ABC):
 
     def n_rows_within(self, limits: Mapping[str, int]) -> int:
         """The largest number of first rows of which no source has more than its limit."""
-        longest = range(sum(limits.values()) + 1)
-        exceeds = lambda n: any(count > limits[name] for name, count in self.counts(n).items())  # noqa: E731
-        return bisect_left(longest, True, lo=1, key=exceeds) - 1
+
+        def exceeds(n_rows: int) -> bool:
+            return any(count > limits[name] for name, count in self.counts(n_rows).items())
+
+        return bisect_left(range(sum(limits.values()) + 1), True, lo=1, key=exceeds) - 1
 
 
 @dataclass(frozen=True)
-class _Whole(Division):
-    """All rows are of one source."""
+class _Whole(RowDivision):
+    """All rows come from a single source."""
 
     name: str
 
@@ -50,11 +52,11 @@ class _Whole(Division):
 
 
 @dataclass(frozen=True)
-class _Divided(Division):
+class _Divided(RowDivision):
     """The share weight / total of the rows is the first part's, the rest the second's."""
 
-    first: Division
-    second: Division
+    first: RowDivision
+    second: RowDivision
     weight: int
     total: int
 
@@ -72,9 +74,9 @@ class _Divided(Division):
         return (2 * n_rows * self.weight + self.total) // (2 * self.total)
 
 
-def divided(weights: Mapping[str, int]) -> Division:
+def divided(weights: Mapping[str, int]) -> RowDivision:
     """Rows in proportion to positive weights. The order in which the sources are named makes no difference."""
-    heap: list[tuple[int, int, Division]] = [
+    heap: list[tuple[int, int, RowDivision]] = [
         (weights[name], index, _Whole(name)) for index, name in enumerate(sorted(weights))
     ]
     heapq.heapify(heap)

@@ -13,7 +13,7 @@ from widthwise.data.assemble import assemble
 from widthwise.data.documents import ProgressCallback, ignore_progress
 from widthwise.data.extras import require
 from widthwise.data.parts import fill_from_parts, progress_of, shards_folder
-from widthwise.data.plan import PLAN, Plan, begin, read_plan
+from widthwise.data.plan import PLAN, PreparationPlan, begin, read_plan
 from widthwise.data.prepared import PreparedData
 from widthwise.data.run_datatrove import MISTAKE
 from widthwise.files import writing
@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 
 
 def prepare_with_workers(
-    plan: Plan, out: Path | str, n_workers: int, progress: ProgressCallback = ignore_progress
+    plan: PreparationPlan, out: Path | str, n_workers: int, progress: ProgressCallback = ignore_progress
 ) -> PreparedData:
     """What `prepare` makes of the plan's source, byte for byte, by `n_workers` processes that read and tokenize parts.
 
@@ -49,7 +49,7 @@ def prepare_with_workers(
     return prepared
 
 
-def _tokenize(plan: Plan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
+def _tokenize(plan: PreparationPlan, parts: Path, n_workers: int, progress: ProgressCallback) -> None:
     """Runs datatrove in a process of its own, which says what went wrong on its standard output."""
     # -P: a file of the working folder must not take the place of a library.
     command = [sys.executable, "-P", "-m", "widthwise.data.run_datatrove", str(parts), str(n_workers)]
@@ -88,7 +88,7 @@ def _end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _show(plan: Plan, parts: Path, progress: ProgressCallback) -> None:
+def _show(plan: PreparationPlan, parts: Path, progress: ProgressCallback) -> None:
     """Bytes of text so far, of an estimate from the parts that are done."""
     reports = [progress_of(parts, part) for part in range(plan.n_parts)]
     n_bytes, n_tokens = sum(report.n_bytes for report in reports), sum(report.n_train_tokens for report in reports)

@@ -11,14 +11,14 @@ from widthwise.training.observer import Observer
 
 @dataclass(frozen=True)
 class Work:
-    """How much a run has to do."""
+    """The steps that a run has before it, and the FLOPs of one."""
 
     flops_per_step: float
     n_steps: int
 
     @classmethod
     def of(cls, recipe: Recipe, start: int = 0) -> "Work":
-        """Of a run that begins after so many steps. A step of a model that grows counts as the mean one."""
+        """The work of a run that begins after `start` steps. If its model grows, every step counts as the mean one."""
         return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
 
 

@@ -67,7 +67,7 @@ class _Runs:
         self.first = self._run(plan.baseline, plan.seeds[0])
 
     def train(self) -> None:
-        """All of them."""
+        """Trains every run that has not finished, one after another."""
         left = [key for key, place in self._plan.runs.items() if not self._run(*place).has_result]
         for key, (name, seed) in self._plan.runs.items():
             left = [each for each in left if each != key]
@@ -77,8 +77,10 @@ class _Runs:
             self._check_same_data(name, seed)
 
     def share(self, queue: Queue) -> None:
-        """Those that no other worker trains. An exception puts a run back into the queue, so that one machine's trouble
-        does not stop the others."""
+        """Trains the runs that no other worker has claimed.
+
+        An exception puts a run back into the queue, so that one machine's trouble does not stop the others.
+        """
         worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._agenda)
         for claim in worker.claims():
             with worker.at_work_on(claim):

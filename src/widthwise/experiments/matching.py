@@ -73,7 +73,7 @@ def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
 
 
 def matched_quantity(recipe: Recipe, match: Matched) -> float:
-    """Of the final model, or of the whole run. Not for "none"."""
+    """A cost of the final model, or the training FLOPs of the whole run. match: not "none"."""
     if match == "training_flops":
         return recipe.training_flops
     return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))

@@ -8,13 +8,13 @@ from typing import Any
 from widthwise.config_io import to_data
 from widthwise.growth.maps.attention import AttentionMaps
 from widthwise.growth.maps.stream import FOREIGN, FRESH, StreamMap, stream_map
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.layer import LayerConfig
 
 
-def expansions(plan: Plan) -> list[str]:
+def expansions(plan: GrowthPlan) -> list[str]:
     """One line for each expansion, naming all layers to which it applies."""
     old, new = plan.old, plan.new
     stream = stream_map(old, new, plan.correspondence.pairs())
@@ -137,7 +137,7 @@ class KeptConstant:
 BAKED = ("scale", "norm_dim", "slot_norm_dim", "group_norm_dim", "q_norm_dim", "k_norm_dim")
 
 
-def kept_constants(plan: Plan, wanted: ModelConfig) -> list[KeptConstant]:
+def kept_constants(plan: GrowthPlan, wanted: ModelConfig) -> list[KeptConstant]:
     """Everything in which the grown config differs from the requested one, which is constants only, never sizes."""
     old, new, asked = (to_data(model) for model in (plan.old, plan.new, wanted))
     by_layer = [data.pop("layers") for data in (old, new, asked)]

@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.decoder import blueprint
 from widthwise.model.mup import grouped_parameters
@@ -19,13 +19,13 @@ State = dict[str, dict[str, Tensor]]
 Reset = Literal["none", "new", "all"]
 
 
-def grown_state(plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:
+def grown_state(plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:
     """What `grown_states` yields, all of it."""
     return dict(grown_states(plan, state, reset))
 
 
 def grown_states(
-    plan: Plan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none"
+    plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none"
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The optimizer state of the new model, one parameter at a time, with its name.
 
@@ -77,7 +77,7 @@ def _moment_factors(plan: TensorPlan | Split) -> tuple[float, float]:
     return first, first**2 * (plan.n_copies if plan.copies_differ else 1)
 
 
-def grown_factors(plan: Plan, factors: Mapping[str, float]) -> dict[str, float]:
+def grown_factors(plan: GrowthPlan, factors: Mapping[str, float]) -> dict[str, float]:
     """By how much each parameter of the new model has been multiplied, for `optimizer.scaled`.
 
     factors: the same for the old model. Factors of 1 are left out.

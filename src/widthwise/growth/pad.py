@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from widthwise.config_io import UserError, checked_copy
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn import FFN
@@ -17,7 +17,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.interface import SlotLayout
 
 PADDING = Constant(0.0)
-"""The `fresh` to give to `Plan.weights` for padding."""
+"""The `fresh` to give to `GrowthPlan.weights` for padding."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Multiples:
     """All widths of the stream."""
 
 
-def pad_plan(model: ModelConfig, multiples: Multiples) -> Plan:
+def pad_plan(model: ModelConfig, multiples: Multiples) -> GrowthPlan:
     """The plan that pads a model; its weights are `plan.weights(old, fresh=PADDING)`.
 
     Raises UserError if a size cannot be padded.

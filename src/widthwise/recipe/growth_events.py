@@ -9,7 +9,7 @@ import pydantic
 from widthwise.config_io import Config, UserError, mistakes_at
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
-from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, NewLayers, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import parameter_shapes
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
@@ -71,7 +71,7 @@ class Growth:
     index: int
     """Its place among the events of the recipe, from 0."""
     event: GrowthEvent
-    plan: Plan
+    plan: GrowthPlan
     rewarmup_steps: int
 
     def seed(self, run_seed: int) -> int:
@@ -151,7 +151,7 @@ def _planned(
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
 
 
-def with_constants_of(wanted: ModelConfig, plan: Plan) -> Plan:
+def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
     """The same tensors in the model as its recipe describes it, which is another function."""
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")

@@ -13,7 +13,7 @@ from widthwise.growth.certify.certificate import certify, model_size
 from widthwise.growth.describe import KeptConstant, expansions
 from widthwise.growth.optimizer_state import Reset, grown_factors, grown_states
 from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
@@ -33,7 +33,7 @@ class Intention:
     """The event in the records of the new run."""
     recipe: Recipe
     """The recipe of the new run, with the new model; `scaled` of its optimizer still follows from the plan."""
-    plan: Plan
+    plan: GrowthPlan
     reset: Reset = "none"
     seed: int = 0
     fresh: Fresh | None = None
@@ -64,7 +64,7 @@ def pending(source: Source) -> tuple[str, ...]:
     return (f"left out: the growth that the run would have made after step {later[0]}",) if later else ()
 
 
-def recipe_with(source: Source, plan: Plan) -> Recipe:
+def recipe_with(source: Source, plan: GrowthPlan) -> Recipe:
     """The recipe of a run with another model, which grows no further."""
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
 

@@ -12,7 +12,7 @@ from widthwise.config_io import UserError, to_yaml
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
@@ -68,7 +68,7 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
     return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
 
 
-def continued_state(state: RunState, recipe: Recipe, plan: Plan, feed: Feed, before: TrainConfig) -> RunState:
+def continued_state(state: RunState, recipe: Recipe, plan: GrowthPlan, feed: Feed, before: TrainConfig) -> RunState:
     """The state at which the new run begins. before: the train section of the old run."""
     return RunState(
         **{

@@ -60,10 +60,17 @@ class Device:
 
     def rate(self, mfu: float | None) -> float | None:
         """FLOPs per second that training uses. mfu: its share of the peak. Raises UserError."""
-        if mfu is not None and not 0 < mfu <= 1:
-            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
-        peak = self.peak_flops_per_second
-        return None if peak is None else peak * (DEFAULT_MFU if mfu is None else mfu)
+        used, peak = checked_mfu(mfu), self.peak_flops_per_second
+        return None if peak is None else peak * used
+
+
+def checked_mfu(mfu: float | None) -> float:
+    """The share of a device's peak that training uses, as given on the command line or usual. Raises UserError."""
+    if mfu is None:
+        return DEFAULT_MFU
+    if not 0 < mfu <= 1:
+        raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
+    return mfu
 
 
 def parse_bytes(option: str, text: str) -> int:

@@ -11,7 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.bake.baked import bake_plan
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
 from widthwise.interop.widthwise_code import AUTO_MAP, model_code
@@ -78,7 +78,7 @@ class Leaving:
 
     model_type: str
     config: ModelConfig
-    plan: Plan | None
+    plan: GrowthPlan | None
     """What makes its weights those of another format; None for our own."""
     reason: str | None
     """Why no other format says all of it; None where one does."""

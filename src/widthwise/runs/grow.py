@@ -9,7 +9,7 @@ from widthwise.config_io import UserError, apply_overrides, checked_copy, to_dat
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.optimizer_state import Reset
-from widthwise.growth.plan.model_plan import NewLayers, Plan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, NewLayers, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
@@ -119,7 +119,7 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     )
 
 
-def _rewarmup(source: Source, recipe: Recipe, plan: Plan, n_steps: int | None) -> Rewarmup | None:
+def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, n_steps: int | None) -> Rewarmup | None:
     if n_steps is None and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step

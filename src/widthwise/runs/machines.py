@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from widthwise.config_io import UserError
-from widthwise.runs.devices import DEFAULT_MFU, Device
+from widthwise.runs.devices import DEFAULT_MFU, Device, checked_mfu
 
 DEVICES_PER_NODE = 8
 
@@ -33,12 +33,10 @@ class Machines:
         known = next((each for each in MACHINES if each.name.casefold() == name.casefold()), None)
         if known is None:
             raise UserError(f"--device: got {name!r}; allowed: {', '.join(each.name for each in MACHINES)}")
-        if mfu is not None and not 0 < mfu <= 1:
-            raise UserError(f"--mfu: got {mfu:g}; must be above 0 and at most 1")
         node, network = bandwidths or (known.node_bytes_per_second, known.network_bytes_per_second)
         if not all(0 < each < math.inf for each in (node, network)):
             raise UserError(f"--bandwidth: got {node / 1e9:g},{network / 1e9:g}; must be two numbers above 0")
-        return cls(known.name, known.memory_bytes, node, network, DEFAULT_MFU if mfu is None else mfu)
+        return cls(known.name, known.memory_bytes, node, network, checked_mfu(mfu))
 
     @property
     def peak_flops_per_second(self) -> float:

@@ -123,7 +123,7 @@ def write(
         manifest = CheckpointManifest(
             format_version=FORMAT_VERSION, step=step, n_shards=processes.n_shards, files=records, seal=seal
         )
-        _save_json(manifest.model_dump(exclude_none=True, exclude_defaults=True), partial / MANIFEST)
+        _save_json(manifest.to_dict(), partial / MANIFEST)
         fsync_folder(partial)
         if path.exists():
             shutil.rmtree(path)
@@ -232,7 +232,7 @@ def merge(path: Path) -> bool:
                 write_one_by_one(merged, saved.types(), saved.whole)
             records[merged.name] = FileRecord.of(merged)
         merged_manifest = manifest.model_copy(update={"n_shards": 1, "files": records})
-        write_atomic(path / MANIFEST, json.dumps(merged_manifest.model_dump(exclude_none=True, exclude_defaults=True)))
+        write_atomic(path / MANIFEST, json.dumps(merged_manifest.to_dict()))
     shards = [shard for stem in (MODEL, OPTIMIZER) for shard in path.glob(f"{stem}-*-of-*.safetensors")]
     for needless in (*shards, *(left.path for left in leftovers(path) if left.name == MANIFEST)):
         needless.unlink()

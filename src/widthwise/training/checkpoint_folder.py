@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from widthwise.config_io import Config, UserError, parse
 from widthwise.files import FileRecord, read_json
@@ -36,6 +37,10 @@ class CheckpointManifest(Config):
     files: dict[str, FileRecord]
     seal: Seal | None = None
     """None in checkpoints of older versions."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of the file: what equals its default is left out."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
 
 
 @dataclass(frozen=True)

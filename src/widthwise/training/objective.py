@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions, width_fractions
@@ -60,7 +60,7 @@ class Objective:
         return {} if self._budget is None else self._budget.record()
 
 
-def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: Plan) -> list[float]:
+def carried_state(state: Sequence[float], before: TrainConfig, after: TrainConfig, plan: GrowthPlan) -> list[float]:
     """The state of an objective for the model that a plan grows; that of a new one where the budgets differ in kind.
 
     With a price for each dynamic-width layer, added layers start at the mean.

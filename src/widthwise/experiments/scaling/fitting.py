@@ -15,7 +15,7 @@ from widthwise.experiments.scaling.from_runs import read_measured
 from widthwise.experiments.scaling.from_table import read_table
 from widthwise.experiments.scaling.law_fit import Fit, fit_law, undetermined
 from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
-from widthwise.experiments.scaling.points import Axes, Group, grouped
+from widthwise.experiments.scaling.points import Axes, CurveGroup, grouped
 from widthwise.experiments.scaling.savings import savings
 from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
 from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
@@ -26,7 +26,7 @@ class Gathered:
     """The data that laws are fitted to."""
 
     axes: Axes
-    groups: tuple[Group, ...]
+    groups: tuple[CurveGroup, ...]
     baseline: str | None
     """One of the groups; None: no savings are computed."""
     left_out: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ Fits = dict[LawName, dict[str, Fit]]
 """Kind of law -> group -> fit, if the group has enough points for one."""
 
 
-def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[LawName, str]:
+def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tuple[LawName, str]:
     """One law for all groups, so that their curves can be compared, and the reason for it."""
     if asked is not None:
         law = next((law for law in LAWS.values() if law.kind == asked), None)
@@ -121,7 +121,7 @@ def _choice(groups: Sequence[Group], fits: Fits, asked: str | None) -> tuple[Law
     return min(errors, key=lambda kind: errors[kind]), f"which errs least at a point left out ({shown})"
 
 
-def _left_out_rms(law: Law, groups: Sequence[Group]) -> float:
+def _left_out_rms(law: Law, groups: Sequence[CurveGroup]) -> float:
     """Root mean square of the leave-one-out errors over all groups; nan if one has too few points."""
     errors = np.concatenate([leave_one_out_errors(law, group.x, group.y) for group in groups])
     return float(np.sqrt(np.square(errors).mean()))
@@ -134,11 +134,11 @@ def _savings(gathered: Gathered, fits: dict[str, Fit]) -> list[Saving]:
     return [each for name, fit in fits.items() if fit is not baseline for each in savings(fit, baseline, CONFIDENCE)]
 
 
-def _saving_groups(gathered: Gathered, found: Sequence[Saving]) -> list[Group]:
+def _saving_groups(gathered: Gathered, found: Sequence[Saving]) -> list[CurveGroup]:
     return [group for group in gathered.groups if any(each.group == group.name for each in found)]
 
 
-def _recorded_group(group: Group, fits: Fits, chosen: LawName) -> ScalingGroup:
+def _recorded_group(group: CurveGroup, fits: Fits, chosen: LawName) -> ScalingGroup:
     points = [
         ScalingPoint(
             name=point.name,
@@ -155,7 +155,7 @@ def _recorded_group(group: Group, fits: Fits, chosen: LawName) -> ScalingGroup:
     return ScalingGroup(name=group.name, points=points, fits=laws, chosen=chosen)
 
 
-def _recorded_law(law: Law, group: Group, fit: Fit | None) -> FittedLaw:
+def _recorded_law(law: Law, group: CurveGroup, fit: Fit | None) -> FittedLaw:
     """A fit as a record; without parameters if the group has too few points for one."""
     return FittedLaw(
         form=law.form,

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 from widthwise.experiments.scaling.laws import Law
-from widthwise.experiments.scaling.points import Group
+from widthwise.experiments.scaling.points import CurveGroup
 from widthwise.records.estimate import Estimate
 from widthwise.records.scaling import Band
 
@@ -32,7 +32,7 @@ class Fit:
     """A law on the points of a group. The arrays of draws have one row each."""
 
     law: Law
-    group: Group
+    group: CurveGroup
     parameters: np.ndarray
     """(n_symbols,) the fitted values, in the order of the law's symbols."""
     drawn_parameters: np.ndarray
@@ -92,7 +92,7 @@ class Fit:
         return Band(x=x.tolist(), low=low, high=high)
 
 
-def undetermined(law: Law, group: Group) -> str | None:
+def undetermined(law: Law, group: CurveGroup) -> str | None:
     """Why a law cannot be fitted to a group; None if it can."""
     n_different = len(set(group.x))
     if n_different >= law.fewest_points:
@@ -100,7 +100,7 @@ def undetermined(law: Law, group: Group) -> str | None:
     return f"needs points at {law.fewest_points} or more different x, and {group.name} has {n_different}"
 
 
-def fit_law(law: Law, group: Group, seed: int = 0) -> Fit:
+def fit_law(law: Law, group: CurveGroup, seed: int = 0) -> Fit:
     """Fits a law to a group for which `undetermined` gives no objection. seed: of the resampling."""
     x, y = group.x, group.y
     parameters = law.fit(x, y)
@@ -115,7 +115,7 @@ def fit_law(law: Law, group: Group, seed: int = 0) -> Fit:
     return Fit(law, group, parameters, drawn, noise, n_free, law.doubt(parameters))
 
 
-def _luck_of_points(law: Law, group: Group, n_free: int, random: np.random.Generator) -> np.ndarray:
+def _luck_of_points(law: Law, group: CurveGroup, n_free: int, random: np.random.Generator) -> np.ndarray:
     """(N_RESAMPLES, n_points) means of as many runs as each point has, less the point's own."""
     runs = _luck_of_runs(law, group)
     drawn = _drawn(runs, n_free, len(runs), random)
@@ -123,7 +123,7 @@ def _luck_of_points(law: Law, group: Group, n_free: int, random: np.random.Gener
     return np.add.reduceat(drawn, starts, axis=1) / np.array(group.layout)
 
 
-def _luck_of_runs(law: Law, group: Group) -> np.ndarray:
+def _luck_of_runs(law: Law, group: CurveGroup) -> np.ndarray:
     """(n_runs,) how far each run lies from the mean of its point, on the law's residual scale."""
     scale = law.residual_scale
     return np.concatenate([scale(np.array(point.per_seed)) - scale(np.array(point.y)) for point in group.points])

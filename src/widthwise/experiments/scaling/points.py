@@ -25,7 +25,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Group:
+class CurveGroup:
     """Models that one curve should go through, in increasing order of x."""
 
     name: str
@@ -82,9 +82,9 @@ def checked_point(name: str, x: float, per_seed: Sequence[float], where: str, ax
     return Point(name, x, tuple(per_seed))
 
 
-def grouped(found: Iterable[Found]) -> tuple[Group, ...]:
+def grouped(found: Iterable[Found]) -> tuple[CurveGroup, ...]:
     """The groups in order of first appearance, their points in increasing order of x."""
     groups: dict[str, list[Point]] = {}
     for each in found:
         groups.setdefault(each.group, []).append(each.point)
-    return tuple(Group(name, tuple(sorted(points, key=lambda point: point.x))) for name, points in groups.items())
+    return tuple(CurveGroup(name, tuple(sorted(points, key=lambda point: point.x))) for name, points in groups.items())

@@ -28,7 +28,7 @@ from widthwise.experiments.sharing.trials import (
     POINT,
     REASON,
     REPLACES,
-    Entry,
+    TaskState,
     again,
     entry,
     standing,
@@ -94,7 +94,7 @@ class Queue:
             time.sleep(0.2)
         return None
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TaskState]:
         """Key -> the state of the task, for all that were ever queued."""
         return {key: entry(key, trial) for key, trial in self._standing().items()}
 

@@ -24,7 +24,7 @@ STATES: dict[str, State] = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class TaskState:
     """The state of one task."""
 
     key: str
@@ -63,9 +63,9 @@ def state(trial: "FrozenTrial") -> State:
     return STATES[trial.state.name]
 
 
-def entry(key: str, trial: "FrozenTrial") -> Entry:
+def entry(key: str, trial: "FrozenTrial") -> TaskState:
     attributes = trial.user_attrs
-    return Entry(key, trial.number, state(trial), attributes.get(POINT), attributes.get(REASON))
+    return TaskState(key, trial.number, state(trial), attributes.get(POINT), attributes.get(REASON))
 
 
 def put_back(study: "optuna.Study", trial: "FrozenTrial") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from widthwise.experiments.crew import Crew
 from widthwise.experiments.sharing.queue import Claim, ClaimLost, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway
-from widthwise.experiments.sharing.trials import Entry
+from widthwise.experiments.sharing.trials import TaskState
 from widthwise.files import write_first
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
@@ -80,7 +80,7 @@ class Worker:
             with interruption_adds(self._words.advice):
                 self._crew.wait(self._poll_seconds)
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TaskState]:
         """Entries of the keys, in their order; a longer search may have queued more."""
         found = self._queue.entries()
         return {key: found[key] for key in self._keys if key in found}

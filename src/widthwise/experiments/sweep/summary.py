@@ -9,7 +9,7 @@ import numpy as np
 
 from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, run_path, variant_of, windows
 from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
-from widthwise.experiments.sharing.trials import Entry
+from widthwise.experiments.sharing.trials import TaskState
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.records.comparison import Variant
@@ -35,7 +35,7 @@ class Findings:
         self._results: dict[str, Results] = {}
         self._variants: dict[str, Variant] = {}
 
-    def sweep(self, entries: Iterable[Entry], storage: str) -> Sweep:
+    def sweep(self, entries: Iterable[TaskState], storage: str) -> Sweep:
         """The content of sweep.json so far.
 
         entries: those of the study, in the order of the plan; storage: the address of the study, as shown to users.
@@ -70,7 +70,7 @@ class Findings:
             ),
         )
 
-    def _listed(self, entries: Iterable[Entry]) -> Iterator[tuple[Mapping[str, Any], Entry | None]]:
+    def _listed(self, entries: Iterable[TaskState]) -> Iterator[tuple[Mapping[str, Any], TaskState | None]]:
         """Every named point once, with its state; points that failed before they had a name, by their number."""
         found = {entry.key: entry for entry in entries}
         for name, point in self._plan.grid.items():
@@ -84,7 +84,7 @@ class Findings:
                 names.add(place["name"])
                 yield place, entry
 
-    def _point(self, place: Mapping[str, Any], entry: Entry | None) -> FinishedPoint | OpenPoint:
+    def _point(self, place: Mapping[str, Any], entry: TaskState | None) -> FinishedPoint | OpenPoint:
         if entry is None or entry.state != "finished":
             state, reason = ("waiting", None) if entry is None else (entry.state, entry.reason)
             return OpenPoint.model_validate({**place, "state": state, "reason": reason})

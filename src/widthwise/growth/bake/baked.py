@@ -18,7 +18,7 @@ from widthwise.growth.bake.one_eps import (
 )
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.maps.correspondence import Correspondence
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention import SCALES, Attention, AttentionConfig
 from widthwise.model.axes import Norm
@@ -35,7 +35,7 @@ NormForm = Callable[[NormConfig, int], NormConfig]
 """(norm, divisor it has in a model that never grew) -> its standard form."""
 
 
-def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
+def bake_plan(config: ModelConfig, one_eps: bool = False) -> GrowthPlan:
     """The plan that gives a model the constants its sizes imply. Tensors with standard constants stay bitwise equal.
 
     Attention: the scale becomes 1 / sqrt(head_dim), compensated in the keys or the gain of their norm; a scale of
@@ -59,7 +59,7 @@ def bake_plan(config: ModelConfig, one_eps: bool = False) -> Plan:
         name: TensorPlan(name, tuple(AxisMap.same(n) for n in parameter.shape), scale=_one_if_near(factors[name]))
         for name, parameter in parameters.items()
     }
-    return Plan(config, new, Correspondence.same(config), tensors)
+    return GrowthPlan(config, new, Correspondence.same(config), tensors)
 
 
 def _one_if_near(factor: float) -> float:

@@ -21,7 +21,7 @@ from widthwise.growth.certify.measuring import (
     relative_difference,
 )
 from widthwise.growth.plan.fresh import Constant, Fresh
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.model.memory import allocating, free_memory
 from widthwise.records.certificate import Certificate, ModelSize
@@ -56,7 +56,7 @@ def model_size(model: ModelConfig, seq_len: int) -> ModelSize:
 
 
 def certify(
-    plan: Plan,
+    plan: GrowthPlan,
     old_weights: Mapping[str, Tensor],
     new_weights: Mapping[str, Tensor],
     *,
@@ -111,7 +111,7 @@ def certify(
     )
 
 
-def _fits(plan: Plan, dtype: torch.dtype) -> bool:
+def _fits(plan: GrowthPlan, dtype: torch.dtype) -> bool:
     """Whether everything held at once takes at most half of the free memory.
 
     That is two tensors for each old parameter (weight, gradient) and six for each grown one: weight and gradient of the
@@ -121,7 +121,7 @@ def _fits(plan: Plan, dtype: torch.dtype) -> bool:
     return (2 * n_old + 6 * n_new) * dtype.itemsize <= free_memory() / 2
 
 
-def _tokens(plan: Plan, seed: int) -> Tensor:
+def _tokens(plan: GrowthPlan, seed: int) -> Tensor:
     n_positions = [model.positions.n_positions for model in (plan.old, plan.new) if model.positions is not None]
     n_tokens = min([N_TOKENS, *n_positions])
     return torch.randint(plan.old.vocab_size, (N_SEQUENCES, n_tokens), generator=torch.Generator().manual_seed(seed))

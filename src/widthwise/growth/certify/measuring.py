@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from widthwise.growth.plan.fresh import Constant
-from widthwise.growth.plan.model_plan import Plan
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
@@ -71,7 +71,7 @@ def _with_further_heads(config: ModelConfig, coefficient: float) -> ModelConfig:
     return config.model_copy(update={"mtp": mtp})
 
 
-def pulled_back(plan: Plan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pulled_back(plan: GrowthPlan, old: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradients of the grown parameters, backpropagated through the plan to the old parameters."""
     found = {name: torch.zeros_like(weight) for name, weight in old.items()}
     for name, tensor_plan in plan.tensors.items():
@@ -91,7 +91,7 @@ def relative_difference(gradients: Mapping[str, Tensor], others: Mapping[str, Te
 
 
 def liveness_of(
-    plan: Plan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
+    plan: GrowthPlan, weights: Mapping[str, Tensor], tokens: Tensor, dtype: torch.dtype, lr: float, seed: int
 ) -> dict[str, LivenessCounts]:
     """Takes steps as training does, with auxiliary losses, and counts which new entries ever have a gradient."""
     is_new = {name: found for name, found in plan.is_new().items() if found.any()}

@@ -33,7 +33,7 @@ NewLayers = Literal["drawn", "copied"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class GrowthPlan:
     """How one model grows into another."""
 
     old: ModelConfig
@@ -100,7 +100,7 @@ def plan_growth(
     wanted: ModelConfig,
     correspondence: Correspondence | None = None,
     new_layers: NewLayers = "drawn",
-) -> Plan:
+) -> GrowthPlan:
     """How a model grows to the sizes of `wanted` while keeping its own constants.
 
     correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
@@ -112,13 +112,13 @@ def plan_growth(
         return _planned(old, new, correspondence, new_layers)
 
 
-def _planned(old: ModelConfig, new: ModelConfig, correspondence: Correspondence, new_layers: NewLayers) -> Plan:
+def _planned(old: ModelConfig, new: ModelConfig, correspondence: Correspondence, new_layers: NewLayers) -> GrowthPlan:
     models = blueprint(old), blueprint(new)
     stream = stream_map(old, new, correspondence.pairs())
     planner = _Planner(*models, correspondence, stream, new_layers == "copied")
     tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
     _check_nothing_lost(models[0], tensors)
-    return Plan(old, new, correspondence, tensors)
+    return GrowthPlan(old, new, correspondence, tensors)
 
 
 def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
