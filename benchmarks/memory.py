@@ -108,7 +108,7 @@ def measured(recipe: Recipe) -> dict[str, int]:
 def said(recipe: Recipe) -> RankMemory:
     """What the memory model says, with the loss in the chunks of a CPU."""
     model = blueprint(recipe.final_model)
-    sharded = ShardedModel(model, sharded_units(model), recipe.optimizer, device_type="cpu")
+    sharded = ShardedModel(model, sharded_units(model), recipe.optimizer, device_type="cpu", packing=recipe.data)
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
 
 

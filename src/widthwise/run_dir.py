@@ -45,6 +45,8 @@ OF_PROCESSES = ("train.shards", "train.hang_seconds")
 """Paths of a recipe that say how processes work together: with others it is the same run."""
 MAY_CHANGE = ("data.", *OF_PROCESSES)
 """Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
+MUST_STAY = ("data.mask_documents", "data.reset_positions")
+"""Those among them that may not: they say how data are read."""
 
 
 class Seal(Config):
@@ -109,7 +111,8 @@ class RunDir:
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml)")
         text = read_text(self.path / "config.yaml")
-        changes = [each for each in _differences(self._begun_with(text), text) if not each.startswith(MAY_CHANGE)]
+        differing = _differences(self._begun_with(text), text)
+        changes = [each for each in differing if each.startswith(MUST_STAY) or not each.startswith(MAY_CHANGE)]
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "

@@ -12,6 +12,8 @@ from widthwise.data.prepare import prepare
 from widthwise.merging import merge
 
 SMOKE = {"corpus": "synthetic", "tokenizer": "bytes"}
+ONE_DOCUMENT = {"mask_documents": False, "reset_positions": False}
+"""Documents of a row are not told apart."""
 
 
 @pytest.fixture
@@ -22,8 +24,8 @@ def cache(tmp_path, monkeypatch):
 
 def test_an_empty_recipe_part_is_the_standard_library_with_all_defaults_written_out():
     config = parse(DataConfig, {})
-    expected = {"corpus": "python-stdlib", "path": None, "tokenizer": "bpe-4096", "held_out": 0.05, "verify": "full"}
-    assert to_data(config) == expected
+    source = {"corpus": "python-stdlib", "path": None, "tokenizer": "bpe-4096", "held_out": 0.05, "verify": "full"}
+    assert to_data(config) == source | ONE_DOCUMENT
     assert parse(DataConfig, to_data(config)) == config
     assert DataConfig() == config
 
@@ -36,6 +38,7 @@ def test_a_path_takes_the_place_of_the_corpus():
         "tokenizer": None,
         "held_out": None,
         "verify": "full",
+        **ONE_DOCUMENT,
     }
     assert parse(DataConfig, to_data(config)) == config
 
@@ -139,8 +142,9 @@ WEB, CODE = {"path": "web", "weight": 0.7}, {"path": "code", "weight": 0.3}
 def test_every_source_of_a_mixture_is_a_data_section_with_a_weight():
     config = parse(MixtureConfig, {"mixture": {"web": WEB, "own": {"corpus": "synthetic", "weight": 2}}})
     web, own = config.mixture["web"], config.mixture["own"]
-    assert to_data(web) == {**to_data(parse(DataConfig, {"path": "web"})), "weight": 0.7}
-    assert to_data(own) == {**to_data(parse(DataConfig, {"corpus": "synthetic"})), "weight": 2.0}
+    for source, data, weight in ((web, {"path": "web"}, 0.7), (own, {"corpus": "synthetic"}, 2.0)):
+        alone = to_data(parse(DataConfig, data))
+        assert to_data(source) == {key: alone[key] for key in alone if key not in ONE_DOCUMENT} | {"weight": weight}
     assert parse(MixtureConfig, to_data(config)) == config
 
 

@@ -12,6 +12,7 @@ import pydantic
 from pydantic import Discriminator, Tag
 
 from widthwise.config_io import Config, UserError
+from widthwise.data.boundaries import PackingConfig
 from widthwise.data.cache import cache_folder
 from widthwise.data.corpus import named_corpus
 from widthwise.data.division import ByFraction
@@ -27,7 +28,7 @@ from widthwise.files import file_sha256
 DEFAULTS = {"corpus": "python-stdlib", "tokenizer": "bpe-4096", "held_out": 0.05}
 
 
-class DataConfig(Config):
+class OneSource(Config):
     """Exactly one of `corpus` and `path`. Without either: `corpus: python-stdlib`, which needs no download.
 
     With a corpus, `tokenizer` defaults to `bpe-4096` and `held_out` to 0.05; with a path, both are the folder's, and
@@ -56,7 +57,7 @@ class DataConfig(Config):
         return {**data, **{key: default for key, default in DEFAULTS.items() if data.get(key) is None}}
 
     @pydantic.model_validator(mode="after")
-    def _check_one_source(self) -> "DataConfig":
+    def _check_one_source(self) -> "OneSource":
         if self.corpus is not None and self.path is not None:
             raise ValueError(f"got corpus {self.corpus!r} and path {self.path!r}; give one and set the other to null")
         return self
@@ -114,7 +115,11 @@ class DataConfig(Config):
             data.check_tokenizer()
 
 
-class SourceConfig(DataConfig):
+class DataConfig(PackingConfig, OneSource):
+    """One source, and how its rows are read."""
+
+
+class SourceConfig(OneSource):
     """A source of a mixture."""
 
     weight: pydantic.PositiveFloat
@@ -124,7 +129,7 @@ class SourceConfig(DataConfig):
 SourceName = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 
 
-class MixtureConfig(Config):
+class MixtureConfig(PackingConfig):
     """Several sources, read in proportion to their weights. All must have one tokenizer."""
 
     mixture: dict[SourceName, SourceConfig] = pydantic.Field(min_length=2)
@@ -135,11 +140,11 @@ class MixtureConfig(Config):
     def _check_no_other_source(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for key in DataConfig.model_fields:
+        for key in OneSource.model_fields:
             if data.get(key) is not None:
                 # Without the value, which may be a URL with a password.
                 raise ValueError(f"got {key} beside a mixture; every source has its own, so set it to null")
-        return {key: value for key, value in data.items() if key not in DataConfig.model_fields}
+        return {key: value for key, value in data.items() if key not in OneSource.model_fields}
 
     @property
     def weights(self) -> dict[str, int]:
@@ -155,7 +160,7 @@ class MixtureConfig(Config):
         return MixedData(sources, self.weights)
 
     def check(self, data: OpenedData, progress: ProgressCallback = ignore_progress) -> None:
-        """As `DataConfig.check`, of every source."""
+        """As `OneSource.check`, of every source."""
         assert isinstance(data, MixedData)
         for name, source in self.mixture.items():
             source.check(data.sources[name], progress)

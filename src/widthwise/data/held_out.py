@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from widthwise.config_io import UserError
+from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.mixture import OpenedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
@@ -39,6 +40,8 @@ class HeldOut:
     max_tokens: int | None
     """Largest number of target tokens; None: all."""
     precision: Precision
+    boundaries: Boundaries = UNTOLD
+    """What the model is told of the documents in a window."""
 
     def check(self) -> None:
         """Raises UserError if the text holds not even one window: before a long training, not after it."""

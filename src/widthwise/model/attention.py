@@ -228,7 +228,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
     """softmax(scale * q k^T) v; see `Attention` for what a mask of None means.
 
     queries: (B, n_heads, T, head_dim); keys: (B, n_kv_heads, S, head_dim); values: (B, n_kv_heads, S, v_head_dim);
-    mask: bool (B or 1, 1, T, S), or None -> (B, n_heads, T, v_head_dim).
+    mask: (B or 1, 1, T, S), bool or to be added to the scores, or None -> (B, n_heads, T, v_head_dim).
     """
     head_dim, v_head_dim = keys.shape[-1], values.shape[-1]
     if head_dim != v_head_dim and flash_sdp_enabled():

@@ -15,6 +15,7 @@ from widthwise.model.ffn.interface import Choices
 from widthwise.model.init import drawn, part_stds
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
+from widthwise.model.masks import all_real, causal_mask, document_mask
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.mtp import MTPDepth
 from widthwise.model.recompute import KEEP_ALL
@@ -123,18 +124,34 @@ class Decoder(nn.Module):
             rows = rows + self.positions(places)
         return self.entry(rows)
 
-    def hidden(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        is_real: Tensor | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
         """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
 
-        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on left padding.
+        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on left padding. For rows of several
+        documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
+        tokens of an equal number; positions: integers (B, T), in place of those in the row.
         """
-        return self.exit(self.stream(tokens, cache, is_real))
+        return self.exit(self.stream(tokens, cache, is_real, documents, positions))
 
-    def stream(self, tokens: Tensor, cache: KVCache | None = None, is_real: Tensor | None = None) -> Stream:
+    def stream(
+        self,
+        tokens: Tensor,
+        cache: KVCache | None = None,
+        is_real: Tensor | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Stream:
         """The residual's stream after the last layer. For the arguments see `hidden`."""
         if cache is not None:
             cache.check_room(*tokens.shape)
-        context = self._context(tokens, self.config.layers, cache, is_real)
+        context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
         stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache)
         if cache is not None:
             cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
@@ -159,14 +176,21 @@ class Decoder(nn.Module):
         return self.head(hidden) * self.config.logit_multiplier
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, z_coefficient: float = 0.0, width_fraction: float | None = None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        z_coefficient: float = 0.0,
+        width_fraction: float | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Loss:
         """Next-token cross-entropy without keeping the logits. tokens, targets: integers (B, T).
 
-        width_fraction: what every dynamic-width layer uses instead of choosing token by token.
+        width_fraction: what every dynamic-width layer uses instead of choosing token by token. documents, positions:
+        see `hidden`; every target counts, also one of another document than its token.
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
-        context = self._context(tokens, layers, width_fraction=width_fraction)
+        context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
         entered = self.embed(tokens, context.positions)
         stream, choices = self._run_layers(entered, context)
         objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
@@ -240,44 +264,29 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         is_real: Tensor | None = None,
         width_fraction: float | None = None,
+        documents: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> PassContext:
         """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
+        assert cache is is_real is None or documents is positions is None, "rows of documents are read whole"
         n_new, start = tokens.shape[1], 0 if cache is None else cache.length
         seen = None if cache is None or start == 0 else cache.is_real[:, :start]
-        real = _all_real(tokens, seen, is_real)
-        if real is None:
-            positions = torch.arange(start, start + n_new, device=tokens.device)[None]
-        else:
+        real = all_real(tokens, seen, is_real)
+        if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
+        elif positions is None:
+            positions = torch.arange(start, start + n_new, device=tokens.device)[None]
         if self.positions is not None:
             self.positions.check(start + n_new if real is None else int(real.sum(dim=1).max()))
         ropes = {layer.attention.rope for layer in layers}
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
-        mask = _mask(real, start, n_new, tokens.device)
-        return PassContext(tokens, tables, mask, self.progress, width_fraction=forced, start=start, positions=positions)
-
-
-def _all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
-    """bool (B, S) over cached and new tokens, or None where nothing is padding."""
-    if is_real is None and (seen is None or bool(seen.all())):
-        return None
-    new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
-    return new if seen is None else torch.cat((seen, new), dim=1)
-
-
-def _mask(real: Tensor | None, start: int, n_new: int, device: torch.device) -> Tensor | None:
-    """bool (B or 1, 1, T, S); None where plain causal attention over the new tokens says the same."""
-    if real is None and (start == 0 or n_new == 1):
-        return None
-    queries = torch.arange(start, start + n_new, device=device)[:, None]
-    keys = torch.arange(start + n_new, device=device)[None]
-    causal = (keys <= queries)[None, None]
-    if real is None:
-        return causal
-    # A padded query still looks at itself: a row without any key would be NaN and spread through the cache.
-    return causal & (real[:, None, None, :] | (keys == queries))
+        if documents is None:
+            mask = causal_mask(real, start, n_new, tokens.device)
+        else:
+            mask = document_mask(documents, compute_dtype(self.embedding.weight))
+        return PassContext(tokens, tables, mask, self.progress, forced, start, positions, documents)
 
 
 def blueprint(config: ModelConfig) -> Decoder:

@@ -5,8 +5,9 @@ and predicts token i + k + 1. Its slots are joined one by one by the same small 
 with the square of the stream: virtual-width paper, arXiv:2511.11238, section 3.4. With a single slot it is the module
 of DeepSeek-V3 (arXiv:2412.19437, section 2.2). Embedding, head and reduction are the model's own.
 
-Positions stay those of the model: depth k at position i is rotated by i and attends to positions up to i. Rows are cut
-from a stream of documents that is not masked at their borders, so a depth is asked across a border as the model is.
+Positions stay those of the model: depth k at position i is rotated by i and attends to positions up to i, of its own
+document where attention is masked. A depth is asked across the border of documents as the model is, masked or not: in
+the last k positions of a document, after which nothing of it comes, it is given a token of the next one.
 """
 
 import pydantic

@@ -214,10 +214,14 @@ class Recipe(Config):
             self.train.nested.check(model)
 
     def held_out(self, data: OpenedData, n_processes: int = 1) -> HeldOut:
-        """What validations look at, as many windows at a time as each of so many processes trains on."""
+        """What validations look at, as many windows at a time as each of so many processes trains on.
+
+        Raises UserError where the data do not tell documents apart, and the recipe wants that.
+        """
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
-        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.precision)
+        boundaries = self.data.boundaries(data)
+        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.precision, boundaries)
 
     @property
     def tokens_per_step(self) -> int:

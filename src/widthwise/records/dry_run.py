@@ -38,7 +38,7 @@ class RankMemory(Record):
     of its activations."""
     buffer_bytes: int
     """The larger of two needs that do not meet: logits and weight gradient of the loss, and gathered layers with their
-    gradients."""
+    gradients; and what tells documents of a row apart, if `data` asks for that."""
 
     @pydantic.computed_field
     @property

@@ -26,7 +26,7 @@ def dry_run(recipe: Recipe, n_devices: Sequence[int], machines: Machines | None 
     layouts = [Layout.of(recipe.train, n) for n in n_devices]
     model = blueprint(recipe.final_model)
     units = sharded_units(model)
-    predictor = _Predictor(recipe, ShardedModel(model, units, recipe.optimizer), machines)
+    predictor = _Predictor(recipe, ShardedModel(model, units, recipe.optimizer, packing=recipe.data), machines)
     return DryRun(
         params=sum(unit.n_params for unit in units),
         units=[

@@ -55,7 +55,9 @@ class Planner:
     def __post_init__(self) -> None:
         self._rate = self.device.rate(self.mfu)
         self._model = blueprint(self.recipe.final_model)
-        self._sharded = ShardedModel(self._model, sharded_units(self._model), self.recipe.optimizer)
+        self._sharded = ShardedModel(
+            self._model, sharded_units(self._model), self.recipe.optimizer, packing=self.recipe.data
+        )
         self._layout = Layout.of(self.recipe.train, self.n_devices)
 
     def plan(self, days: float | None) -> Plan:

@@ -15,6 +15,7 @@ from itertools import accumulate, pairwise
 
 from torch import nn
 
+from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
@@ -43,9 +44,19 @@ class _Backward:
 class ShardedModel:
     """A model without memory, with its optimizer, as processes divide it."""
 
-    def __init__(self, model: Decoder, units: Sequence[Unit], optimizer: Optimizer, device_type: str = "cuda"):
-        """units: of the model, the root last. device_type: cuda or cpu; the loss works in smaller chunks on a CPU."""
+    def __init__(
+        self,
+        model: Decoder,
+        units: Sequence[Unit],
+        optimizer: Optimizer,
+        device_type: str = "cuda",
+        packing: PackingConfig = AS_ONE_DOCUMENT,
+    ):
+        """units: of the model, the root last. device_type: cuda or cpu; the loss works in smaller chunks on a CPU.
+        packing: how rows are read, as the data section of a recipe says.
+        """
         self._model, self._units, self._root = model, units, units[-1]
+        self._packing = packing
         self._logits_per_chunk = LOGITS_PER_CHUNK[device_type]
         self._hidden_matrices = optimizer.hidden_matrices(model)
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
@@ -67,6 +78,7 @@ class ShardedModel:
     def _moments(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
         n_shards, is_bf16 = layout.n_shards, train.precision == "bf16"
         n_tokens = layout.micro_batch_size * seq_len
+        packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, BF16_BYTES if is_bf16 else FP32_BYTES)
         n_held = self.block_entries(n_shards)
         n_without = sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
 
@@ -84,12 +96,16 @@ class ShardedModel:
 
         gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
         all_kept = RECOMPUTE[train.activation_checkpointing].kept(self._model.config)
-        yield moment("loss", 0, sum(self._n_cast), all_kept, max(self._loss_bytes(n_tokens, is_bf16), gathered))
+        yield moment(
+            "loss", 0, sum(self._n_cast), all_kept, max(self._loss_bytes(n_tokens, is_bf16), gathered) + packing_bytes
+        )
         head = self._model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
         for i, each in reversed(list(enumerate(self._backward(train.activation_checkpointing)))):
             n_done += self._units[i].block_entries(n_shards)
-            yield moment(each.name, n_done, sum(self._n_cast[: i + 1]), each.kept + each.at_work, gathered)
+            yield moment(
+                each.name, n_done, sum(self._n_cast[: i + 1]), each.kept + each.at_work, gathered + packing_bytes
+            )
         tied = FP32_BYTES * head if self._model.config.tie_embeddings else 0  # its two gradients, before they are added
         yield moment("update", n_held, 0, Cost(), max(tied, gathered))
 
@@ -157,6 +173,15 @@ class ShardedModel:
         chunks = copy_bytes * n_weights + chunk + max(next_chunk, (copy_bytes or FP32_BYTES) * n_weights)
         gradients = (1 + len(self._model.depths)) * FP32_BYTES * n_weights
         return gradients + max(chunks, FP32_BYTES * n_weights)
+
+    def _packing_bytes(self, n_rows: int, seq_len: int, bytes_per_element: int) -> int:
+        """Of the mask that keeps documents apart, and of rotary tables for every row where otherwise all share one."""
+        config = self._model.config
+        layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
+        ropes = {layer.attention.rope for layer in layers}
+        n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
+        mask_bytes = bytes_per_element * n_rows * seq_len**2 if self._packing.mask_documents else 0
+        return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self._packing.reset_positions else 0)
 
     def _layer_bytes(self, n_shards: int) -> int:
         """In the backward pass: two layers gathered, the gradients of one and their copy on the way, and the root's."""

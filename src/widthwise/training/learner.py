@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.memory import allocating
 from widthwise.model.shards import put, set_whole, whole
@@ -73,7 +74,7 @@ class Learner:
                 put(own[name], weight)
         return model if self._processes.is_first else None
 
-    def make_step(self, step: int, batch: Tensor) -> StepOutcome:
+    def make_step(self, step: int, batch: Tensor, boundaries: Boundaries = UNTOLD) -> StepOutcome:
         """One optimizer step. Raises UserError where its forward passes do not fit into memory."""
         self.set_progress(step)
         set_lr(self.optimizer, self.lr(step))
@@ -84,5 +85,13 @@ class Learner:
             batch, every = batch.to(self.device), self._config.norms_every
             with watched_layers(self.model, is_due=every is not None and step % every == 0) as watch:
                 return optimizer_step(
-                    self.model, self.optimizer, batch, self.objective, self._config, self._processes, self.gate, watch
+                    self.model,
+                    self.optimizer,
+                    batch,
+                    self.objective,
+                    self._config,
+                    self._processes,
+                    self.gate,
+                    watch,
+                    boundaries,
                 )

@@ -135,7 +135,7 @@ class TrainingLoop:
         self._stopwatch.begin_step()
         batch = next(self.loader)
         self.state.step += 1
-        outcome = self.learner.make_step(self.state.step, batch)
+        outcome = self.learner.make_step(self.state.step, batch, self.held_out.boundaries)
         self._pending.append(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):

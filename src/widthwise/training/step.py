@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import whole
@@ -45,6 +46,7 @@ def optimizer_step(
     processes: Processes = ALONE,
     gate: Gate = ALWAYS_OPEN,
     watch: LayerWatch | None = None,
+    boundaries: Boundaries = UNTOLD,
 ) -> StepOutcome:
     """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
 
@@ -61,8 +63,10 @@ def optimizer_step(
         weight = len(rows) / len(batch)
         for index, width_fraction in enumerate(passes, start=1):
             processes.accumulate(model, is_last=(part, index) == (len(parts), len(passes)))
+            tokens, targets = rows[:, :-1], rows[:, 1:]
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             with autocast(batch.device, config.precision):
-                found = model.loss(rows[:, :-1], rows[:, 1:], objective.z_loss, width_fraction)
+                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions)
             (objective.term(found, width_fraction) * weight).backward()
             if index == 1:
                 loss += found.losses.sum(dtype=torch.float64)

@@ -64,8 +64,10 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         for batches in _rounds(held_out, processes.world_size):
             # A process without a batch of its own takes part with another one's, whose weights it helps to gather.
             own = batches[min(processes.rank, len(batches) - 1)].to(device)
+            tokens, targets = own[:, :-1], own[:, 1:]
+            documents, positions = held_out.boundaries.documents(tokens), held_out.boundaries.positions(tokens)
             with autocast(device, held_out.precision):
-                found = model.loss(own[:, :-1], own[:, 1:])
+                found = model.loss(tokens, targets, documents=documents, positions=positions)
             for batch, (losses, chosen, of_depths) in zip(batches, processes.gather(_kept(found))):
                 n_bytes += int(byte_lengths[batch[:, 1:].numpy()].sum())
                 with autocast(device, held_out.precision):

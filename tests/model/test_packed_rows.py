@@ -1,0 +1,153 @@
+"""Rows of several documents, masked and with positions of their own, against each document read alone."""
+
+from contextlib import ExitStack
+from itertools import cycle
+
+import pytest
+import torch
+from model_cases import OVER_WIDTH, config, decoder, random_tokens, variant
+from torch import Tensor
+from torch.testing import assert_close
+
+from widthwise.data.boundaries import UNTOLD, Boundaries
+from widthwise.kernels.dispatch import VARIABLE
+from widthwise.model.decoder import Decoder
+from widthwise.model.recompute import RECOMPUTE
+
+pytestmark = pytest.mark.usefixtures("float64")
+EOS, N_TOKENS = 60, 13
+LENGTHS = [[4, 1, 8], [13], [7, 6]]
+"""Of the documents of each row; the last one goes on behind it."""
+TOLD = Boundaries(EOS, masks=True, resets=True)
+KINDS = (
+    "plain",
+    "gqa",
+    "qk_norm_all_heads",
+    "values_of_other_sizes",
+    "unrotated",
+    "frequencies",
+    "learned_positions",
+    "gpt2",
+    "hourglass",
+    "moe",
+    "dynamic",
+    "reordered",
+    "further_heads",
+    "slots",
+    "slots_layer_norm_mlp",
+    "slots_further_heads",
+    "2_of_3",
+)
+
+
+def packed_rows() -> Tensor:
+    """Integers (3, 13 + 1), with targets; the token that ends documents stands nowhere else."""
+    rows = random_tokens(len(LENGTHS), N_TOKENS + 1, vocab_size=EOS)
+    for row, lengths in zip(rows, LENGTHS, strict=True):
+        for i in range(1, len(lengths)):
+            row[sum(lengths[:i]) - 1] = EOS
+    return rows
+
+
+def scores(model: Decoder, rows: Tensor, boundaries: Boundaries = UNTOLD) -> list[Tensor]:
+    """The logits of the model and of its further heads, as `loss` finds them: (B, T - k, vocab_size) at depth k."""
+    tokens, targets = rows[:, :-1], rows[:, 1:]
+    hidden: list[Tensor] = []
+    with ExitStack() as stack:
+        for part in (model, *model.depths):
+            hook = part.exit.register_forward_hook(lambda module, inputs, output: hidden.append(output))
+            stack.callback(hook.remove)
+        model.loss(tokens, targets, documents=boundaries.documents(tokens), positions=boundaries.positions(tokens))
+    return [model.logits(each) for each in hidden]
+
+
+def gradients(model: Decoder, total: Tensor) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    total.backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize(("name", "recompute"), list(zip(KINDS, cycle(["none", "layer"]))))
+def test_scores_and_gradients_are_those_of_each_document_alone(name, recompute):
+    model, rows = decoder(variant("uniform" if name in OVER_WIDTH else "x", name)), packed_rows()
+    model.recompute = RECOMPUTE[recompute]
+    packed = scores(model, rows, TOLD)
+    directions = torch.randn(3, N_TOKENS, 3, 61, generator=torch.Generator().manual_seed(1))
+    total = expected = torch.zeros(())
+    for i, lengths in enumerate(LENGTHS):
+        for first, n in zip([sum(lengths[:j]) for j in range(len(lengths))], lengths, strict=True):
+            alone = scores(model, rows[i : i + 1, first : first + n + 1])
+            for k, found in enumerate(alone):
+                own, along = packed[k][i, first : first + n - k], directions[i, first : first + n - k, k]
+                assert_close(own, found[0], rtol=1e-10, atol=1e-10)
+                total, expected = total + (own * along).sum(), expected + (found[0] * along).sum()
+    ours, truth = gradients(model, total), gradients(model, expected)
+    assert len(ours) > 5 * len(model.layers)
+    assert_close(ours, truth, rtol=1e-10, atol=1e-10)
+
+
+def test_so_they_are_in_plain_torch(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "reference")
+    model, rows = decoder(variant("zigzag", "plain")), packed_rows()
+    assert_close(scores(model, rows, TOLD)[0][0, 5:], scores(model, rows[:1, 5:])[0][0], rtol=1e-10, atol=1e-10)
+
+
+def test_every_target_counts():
+    """Also that of the token that ends a document, which is of the next."""
+    model, rows = decoder(variant("x", "plain")), packed_rows()
+    tokens, targets = rows[:, :-1], rows[:, 1:]
+    found = model.loss(tokens, targets, documents=TOLD.documents(tokens), positions=TOLD.positions(tokens))
+    of_each = [
+        model.loss(tokens[i : i + 1, first : first + n], targets[i : i + 1, first : first + n]).losses[0]
+        for i, lengths in enumerate(LENGTHS)
+        for first, n in zip([sum(lengths[:j]) for j in range(len(lengths))], lengths, strict=True)
+    ]
+    assert_close(found.losses.flatten(), torch.cat(of_each), rtol=1e-10, atol=1e-10)
+    assert_close(found.objective, found.losses.mean())
+
+
+@pytest.mark.parametrize("name", ["plain", "moe", "slots_gqa"])
+def test_nothing_of_another_document_is_seen_whatever_the_positions(name):
+    model, rows = decoder(variant("x", name)), packed_rows()
+    changed = rows.clone()
+    changed[0, :3], changed[0, 6:] = 11, 13
+    told = Boundaries(EOS, masks=True, resets=False)
+    found, other = (scores(model, each, told)[0] for each in (rows, changed))
+    assert_close(found[0, 4:6], other[0, 4:6])  # the document of one token, and the first of the next
+    assert (found[0, :4] - other[0, :4]).abs().min() > 1e-6
+    assert (scores(model, rows)[0][0, 4:6] - scores(model, changed)[0][0, 4:6]).abs().min() > 1e-6
+
+
+@pytest.mark.parametrize(("name", "matters"), [("plain", False), ("unrotated", False), ("learned_positions", True)])
+def test_within_a_mask_only_learned_positions_depend_on_where_a_document_begins(name, matters):
+    model, rows = decoder(variant("x", name)), packed_rows()
+    found, reset = (scores(model, rows, Boundaries(EOS, masks=True, resets=on))[0] for on in (False, True))
+    assert_close(found[:, :4], reset[:, :4])
+    assert ((found[0, 4:] - reset[0, 4:]).abs().max() > 1e-6) == matters
+
+
+@pytest.mark.parametrize("name", ["plain", "learned_positions"])
+def test_without_a_mask_positions_alone_begin_anew(name):
+    """Against the same rows with their positions shifted, which is what differs."""
+    model, rows = decoder(variant("x", name)), packed_rows()
+    found = scores(model, rows, Boundaries(EOS, masks=False, resets=True))[0]
+    plain = scores(model, rows)[0]
+    assert_close(found[1], plain[1])  # one document
+    assert_close(found[0, :4], plain[0, :4])
+    assert (found[0, 4:] - plain[0, 4:]).abs().max() > 1e-6
+
+
+def test_hidden_states_are_those_of_the_loss():
+    model, rows = decoder(variant("x", "gpt2")), packed_rows()
+    tokens = rows[:, :-1]
+    hidden = model.hidden(tokens, documents=TOLD.documents(tokens), positions=TOLD.positions(tokens))
+    assert_close(model.logits(hidden), scores(model, rows, TOLD)[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_so_they_are_in_fewer_bits(dtype):
+    resolved, rows = config("x", endpoints="full"), packed_rows()
+    exact = scores(decoder(resolved), rows, TOLD)[0]
+    with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+        found = scores(decoder(resolved, dtype=torch.float32), rows, TOLD)[0]
+    assert (found - exact).norm() < {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype] * exact.norm()
