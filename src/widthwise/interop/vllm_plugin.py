@@ -1,0 +1,83 @@
+"""What vLLM calls when it starts, so that it serves the models that `widthwise export` writes as `widthwise`.
+
+vLLM finds `register` by the entry point group `vllm.general_plugins` and calls it in each of its processes. The model
+is in `vllm_model`, which is imported where one is loaded.
+"""
+
+from typing import Any
+
+from widthwise.config_io import UserError
+
+ARCHITECTURE = "WidthwiseForCausalLM"
+RESIDUALS = ("plain",)
+FEED_FORWARDS = ("swiglu", "hourglass")
+SUPPORTED = (
+    f"residual {RESIDUALS[0]}, feed_forward {' or '.join(FEED_FORWARDS)}, "
+    "one head_dim in all layers and for values too; transformers runs everything else"
+)
+
+STACKED: dict[str, tuple[str, str | int]] = {
+    ".q_proj": (".qkv_proj", "q"),
+    ".k_proj": (".qkv_proj", "k"),
+    ".v_proj": (".qkv_proj", "v"),
+    ".gate_proj": (".gate_up_proj", 0),
+    ".up_proj": (".gate_up_proj", 1),
+}
+"""Tensors of the folder -> the parameter that holds several of them, and which part of it. Others keep their name."""
+LEFT_OUT = {"mtp.": None}
+"""Beginnings of the names of tensors that are not loaded: the heads of multi-token prediction."""
+
+
+def register() -> None:
+    """Makes vLLM and transformers know the model; may be called again."""
+    from transformers import AutoConfig
+    from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
+
+    from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
+
+    AutoConfig.register(WidthwiseConfig.model_type, WidthwiseConfig, exist_ok=True)
+    ModelRegistry.register_model(ARCHITECTURE, f"widthwise.interop.vllm_model:{ARCHITECTURE}")
+
+
+def check(config: Any, where: str, n_devices: int = 1) -> None:
+    """Raises UserError for a WidthwiseConfig that `vllm_model` cannot run.
+
+    where: the folder, for errors; n_devices: how many share each layer (`tensor_parallel_size`).
+    """
+    if config.residual["kind"] not in RESIDUALS:
+        _refuse(where, f"residual {config.residual['kind']}")
+    layers = list(config.per_layer_config)
+    for index, layer in enumerate(layers):
+        kind = layer.feed_forward["kind"]
+        if kind not in FEED_FORWARDS:
+            _refuse(where, f"layer {index}: feed_forward {kind}")
+        sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
+        if len(sizes) > 1:
+            _refuse(where, f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")
+        if n_devices > 1:
+            _check_split(layer, f"{where}: layer {index}", n_devices)
+
+
+def _refuse(where: str, what: str) -> None:
+    raise UserError(f"{where}: vLLM cannot run this model: {what}; supported: {SUPPORTED}")
+
+
+def _check_split(layer: Any, where: str, n_devices: int) -> None:
+    """Every device has whole heads and as many hidden units as the others."""
+    n_heads, n_kv_heads = layer.num_attention_heads, layer.num_key_value_heads
+    sizes = f"tensor_parallel_size = {n_devices}"
+    if n_heads % n_devices:
+        raise UserError(f"{where}: num_attention_heads: got {n_heads}; allowed: multiples of {sizes}")
+    if n_kv_heads % n_devices and n_devices % n_kv_heads:
+        raise UserError(f"{where}: num_key_value_heads: got {n_kv_heads}; allowed: multiples or divisors of {sizes}")
+    if any(width % n_devices for width in _hidden_widths(layer.feed_forward)):
+        raise UserError(
+            f"{where}: feed_forward: got {layer.feed_forward}; allowed: widths that are multiples of {sizes}"
+        )
+    if layer.qk_norm is not None and layer.qk_norm["over"] != "head":
+        raise UserError(f"{where}: qk_norm: got over {layer.qk_norm['over']}; allowed with {sizes}: over head")
+
+
+def _hidden_widths(ffn: dict[str, Any]) -> list[int]:
+    hidden = ffn["d_ff"] if ffn["kind"] == "swiglu" else ffn["d_hidden"]
+    return hidden if isinstance(hidden, list) else [hidden]

@@ -1,0 +1,127 @@
+"""The model in vLLM itself, where that is installed; a build for CPUs will do. Its own engine, attention and cache."""
+
+import gc
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import VOCAB_SIZE
+from widthwise_models import N_POSITIONS, own_model, prompts, written
+
+from widthwise.config_io import UserError, parse
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder
+from widthwise.model.generate import SamplingConfig, generate
+from widthwise.shape.template import ModelTemplate
+
+vllm: Any = pytest.importorskip("vllm", reason="needs the extra [vllm]")
+
+pytestmark = pytest.mark.slow
+N_NEW = 9
+X: dict[str, Any] = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": 32}
+GROUPED: dict[str, Any] = {"head_dim": 32, "kv_group_size": 2, "qk_norm": {"over": "head"}}
+SHAPED: dict[str, Any] = {"shape": {**X, "quantum": 64}, "attention": GROUPED}
+MODELS: dict[str, dict[str, Any]] = {
+    "grouped": SHAPED,
+    "full": {"shape": {**X, "endpoints": "full"}, "attention": {"head_dim": 32}},
+    "projection": {
+        "shape": {**X, "endpoints": "full"},
+        "attention": {"head_dim": 32},
+        "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
+        "tie_embeddings": True,
+        "embedding_multiplier": 1.5,
+        "logit_multiplier": 0.6,
+    },
+    "reordered": {
+        **SHAPED,
+        "norm": {"placement": "reordered"},
+        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
+    },
+    "positions": {
+        "shape": X,
+        "norm": {"kind": "layer"},
+        "attention": {"head_dim": 32, "rope_base": None, "bias": True, "out_bias": True},
+        "positions": {"n_positions": N_POSITIONS},
+    },
+    "hourglass": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
+    "hourglass_shared": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True}},
+    "mtp": {**SHAPED, "mtp": {"n_depths": 2}},
+}
+"""As in `widthwise_models`, with a head_dim that vLLM's attention on CPUs has."""
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The engine in this process, where an error of ours keeps its type."""
+    torch.set_default_dtype(torch.float32)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    yield
+    vllm.distributed.cleanup_dist_env_and_memory()
+
+
+def _config(said: dict[str, Any]) -> ModelConfig:
+    data = {"vocab_size": VOCAB_SIZE, "d_model": 128, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
+    return parse(ModelTemplate, {**data, **said}).resolve(seq_len=16)
+
+
+def _engine(model: Decoder, folder: Path, **options: Any) -> Any:
+    return vllm.LLM(
+        str(written(model, folder / "model")),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=N_POSITIONS,
+        max_num_seqs=4,
+        gpu_memory_utilization=0.3,
+        enforce_eager=True,
+        **options,
+    )
+
+
+def _generated(engine: Any, texts: list[list[int]]) -> tuple[list[list[int]], list[list[dict[int, Any]]]]:
+    """Greedy tokens of each text, and the log-probabilities of the likeliest four at each."""
+    options = vllm.SamplingParams(temperature=0, max_tokens=N_NEW, logprobs=4, detokenize=False, ignore_eos=True)
+    found = [
+        one.outputs[0]
+        for one in engine.generate([{"prompt_token_ids": text} for text in texts], options, use_tqdm=False)
+    ]
+    return [list(one.token_ids) for one in found], [one.logprobs for one in found]
+
+
+@torch.no_grad()
+def _assert_same(model: Decoder, engine: Any, texts: list[list[int]]) -> None:
+    tokens, logprobs = _generated(engine, texts)
+    assert tokens == generate(model, texts, N_NEW, SamplingConfig(temperature=0))
+    for text, added, likeliest in zip(texts, tokens, logprobs):
+        expected = model(torch.tensor([text + added])).log_softmax(dim=-1)[0, len(text) - 1 :]
+        for step, given in enumerate(likeliest):
+            for token, found in given.items():
+                assert math.isclose(found.logprob, float(expected[step, token]), rel_tol=0, abs_tol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_says_what_our_decoding_says(name: str, tmp_path: Path) -> None:
+    """Texts of three lengths in one batch, each layer with heads of its own in the cache."""
+    model = own_model(_config(MODELS[name]))
+    _assert_same(model, _engine(model, tmp_path), prompts())
+    gc.collect()
+
+
+def test_a_prompt_in_parts_and_one_seen_before_change_nothing(tmp_path: Path) -> None:
+    """Chunked prefill and the cache of prefixes."""
+    model = own_model(_config(SHAPED))
+    engine = _engine(model, tmp_path, max_num_batched_tokens=16, enable_prefix_caching=True, block_size=32)
+    generator = torch.Generator().manual_seed(6)
+    text = torch.randint(0, VOCAB_SIZE, (43,), generator=generator).tolist()
+    _assert_same(model, engine, [text])
+    _assert_same(model, engine, [text, text[:37], text[:7]])
+
+
+def test_a_model_that_does_not_run_is_refused_where_it_is_loaded(tmp_path: Path) -> None:
+    model = own_model(_config({"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2}, "attention": GROUPED}))
+    with pytest.raises(UserError, match=r"model: vLLM cannot run this model: layer 0: feed_forward moe; supported: "):
+        _engine(model, tmp_path)

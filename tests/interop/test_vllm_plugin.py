@@ -1,0 +1,138 @@
+"""What of the vLLM plugin needs no vLLM: its declaration, what it refuses, and the names of the tensors.
+
+`test_vllm_model.py` runs the model in vLLM, where that is installed.
+"""
+
+import importlib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from widthwise_models import GROWN, MODELS, config_of, own_model, written
+
+from widthwise.config_io import UserError
+from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
+from widthwise.interop.widthwise_format import Widthwise
+from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
+from widthwise.model.config import ModelConfig
+
+REFUSED = {
+    "layer_norm": "layer 0: feed_forward mlp",
+    "moe": "layer 0: feed_forward moe",
+    "dynamic": "layer 0: feed_forward dynamic",
+    "dynamic_sliced": "layer 0: feed_forward dynamic",
+    "dynamic_soft": "layer 0: feed_forward dynamic",
+    "inserted": "layer 0: feed_forward dynamic",
+    "slots": "residual hyper_connections",
+    "slots_static": "residual hyper_connections",
+    "slots_expanded": "residual hyper_connections",
+    "frozen_slots": "residual hyper_connections",
+    "frozen": "layer 0: head sizes 6, 10",
+}
+SERVED = [name for name in (*MODELS, *GROWN) if name not in REFUSED]
+
+
+@pytest.fixture(autouse=True)
+def _fp32() -> None:
+    torch.set_default_dtype(torch.float32)
+
+
+def _as_loaded(config: ModelConfig, folder: Path) -> Any:
+    """What vLLM finds in a folder of the model."""
+    return WidthwiseConfig.from_pretrained(written(own_model(config), folder / "model"))
+
+
+def test_the_entry_point_is_declared() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    module, _, name = project["entry-points"]["vllm.general_plugins"]["widthwise"].partition(":")
+    assert getattr(importlib.import_module(module), name) is register
+    assert "vllm" in project["optional-dependencies"]
+    assert Widthwise.class_name == ARCHITECTURE
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_plain_stream_is_served(name: str, tmp_path: Path) -> None:
+    check(_as_loaded(config_of(name), tmp_path), "models/x")
+
+
+@pytest.mark.parametrize(("name", "reason"), REFUSED.items())
+def test_another_model_is_refused_in_one_line_that_says_what_is_supported(
+    name: str, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as caught:
+        check(_as_loaded(config_of(name), tmp_path), "models/x")
+    message = str(caught.value)
+    assert message.startswith(f"models/x: vLLM cannot run this model: {reason}; supported: ")
+    assert "\n" not in message
+    assert all(word in message for word in ("plain", "swiglu", "hourglass", "head_dim"))
+
+
+SHARED: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "feed_forward": {"kind": "swiglu", "d_ff": 44},
+    "qk_norm": {"over": "head"},
+}
+"""Of layers that four devices can share."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "n_devices", "reason"),
+    [
+        ({"num_attention_heads": 6}, 4, "num_attention_heads: got 6; allowed: multiples of tensor_parallel_size = 4"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 2, "num_key_value_heads: got 3; allowed"),
+        ({"feed_forward": {"kind": "swiglu", "d_ff": 46}}, 4, "feed_forward: got .*46.*; allowed"),
+        ({"feed_forward": {"kind": "hourglass", "d_hidden": [8, 7]}}, 2, "feed_forward: got .*7.*; allowed"),
+        ({"feed_forward": {"kind": "hourglass", "d_hidden": 9}}, 2, "feed_forward: got .*9.*; allowed"),
+        ({"qk_norm": {"over": "all_heads"}}, 2, "qk_norm: got over all_heads; allowed .*: over head"),
+    ],
+)
+def test_what_devices_cannot_share_is_refused(
+    changes: dict[str, Any], n_devices: int, reason: str, tmp_path: Path
+) -> None:
+    config = _as_loaded(config_of("hourglass_one_norm"), tmp_path)
+
+    def check_with(said: dict[str, Any], n: int) -> None:
+        for key, value in said.items():
+            setattr(config, key, value)
+        check(config, "models/x", n)
+
+    check_with(SHARED, 4)
+    check_with(changes, 1)
+    with pytest.raises(UserError, match=f"models/x: layer 0: {reason}"):
+        check_with(changes, n_devices)
+
+
+def _mapped(name: str) -> tuple[str, str | int | None]:
+    """The parameter that a tensor goes to, and its place there: vLLM replaces a part of the name."""
+    for theirs, (stacked, place) in STACKED.items():
+        if theirs in name:
+            return name.replace(theirs, stacked), place
+    return name, None
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_stacked_tensors_fill_their_parameters(name: str, tmp_path: Path) -> None:
+    """Queries, keys and values have every head of the layer once, gate and up every hidden unit twice."""
+    config = config_of(name)
+    path = written(own_model(config), tmp_path / "model") / "model.safetensors"
+    found: dict[str, dict[str | int, list[int]]] = {}
+    with safe_open(path, "pt") as file:
+        for tensor in file.keys():  # noqa: SIM118
+            parameter, place = _mapped(tensor)
+            if place is not None and not tensor.startswith(tuple(LEFT_OUT)):
+                found.setdefault(parameter, {})[place] = file.get_slice(tensor).get_shape()
+    for index, layer in enumerate(config.layers):
+        attention = found.pop(f"model.layers.{index}.self_attn.qkv_proj.weight")
+        assert set(attention) == {"q", "k", "v"}
+        n = layer.attention.n_heads + 2 * layer.attention.n_kv_heads
+        assert sum(rows for rows, _ in attention.values()) == n * layer.attention.head_dim
+        assert {columns for _, columns in attention.values()} == {layer.d_in}
+    assert found
+    for parameter, parts in found.items():
+        assert parameter.endswith(".gate_up_proj.weight")
+        assert set(parts) == {0, 1}
+        assert parts[0] == parts[1]
