@@ -10,6 +10,7 @@ from tiny_runs import TINY
 from widthwise.cli.eval_table import suite_results_table
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
+from widthwise.runs.export import export_run
 from widthwise.runs.train import train
 
 RECIPE = {
@@ -123,3 +124,16 @@ def test_a_mistake_is_one_line(arguments: list[str], message: str, trained: Path
     code, out, err = widthwise("eval", trained / "run1", *arguments)
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert message in err
+
+
+def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions: Path, widthwise) -> None:
+    pytest.importorskip("transformers", reason="needs the extra [hf]")
+    recipe = {**RECIPE, "model": {**RECIPE["model"], "vocab_size": 280}, "train": {"steps": 2, "batch_size": 2}}
+    train(parse(Recipe, {**recipe, "data": {"corpus": "synthetic", "tokenizer": "bpe-280"}}), tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "hf")
+    before = sorted(path.name for path in (tmp_path / "hf").iterdir())
+    code, out, _ = widthwise("eval", tmp_path / "hf", "--task-file", questions)
+    assert code == 0
+    assert "hf, step" not in out
+    assert "wrote" not in out
+    assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == before

@@ -16,13 +16,13 @@ from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs import harness
 from widthwise.runs.evaluate import (
-    HELD_OUT,
     EvaluationConfig,
     evaluate_run,
     evaluation_differences,
     save_evaluation,
     without_items,
 )
+from widthwise.runs.scored import HELD_OUT
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import checkpoint_paths
 

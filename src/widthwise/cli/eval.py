@@ -14,7 +14,13 @@ TEXT, TASKS, HOW = "Texts", "Tasks", "How"
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; if several, each is compared with the first.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...",
+            help="Runs or Hugging Face folders; if several, each is compared with the first.",
+        ),
+    ],
     text: Annotated[
         list[str] | None,
         typer.Option(rich_help_panel=TEXT, help="Raw text: .txt .md .py .jsonl .parquet, or a folder."),
@@ -65,7 +71,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel=HOW, help="One JSON file for all runs, instead of one in each run's evaluations/."
+            rich_help_panel=HOW,
+            help="One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, without blocks and items.")] = False,
@@ -105,7 +112,7 @@ def evaluate(
     records, files = [], []
     for run in runs:
         records.append(evaluate_run(run, config, remark))
-        if out is None:
+        if out is None and records[-1]["step"] is not None:
             files.append(save_evaluation(records[-1]))
     first, *others = records
     differences = [{"run": each["run"], "differences": evaluation_differences(first, each)} for each in others]

@@ -31,7 +31,8 @@ def evaluation_table(record: dict[str, Any]) -> Table:
             rows.append([f"  {task['n_cut_contexts']:,} contexts cut to {record['max_length']:,} tokens"])
     for name, metrics in record["lm_eval"].items():
         rows += _estimates(f"lm-eval {clean(name)}", metrics)
-    return Table(f"{_tail(record['run'])}, step {record['step']}", [*NAMES, "value", ERROR], rows, words=NAMES)
+    step = "" if record["step"] is None else f", step {record['step']}"
+    return Table(f"{_tail(record['run'])}{step}", [*NAMES, "value", ERROR], rows, words=NAMES)
 
 
 def suite_results_table(suite: dict[str, Any]) -> Table:

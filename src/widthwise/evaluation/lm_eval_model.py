@@ -12,6 +12,7 @@ from tqdm import tqdm
 from widthwise.config_io import Config, UserError, parse
 from widthwise.evaluation.scorer import Scorer
 from widthwise.evaluation.until_stop import continue_until
+from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig
 
 BATCHES_AT_ONCE = 16
@@ -114,8 +115,8 @@ class ScorerLM(TemplateLM):
         return answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Raises UserError for an option of the task that is not known here, and where max_gen_toks leaves no room for
-        a prompt."""
+        """Raises UserError for an option of the task that is not known here, where max_gen_toks leaves no room for a
+        prompt, and for a model that transformers runs."""
         answers = [""] * len(requests)
         prompts = [self.tok_encode(request.args[0]) or [self.eot_token_id] for request in requests]
         groups: dict[GenerationOptions, list[int]] = {}
@@ -133,6 +134,12 @@ class ScorerLM(TemplateLM):
         return answers
 
     def _continue(self, prompts: list[list[int]], options: GenerationOptions) -> list[str]:
+        model = self.scorer.model
+        if not isinstance(model, Decoder):
+            raise UserError(
+                f"a {model.config.model_type} of transformers does not write texts here, only scores them; "
+                "`widthwise import` it, or call lm-evaluation-harness with `--model hf`"
+            )
         room = self.max_length - options.max_gen_toks
         if room < 1:
             raise UserError(
@@ -143,7 +150,7 @@ class ScorerLM(TemplateLM):
         seed = int(torch.randint(2**31, ())) if sampling.temperature else 0
         cut = [prompt[-room:] for prompt in prompts]
         return continue_until(
-            scorer.model,
+            model,
             scorer.tokenizer,
             cut,
             options.stops,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.evaluation.hf_model import HFModel
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
 
@@ -50,7 +51,7 @@ class Scorer:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | HFModel,
         tokenizer: Tokenizer,
         max_length: int,
         batch_size: int = 16,
@@ -65,8 +66,7 @@ class Scorer:
             raise UserError(f"max_length, batch_size: got {max_length}, {batch_size}; must be at least 1")
         if model.positions is not None and max_length > model.positions.n_positions:
             raise UserError(
-                f"max_length: got {max_length}; the model reads no more than {model.positions.n_positions} tokens, "
-                "its learned positions"
+                f"max_length: got {max_length}; the model reads no more than {model.positions.n_positions} tokens"
             )
         self.model = model
         self.tokenizer = tokenizer

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-from widthwise.model.decoder import Decoder
+from torch import nn
 
 SEED = 0
 """Seeds the random draws of a model under evaluation."""
@@ -21,12 +20,12 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: Decoder) -> Iterator[torch.device]:
+def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """The model in evaluation mode, without gradients; yields its device.
 
     Random draws are the same every time, and the generators of training continue as if nothing had run.
     """
-    device, was_training = model.embedding.weight.device, model.training
+    device, was_training = next(model.parameters()).device, model.training
     with repeatable(device):
         model.eval()
         try:

@@ -11,29 +11,31 @@ import torch
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.hf_subject import HFSubject
 from widthwise.analysis.subject import Subject
-from widthwise.config_io import UserError, read_text
+from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus
 from widthwise.data.extras import require
 from widthwise.data.held_out import HeldOut
-from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import read_json_mapping
-from widthwise.interop.architectures import WIDTHWISE
-from widthwise.interop.fields import Fields
-from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, token_named
-from widthwise.model.decoder import Decoder, build
+from widthwise.interop.hf_import import CONFIG
+from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import held_out_text
+from widthwise.runs.hf_folder import (
+    FolderModel,
+    check_tokenizer,
+    is_model_folder,
+    is_own_format,
+    loading,
+    read_own_model,
+    read_with_transformers,
+)
 from widthwise.runs.result import model_analyses
 from widthwise.runs.trained import load_trained, newest_checkpoint, tokenizer_of
 from widthwise.training.observer import Observer
 from widthwise.training.validation import validate
-
-LONGEST_WINDOW = 1024
-"""Most tokens per window, if no recipe gives their number."""
 
 
 @dataclass(frozen=True)
@@ -117,65 +119,13 @@ class HFSource(ModelSource):
 
     def check(self) -> None:
         require("transformers", "hf")
-        if not (self.path / TOKENIZER).is_file():
-            raise UserError(f"{self.path}: has no {TOKENIZER}, which text needs")
+        check_tokenizer(self.path)
 
     def load(self) -> LoadedModel:
-        self.check()
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        subject, model = self._subject(device)
-        tokenizer_path = self.path / TOKENIZER
-        tokenizer = self._tokenizer(model, tokenizer_path)
-        _check_known(tokenizer, tokenizer_path, model.get_input_embeddings().num_embeddings)
-        n_positions = getattr(model.config, "max_position_embeddings", None)
-        return LoadedModel(
-            subject,
-            tokenizer,
-            device,
-            min(LONGEST_WINDOW, n_positions or LONGEST_WINDOW),
-            n_positions,
-            None,
-            lambda held_out: {"token_widths": None, "virtual_width": None},
-        )
-
-    def _subject(self, device: torch.device) -> tuple[HFSubject, Any]:
-        """The model, seen and as transformers has it. Raises UserError for a folder of which it makes none."""
-        transformers = require("transformers", "hf")
-        transformers.logging.disable_progress_bar()
-        self._check_config()
-        try:
-            model, found = transformers.AutoModelForCausalLM.from_pretrained(
-                self.path,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                attn_implementation="sdpa",
-                output_loading_info=True,
-            )
-            if found["missing_keys"]:  # transformers would make them up
-                raise UserError(f"{self.path}: has no tensor {min(found['missing_keys'])}, which {CONFIG} asks for")
-            return HFSubject(model.to(device).eval()), model
-        except UserError:
-            raise
-        except Exception as error:  # of a damaged folder, whatever the part that meets the damage raises
-            raise UserError(f"{self.path}: transformers cannot load it ({type(error).__name__}: {error})") from None
-
-    def _check_config(self) -> None:
-        """Raises UserError for sizes that transformers would take without asking, and memory with them."""
-        fields = Fields(read_json_mapping(self.path / CONFIG), str(self.path / CONFIG))
-        for key in ("num_hidden_layers", "n_layer", "num_layers"):
-            if fields.get(key) is not None:
-                fields.n_layers(key)
-        for key in ("max_position_embeddings", "n_positions"):
-            if fields.get(key) is not None:
-                fields.size(key)
-
-    def _tokenizer(self, model: Any, path: Path) -> Tokenizer:
-        definition = read_text(path)
-        ids = (config.eos_token_id for config in (model.generation_config, model.config))
-        eos = token_named(definition, next((index for index in ids if index is not None), None), str(path))
-        return JsonTokenizer(str(path), definition, str(path), eos)
+        found = read_with_transformers(self.path, attention="sdpa")
+        with loading(self.path):
+            subject = HFSubject(found.model)
+        return _loaded(found, subject, lambda held_out: {"token_widths": None, "virtual_width": None})
 
     def text(self, observer: Observer) -> Corpus:
         raise UserError(f"{self.path}: a Hugging Face folder brings no held-out text; name a text with --text")
@@ -185,39 +135,21 @@ class OwnFormatSource(HFSource):
     """A folder that `widthwise export` wrote as a `widthwise` model, read as a model of ours, without transformers."""
 
     def check(self) -> None:
-        if not (self.path / TOKENIZER).is_file():
-            raise UserError(f"{self.path}: has no {TOKENIZER}, which text needs")
+        check_tokenizer(self.path)
 
     def load(self) -> LoadedModel:
-        self.check()
-        imported, path = import_hf(self.path), self.path / TOKENIZER
-        tokenizer = JsonTokenizer(str(path), read_text(path), str(path), imported.eos)
-        _check_known(tokenizer, path, imported.config.vocab_size)
-        model = build(imported.config, seed=0, device="cuda" if torch.cuda.is_available() else "cpu")
-        model.set_weights(imported.weights.items())
-        model.eval()
-        return LoadedModel(
-            DecoderSubject(model),
-            tokenizer,
-            model.embedding.weight.device,
-            min(LONGEST_WINDOW, imported.n_positions),
-            imported.n_positions,
-            None,
-            lambda held_out: _analyses(model, held_out),
-        )
+        found = read_own_model(self.path)
+        return _loaded(found, DecoderSubject(found.model), lambda held_out: _analyses(found.model, held_out))
 
 
-def _check_known(tokenizer: Tokenizer, path: Path, vocab_size: int) -> None:
-    """Raises UserError for a tokenizer with tokens that the model does not know."""
-    if tokenizer.vocab_size > vocab_size:
-        raise UserError(f"{path}: has {tokenizer.vocab_size} tokens; the model knows {vocab_size}")
+def _loaded(found: FolderModel, subject: Subject, beside: Callable[[HeldOut], dict[str, Any]]) -> LoadedModel:
+    return LoadedModel(subject, found.tokenizer, found.device, found.seq_len, found.n_positions, None, beside)
 
 
 def model_source(path: Path) -> ModelSource:
     """Raises UserError for a path that is neither a run nor a Hugging Face folder."""
     if RunDir(path).exists:
         return RunSource(path)
-    if (path / CONFIG).is_file():
-        is_own = read_json_mapping(path / CONFIG).get("model_type") == WIDTHWISE.model_type
-        return OwnFormatSource(path) if is_own else HFSource(path)
+    if is_model_folder(path):
+        return OwnFormatSource(path) if is_own_format(path) else HFSource(path)
     raise UserError(f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})")

@@ -1,8 +1,7 @@
-"""Evaluation of a trained run: held-out text, other texts, local tasks and those of lm-evaluation-harness."""
+"""Evaluation of a run or a Hugging Face folder: texts, local tasks and those of lm-evaluation-harness."""
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import Any
 import pydantic
 
 from widthwise.config_io import UserError, to_data
-from widthwise.data.config import open_data
-from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
 from widthwise.evaluation.local_tasks import EncodedTask, LocalTask, encode_task, load_task, score_task
@@ -21,14 +18,9 @@ from widthwise.evaluation.paper_tasks import PaperTask, suite_named, suite_table
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
-from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
 from widthwise.runs.environment import environment
+from widthwise.runs.scored import Scored, load_scored
 from widthwise.runs.scoring import ScoringOptions
-from widthwise.runs.trained import Trained, load_trained
-
-HELD_OUT = "held-out"
-"""Name of the run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
 
 
 class EvaluationConfig(ScoringOptions):
@@ -84,9 +76,9 @@ class EvaluationConfig(ScoringOptions):
 def evaluate_run(
     path: Path | str, config: EvaluationConfig | None = None, say: Callable[[str], None] = lambda message: None
 ) -> dict[str, Any]:
-    """The answers of the newest model of a run, as plain data with every block and item.
+    """The answers of the newest model of a run, or of a Hugging Face folder, as plain data with every block and item.
 
-    say: is told what is being done. Raises UserError for a run without a model or tokenizer, and for files and tasks
+    say: is told what is being done. Raises UserError for a path without a model or tokenizer, and for files and tasks
     that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
@@ -95,13 +87,13 @@ def evaluate_run(
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
     suite_files = _suite_files(suite, config)
-    trained = load_trained(path)
-    for damage in trained.damages:
-        say(str(damage))
-    scorer = config.scorer(trained)
+    scored = load_scored(path)
+    for damage in scored.damages:
+        say(damage)
+    scorer = config.scorer(scored)
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
     texts = {}
-    for name, score in _texts(RunDir(path), trained, scorer, config).items():
+    for name, score in _texts(scored, scorer, config).items():
         say(f"reading {name}")
         texts[name] = score().record()
     tasks = _local_results(scorer, encoded, say)
@@ -113,24 +105,22 @@ def evaluate_run(
     local = {name: task["metrics"] for name, task in of_suite.items()}
     return {
         "run": str(path),
-        "step": trained.step,
+        "step": scored.step,
         "request": to_data(config),
-        "tokenizer": trained.tokenizer.spec,
+        "tokenizer": scored.tokenizer.spec,
         "max_length": scorer.max_length,
         "stride": config.stride or scorer.max_length,
-        "precision": config.precision_of(trained.recipe),
+        "precision": config.precision_of(scored),
         "texts": texts,
         "tasks": tasks | {f"{config.suite}/{name}": task for name, task in of_suite.items()},
         "lm_eval": harness,
         "suite": {"name": config.suite, **suite_table(suite, local, harness)} if suite else None,
-        "damages": [str(damage) for damage in trained.damages],
+        "damages": list(scored.damages),
         "environment": environment(),
     }
 
 
-def _texts(
-    run: RunDir, trained: Trained, scorer: Scorer, config: EvaluationConfig
-) -> dict[str, Callable[[], TextScores]]:
+def _texts(scored: Scored, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
     """The texts to read, by name. Raises UserError for one that is missing, or made with another tokenizer."""
     readings: dict[str, Callable[[], TextScores]] = {}
     for source in config.texts:
@@ -140,7 +130,7 @@ def _texts(
         data = _of_same_tokenizer(PreparedData.open(folder), scorer)
         readings[folder] = partial(_score_held_out, scorer, data, config.max_tokens, config.stride)
     if config.names_nothing:
-        for name, (data, n_tokens) in _own_texts(run, trained).items():
+        for name, (data, n_tokens) in scored.own_texts().items():
             readings[name] = partial(_score_held_out, scorer, data, config.max_tokens or n_tokens, config.stride)
     return readings
 
@@ -148,30 +138,6 @@ def _texts(
 def _score_raw(scorer: Scorer, source: str, config: EvaluationConfig) -> TextScores:
     texts = (document.text for document in read_documents(source, config.field))
     return score_documents(scorer, texts, config.stride, config.max_tokens, source)
-
-
-def _own_texts(run: RunDir, trained: Trained) -> dict[str, tuple[PreparedData, int]]:
-    """The run's own held-out texts by name, one for each source of a mixture, and the targets that validations use.
-
-    Those are whole windows of the recipe's seq_len, whatever this evaluation's; of a source that has none, one.
-    """
-    data, seq_len = _own_data(run, trained), trained.recipe.seq_len
-    held_out = trained.recipe.held_out(data)
-    if not isinstance(data, MixedData):
-        return {HELD_OUT: (data, held_out.n_windows * seq_len)}
-    n_windows = Counter(held_out.sources)
-    return {f"{HELD_OUT}/{name}": (source, max(1, n_windows[name]) * seq_len) for name, source in data.sources.items()}
-
-
-def _own_data(run: RunDir, trained: Trained) -> OpenedData:
-    if not has_seen_data(run):
-        raise UserError(f"{run.path}: has seen no data yet; name a text with --text or --data")
-    data = open_data(trained.recipe.data)
-    before, now = recorded_identity(run), identity_of(data)
-    if before != now:
-        was, is_now = before.compared(now)
-        raise UserError(f"{run.path}: was trained on {was}, which is now {is_now}; name a text with --text or --data")
-    return data
 
 
 def _of_same_tokenizer(data: PreparedData, scorer: Scorer) -> PreparedData:
@@ -232,8 +198,10 @@ def save_evaluation(record: dict[str, Any]) -> Path:
     """Writes an evaluation into its run: evaluations/STEP-REQUEST.json, where equal questions get equal names.
 
     Nothing that training reads. An evaluation of the same step that asked the same is replaced, no other. Raises
-    UserError where it cannot be written.
+    UserError where it cannot be written, and for that of a Hugging Face folder, which is not ours to write into.
     """
+    if record["step"] is None:
+        raise UserError(f"{record['run']}: is no run directory, which keeps evaluations")
     asked = json.dumps(record["request"])
     name = f"step_{record['step']:08d}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}.json"
     path = Path(record["run"]) / "evaluations" / name

@@ -1,4 +1,4 @@
-"""The model of a run under the name `widthwise` in lm-evaluation-harness. Imports lm_eval, of the extra [eval].
+"""Models under the name `widthwise` in lm-evaluation-harness. Imports lm_eval, of the extra [eval].
 
 Importing this module registers the name: `lm_eval.simple_evaluate(model="widthwise", model_args={"run": "runs/x"})`.
 """
@@ -14,8 +14,8 @@ from lm_eval.utils import simple_parse_args_string
 
 from widthwise.config_io import UserError, parse
 from widthwise.evaluation.lm_eval_model import ScorerLM
+from widthwise.runs.scored import load_scored
 from widthwise.runs.scoring import ScoringOptions
-from widthwise.runs.trained import load_trained
 from widthwise.sizes import Count
 
 NAME = "widthwise"
@@ -30,7 +30,7 @@ class RunOptions(ScoringOptions):
     """`--model_args` of the harness."""
 
     run: str
-    """Path of the run directory."""
+    """Path of the run directory, or of a Hugging Face folder."""
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
     device: str | None = None
@@ -39,14 +39,14 @@ class RunOptions(ScoringOptions):
 
 @register_model(NAME)
 class RunLM(ScorerLM):
-    """The newest model of a run."""
+    """The newest model of a run, or that of a Hugging Face folder."""
 
     def __init__(self, **options: Any):
         """options: of `RunOptions`. Raises UserError for others, and where the run has no model or no tokenizer."""
         asked = parse(RunOptions, options, "model_args")
-        trained = load_trained(asked.run, _device(asked.device))
-        super().__init__(asked.scorer(trained))
-        self.step = trained.step
+        scored = load_scored(asked.run, _device(asked.device))
+        super().__init__(asked.scorer(scored))
+        self.step = scored.step
 
     @classmethod
     def create_from_arg_obj(

@@ -1,12 +1,11 @@
-"""Options of scoring texts with the model of a run."""
+"""Options of scoring texts with a model."""
 
 import torch
 
 from widthwise.config_io import Config
 from widthwise.evaluation.scorer import Scorer
 from widthwise.kernels.precision import Precision
-from widthwise.recipe.recipe import Recipe
-from widthwise.runs.trained import Trained
+from widthwise.runs.scored import Scored
 from widthwise.sizes import Count, NTokens
 
 
@@ -16,15 +15,15 @@ class ScoringOptions(Config):
     batch_size: Count = 16
     """Windows or answers per forward pass."""
     max_length: NTokens | None = None
-    """Most tokens that the model reads at once; by default the recipe's seq_len."""
+    """Most tokens read at once; by default the recipe's seq_len, of a Hugging Face folder at most 1024."""
     precision: Precision | None = None
-    """Type of the matrix products; by default the recipe's."""
+    """Type of the matrix products; by default the recipe's, of a Hugging Face folder fp32."""
 
-    def precision_of(self, recipe: Recipe) -> Precision:
-        return self.precision or recipe.train.precision
+    def precision_of(self, scored: Scored) -> Precision:
+        return self.precision or scored.precision
 
-    def scorer(self, trained: Trained) -> Scorer:
-        """Raises UserError where the model has fewer learned positions than max_length."""
-        dtype = torch.bfloat16 if self.precision_of(trained.recipe) == "bf16" else None
-        max_length = self.max_length or trained.recipe.seq_len
-        return Scorer(trained.model, trained.tokenizer, max_length, self.batch_size, dtype)
+    def scorer(self, scored: Scored) -> Scorer:
+        """Raises UserError where the model reads fewer tokens than max_length."""
+        dtype = torch.bfloat16 if self.precision_of(scored) == "bf16" else None
+        max_length = self.max_length or scored.seq_len
+        return Scorer(scored.model, scored.tokenizer, max_length, self.batch_size, dtype)
