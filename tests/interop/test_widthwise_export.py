@@ -127,14 +127,14 @@ def test_logits_in_fp64_differ_by_rounding_only(tmp_path: Path, name: str) -> No
     assert_close(theirs(tokens()).logits, model(tokens()), 1e-12)
 
 
-def test_greedy_text_from_a_static_cache_is_the_same(basic: Pair) -> None:
-    ours, theirs, _ = basic
+def test_greedy_text_from_a_static_cache_is_the_same(pair: Pair) -> None:
+    ours, theirs, _ = pair
     expected = generate(ours, prompts(), N_NEW, GREEDY)
     assert _generated(theirs, do_sample=False, cache_implementation="static") == expected
 
 
-def test_text_drawn_with_a_seed_is_the_same(basic: Pair) -> None:
-    ours, theirs, _ = basic
+def test_text_drawn_with_a_seed_is_the_same(pair: Pair) -> None:
+    ours, theirs, _ = pair
     expected = generate(ours, prompts(), N_NEW, SamplingConfig(temperature=0.8, top_k=20, top_p=0.9), seed=7)
     torch.manual_seed(7)
     assert _generated(theirs, do_sample=True, temperature=0.8, top_k=20, top_p=0.9) == expected
@@ -155,16 +155,15 @@ def _beams(model: Decoder, prompt: list[int], n_beams: int) -> list[int]:
     return beams[0][1][len(prompt) :]
 
 
-def test_the_text_of_a_beam_search_is_the_same(basic: Pair) -> None:
-    ours, theirs, _ = basic
+def test_the_text_of_a_beam_search_is_the_same(pair: Pair) -> None:
+    ours, theirs, _ = pair
     expected = [_beams(ours, prompt, 3) for prompt in prompts()]
     assert _generated(theirs, do_sample=False, num_beams=3) == expected
 
 
-@pytest.mark.parametrize("name", [*BASIC, "mtp"])
-def test_what_transformers_saves_is_imported_too(folder: Path, tmp_path: Path, name: str) -> None:
+def test_what_transformers_saves_is_imported_too(pair: Pair, tmp_path: Path) -> None:
     """All but the further heads, which it does not load."""
-    ours, theirs, _ = _pair(name, folder)
+    ours, theirs, _ = pair
     theirs.save_pretrained(tmp_path / "again")
     imported = import_hf(tmp_path / "again")
     assert imported.config == ours.config.model_copy(update={"mtp": None})
@@ -173,10 +172,11 @@ def test_what_transformers_saves_is_imported_too(folder: Path, tmp_path: Path, n
     assert all(torch.equal(imported.weights[name], weights[name]) for name in weights)
 
 
-def test_gradients_are_the_same_with_checkpointing(basic: Pair) -> None:
-    _, theirs, path = basic
+def test_gradients_are_the_same_with_checkpointing(pair: Pair) -> None:
+    _, theirs, path = pair
     checkpointed = loaded(path).train()
-    checkpointed.gradient_checkpointing_enable()
+    checkpointed.activation_checkpointing_enable()
+    assert checkpointed.is_gradient_checkpointing
     for model in (theirs, checkpointed):
         model.zero_grad()
         model(tokens(), labels=tokens()).loss.backward()
