@@ -29,6 +29,7 @@ from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.widthwise_code import model_code
 from widthwise.interop.widthwise_model import modeling_widthwise
+from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -239,6 +240,21 @@ def test_what_can_be_written_is_what_transformers_runs() -> None:
         "typing",
     }
     assert {name[1:] for name in imported if name[0] == "."} <= files
+
+
+def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
+    _, data = hf_config(config_of("slim"), N_POSITIONS, own=True)
+    mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
+    data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
+    plan = WidthwiseConfig(**data).base_model_tp_plan
+    assert {name.removeprefix("layers.*."): style for name, style in plan.items()} == {
+        "self_attn.q_proj": "colwise",
+        "self_attn.k_proj": "colwise",
+        "self_attn.v_proj": "colwise",
+        "self_attn.o_proj": "rowwise",
+        "mlp.up_proj": "colwise",
+        "mlp.down_proj": "rowwise",
+    }
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:

@@ -9,6 +9,36 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+SWIGLU = {"gate_proj": "colwise", "up_proj": "colwise", "down_proj": "rowwise"}
+
+GATHERED = {
+    "colwise": "colwise_gather_output",
+    "rowwise": "rowwise_split_input",
+    "replicated_with_grad_allreduce": "replicate",
+}
+"""How tensor parallelism divides a matrix, and how where every process must see the whole of what it makes."""
+
+
+def gathered(plan: dict[str, str]) -> dict[str, str]:
+    return {name: GATHERED.get(style, style) for name, style in plan.items()}
+
+
+def within(part: str, plan: dict[str, str]) -> dict[str, str]:
+    """The same rules of a part of each layer."""
+    return {f"layers.*.{part}.{name}": style for name, style in plan.items()}
+
+
+ATTENTION_PLAN = {"q_proj": "colwise", "k_proj": "colwise", "v_proj": "colwise", "o_proj": "rowwise"}
+HEAD_NORM_PLAN = dict.fromkeys(("q_norm", "k_norm"), "replicated_with_grad_allreduce")
+FEED_FORWARD_PLANS = {
+    "swiglu": within("mlp", SWIGLU),
+    "mlp": within("mlp", {"up_proj": "colwise", "down_proj": "rowwise"}),
+    "hourglass": within("mlp.blocks.*", SWIGLU),
+    "moe": within("mlp.shared", SWIGLU),
+    "dynamic": within("mlp", gathered(SWIGLU)),
+}
+"""Of each kind of feed-forward. Experts stand on every process whole; a width counts hidden units of all processes."""
+
 
 class WidthwiseConfig(PreTrainedConfig):
     """`config.per_layer_config[i]` has every value of layer i.
@@ -19,6 +49,20 @@ class WidthwiseConfig(PreTrainedConfig):
 
     model_type = "widthwise"
     keys_to_ignore_at_inference = ["past_key_values"]
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What tensor parallelism divides; norms and whatever mixes the stream are on every process.
+
+        A rule is for all layers, so of feed-forwards those in which all layers agree.
+        """
+        layers = list(self.per_layer_config)
+        norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}
+        attention = within("self_attn", ATTENTION_PLAN | (HEAD_NORM_PLAN if norms else {}))
+        if "all_heads" in norms:
+            attention = gathered(attention)
+        plans = [set(FEED_FORWARD_PLANS[layer.feed_forward["kind"]].items()) for layer in layers]
+        return attention | dict(sorted(set.intersection(*plans)))
 
     vocab_size: int | None = None
     hidden_size: int | None = None

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_widthwise import WidthwiseConfig
+from .configuration_widthwise import WidthwiseConfig, gathered
 
 
 def wide(x: Tensor) -> Tensor:
@@ -684,6 +684,15 @@ class WidthwisePreTrainedModel(PreTrainedModel):
     _can_record_outputs = {"hidden_states": WidthwiseDecoderLayer, "attentions": WidthwiseAttention}
     _keys_to_ignore_on_load_unexpected = [r"^mtp\."]
 
+    @PreTrainedModel.tp_plan.getter
+    def tp_plan(self) -> dict[str, str]:
+        """That of the config; where tp_size processes cannot share the heads of all layers evenly, each attends with
+        all of them, of which the matrices are divided nevertheless."""
+        plan, n_processes = self._tp_plan or {}, self.tp_size or 1
+        if all(layer.num_key_value_heads % n_processes == 0 for layer in self.config.per_layer_config):
+            return plan
+        return plan | gathered({name: style for name, style in plan.items() if ".self_attn." in name})
+
 
 class WidthwiseModel(WidthwisePreTrainedModel):
     """The embedding, the layers and the last norm."""
@@ -778,6 +787,7 @@ class WidthwiseForCausalLM(WidthwisePreTrainedModel, GenerationMixin):
     """The model with its head."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def __init__(self, config: Any):
         super().__init__(config)
