@@ -1,6 +1,5 @@
 """The model in vLLM itself, where that is installed; a build for CPUs will do. Its own engine, attention and cache."""
 
-import gc
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from hf_models import VOCAB_SIZE
 from widthwise_models import N_POSITIONS, own_model, prompts, written
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -51,6 +50,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "mtp": {**SHAPED, "mtp": {"n_depths": 2}},
 }
 """As in `widthwise_models`, with a head_dim that vLLM's attention on CPUs has."""
+TWO_DEVICES: dict[str, Any] = {**SHAPED, "d_model": 256, "shape": {**X, "quantum": 128}}
+"""Of which every layer has an even number of heads, key-value heads and hidden units."""
 
 
 @pytest.fixture(autouse=True)
@@ -69,17 +70,21 @@ def _config(said: dict[str, Any]) -> ModelConfig:
     return parse(ModelTemplate, {**data, **said}).resolve(seq_len=16)
 
 
+def _grown(config: ModelConfig) -> ModelConfig:
+    """With constants that a layer keeps when it grows."""
+    grown = to_data(config)
+    for layer in grown["layers"]:
+        layer["attention_norm"]["norm_dim"] -= 5
+        layer["ffn_norm"] |= {"stat_width": layer["d_model"] - 3, "eps": 2e-4}
+        layer["attention"] |= {"scale": 0.3, "rope_frequencies": [0.7**i for i in range(16)]}
+        layer["attention"]["qk_norm"] |= {"q_norm_dim": 20, "k_norm_dim": 25}
+    return parse(ModelConfig, grown)
+
+
 def _engine(model: Decoder, folder: Path, **options: Any) -> Any:
-    return vllm.LLM(
-        str(written(model, folder / "model")),
-        skip_tokenizer_init=True,
-        dtype="float32",
-        max_model_len=N_POSITIONS,
-        max_num_seqs=4,
-        gpu_memory_utilization=0.3,
-        enforce_eager=True,
-        **options,
-    )
+    usual = {"dtype": "float32", "max_num_seqs": 4, "gpu_memory_utilization": 0.3, "enforce_eager": True}
+    path = written(model, folder / "model")
+    return vllm.LLM(str(path), skip_tokenizer_init=True, max_model_len=N_POSITIONS, **{**usual, **options})
 
 
 def _generated(engine: Any, texts: list[list[int]]) -> tuple[list[list[int]], list[list[dict[int, Any]]]]:
@@ -108,7 +113,20 @@ def test_the_engine_says_what_our_decoding_says(name: str, tmp_path: Path) -> No
     """Texts of three lengths in one batch, each layer with heads of its own in the cache."""
     model = own_model(_config(MODELS[name]))
     _assert_same(model, _engine(model, tmp_path), prompts())
-    gc.collect()
+
+
+def test_constants_of_a_grown_model_are_kept(tmp_path: Path) -> None:
+    model = own_model(_grown(_config(SHAPED)))
+    _assert_same(model, _engine(model, tmp_path), prompts())
+
+
+@pytest.mark.parametrize("options", [{"enforce_eager": False}, {"tensor_parallel_size": 2}], ids=["compiled", "split"])
+def test_compiled_and_on_two_devices_it_says_the_same(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    model = own_model(_config(TWO_DEVICES))
+    _assert_same(model, _engine(model, tmp_path, **options), prompts())
 
 
 def test_a_prompt_in_parts_and_one_seen_before_change_nothing(tmp_path: Path) -> None:
