@@ -1,5 +1,6 @@
 """`widthwise import` and `widthwise export`, and what works between them."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +152,60 @@ def test_it_grows_and_leaves_as_what_it_was(widthwise: Run, source: Path, tmp_pa
     expected = _logits(source)
     torch.testing.assert_close(_logits(tmp_path / "out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert widthwise("generate", tmp_path / "grown", "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+def test_sizes_rounded_up_leave_as_a_plain_llama(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    """Nothing in its config that only newer programs know, so that any converter of a llama takes it."""
+    assert widthwise("import", source, tmp_path / "run")[0] == 0
+    options = ("--d-ff-multiple", 16, "--d-model-multiple", 32)
+    code, _, err = widthwise("pad", tmp_path / "run", *options, "--out", tmp_path / "padded")
+    assert code == 0, err
+    code, _, err = widthwise("export", tmp_path / "padded", tmp_path / "out")
+    assert code == 0, err
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["intermediate_size"]) == ("llama", 32, 48)
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    assert rope.get("rope_type", "default") == "default"
+    expected = _logits(source)
+    torch.testing.assert_close(_logits(tmp_path / "out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_llama_with_odd_heads_leaves_with_padded_ones(widthwise: Run, source: Path, tmp_path: Path) -> None:
+    """Of 6 coordinates each; as a llama, since that has a way to say frequencies."""
+    assert widthwise("import", source, tmp_path / "run")[0] == 0
+    code, out, err = widthwise("export", tmp_path / "run", tmp_path / "out", "--pad-heads", 8)
+    assert code == 0, err
+    assert "all heads have 8 coordinates; the cache takes 128 bytes a token, not 96" in err
+    assert "llama of step 0" in out
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["head_dim"], config["num_attention_heads"]) == (8, 4)
+    expected = _logits(source)
+    torch.testing.assert_close(_logits(tmp_path / "out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    code, _, err = widthwise("export", tmp_path / "run", tmp_path / "other", "--pad-heads", 12)
+    assert (code, "pad_heads: got 12; allowed: multiples of 8" in err) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_layers_with_heads_of_their_own_leave_with_those_of_one_size(widthwise: Run, tmp_path: Path) -> None:
+    """Both folders are imported again, the padded one as it is."""
+    importlib.import_module("widthwise.hf")  # which makes transformers know its models
+    model = {"vocab_size": 257, "d_model": 24, "attention": {"n_heads": 3, "qk_norm": {"over": "head"}}}
+    shape = {"kind": "explicit", "widths": [24, 12, 36]}
+    data = {"corpus": "synthetic", "tokenizer": "bytes"}
+    recipe = {**RECIPE, "data": data, "model": {**model, "n_layers": 3, "shape": shape}}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe))
+    assert widthwise("train", tmp_path / "x.yaml", "--out", tmp_path / "run")[0] == 0
+    for name, options in (("as it is", ()), ("padded", ("--pad-heads", 8))):
+        code, out, err = widthwise("export", tmp_path / "run", tmp_path / name, *options, "--json")
+        assert code == 0, err
+    assert json.loads(out)["padded"]["head_dim"] == 16
+    expected = _logits(tmp_path / "as it is")
+    found = _logits(tmp_path / "padded")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(1.0, float(expected.abs().max())))
+    assert widthwise("import", tmp_path / "padded", tmp_path / "again", "data.tokenizer=bytes")[0] == 0
+    layers = yaml.safe_load((tmp_path / "again" / "config.yaml").read_text())["model"]["layers"]
+    assert {layer["attention"]["head_dim"] for layer in layers} == {16}
+    assert {layer["attention"]["scale"] for layer in layers} == {8**-0.5, 4**-0.5, 12**-0.5}
 
 
 def test_data_of_another_tokenizer_are_refused(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:

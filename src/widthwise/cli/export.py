@@ -20,6 +20,14 @@ def export(
         bool,
         typer.Option("--standalone", help="Also write the code of a `widthwise` model, for use without this package."),
     ] = False,
+    pad_heads: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            metavar="MULTIPLE",
+            help="One head size for all layers: the smallest multiple of this that holds the largest, such as 8 or 64.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write the newest model of a run as a folder that transformers loads.
@@ -31,7 +39,7 @@ def export(
     """
     from widthwise.runs.export import export_run
 
-    summary = export_run(run, folder, dtype, n_positions, standalone)
+    summary = export_run(run, folder, dtype, n_positions, standalone, pad_heads)
     for damage in summary.pop("damages"):
         remark(damage)
     if as_json:
@@ -41,5 +49,8 @@ def export(
         remark(f"a widthwise model, because no other format says all of it: {summary['reason']}")
     elif standalone:
         remark(f"no code is written, because transformers has its own for a {summary['model_type']}")
+    if (padded := summary["padded"]) is not None:
+        before, after = (f"{padded[key]:,}" for key in ("kv_bytes_per_token_before", "kv_bytes_per_token"))
+        remark(f"all heads have {padded['head_dim']} coordinates; the cache takes {after} bytes a token, not {before}")
     tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
     say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")

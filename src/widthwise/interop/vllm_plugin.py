@@ -13,7 +13,7 @@ RESIDUALS = ("plain",)
 FEED_FORWARDS = ("swiglu", "hourglass")
 SUPPORTED = (
     f"residual {RESIDUALS[0]}, feed_forward {' or '.join(FEED_FORWARDS)}, "
-    "one head_dim in all layers and for values too; transformers runs everything else"
+    "one head_dim in all layers and for values too (`export --pad-heads`); transformers runs everything else"
 )
 
 STACKED: dict[str, tuple[str, str | int]] = {

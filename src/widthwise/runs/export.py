@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.pad_heads import pad_heads_plan
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import TOKEN_IDS, token_named
 from widthwise.interop.widthwise_code import AUTO_MAP, model_code
-from widthwise.model.config import ModelConfig
+from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
@@ -34,14 +34,16 @@ def export_run(
     dtype: Literal["fp32", "bf16"] = "fp32",
     n_positions: int | None = None,
     standalone: bool = False,
+    pad_heads: int | None = None,
 ) -> dict[str, Any]:
     """Writes the newest model of a run as a Hugging Face folder, and returns a summary.
 
     Where one of the formats that transformers always knows says all of the model, the folder has it; a grown model gets
     the format's own parametrisation first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
     text, what an imported model was made for or else the recipe's seq_len where not given. standalone: with the code of
-    a `widthwise` model in the folder, so that transformers runs it where this package is not installed. Raises
-    UserError with the reason where the model cannot be written.
+    a `widthwise` model in the folder, so that transformers runs it where this package is not installed. pad_heads:
+    all heads get the smallest multiple of this that holds the largest, with zeros. Raises UserError with the reason
+    where the model cannot be written.
     """
     run = RunDir(path)
     recipe = saved_recipe(run)
@@ -49,8 +51,12 @@ def export_run(
     step = checkpoint_folder.step_of(found)
     origin = run.environment().get(IMPORTED) or {}
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))
-    leaving = _leaving(recipe.model_at(step), n_positions)
-    weights = leaving.weights(found)
+    model = recipe.model_at(step)
+    padding = None if pad_heads is None else pad_heads_plan(model, pad_heads)
+    leaving = _leaving(model if padding is None else padding.new, n_positions)
+    weights = checkpoint.read_weights(found, blueprint(model))
+    for plan in (padding, leaving.plan):
+        weights = weights if plan is None else dict(plan.weights(weights))
     tokenizer = _tokenizer_if_any(run)
     surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
     is_own = leaving.reason is not None
@@ -68,6 +74,7 @@ def export_run(
         "n_positions": n_positions,
         "tokenizer": surroundings.tokenizer is not None,
         "standalone": is_own and standalone,
+        "padded": None if padding is None else _padding(padding, recipe.seq_len),
         "damages": [str(damage) for damage in damages],
     }
 
@@ -83,12 +90,6 @@ class Leaving:
     reason: str | None
     """Why no other format says all of it; None where one does."""
 
-    def weights(self, checkpoint_path: Path) -> dict[str, Tensor]:
-        """As the folder has them, by our names."""
-        if self.plan is None:
-            return checkpoint.read_weights(checkpoint_path, blueprint(self.config))
-        return dict(self.plan.weights(checkpoint.read_weights(checkpoint_path, blueprint(self.plan.old))))
-
 
 def _leaving(config: ModelConfig, n_positions: int) -> Leaving:
     """Raises UserError where no format says all of the model, before gigabytes are read."""
@@ -99,6 +100,13 @@ def _leaving(config: ModelConfig, n_positions: int) -> Leaving:
     except UserError as error:
         architecture, _ = hf_config(config, n_positions, own=True)
         return Leaving(architecture.model_type, config, None, str(error))
+
+
+def _padding(plan: GrowthPlan, seq_len: int) -> dict[str, float]:
+    """The head size of all layers, and what a token takes in the cache, before and after."""
+    before, after = (cost_summary(model, seq_len).kv_bytes_per_token for model in (plan.old, plan.new))
+    head_dim = plan.new.layers[0].attention.head_dim
+    return {"head_dim": head_dim, "kv_bytes_per_token": after, "kv_bytes_per_token_before": before}
 
 
 def _tokenizer_if_any(run: RunDir) -> Tokenizer | None:

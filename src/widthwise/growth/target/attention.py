@@ -18,7 +18,7 @@ def grown_attention(old: AttentionConfig, new: AttentionConfig, where: str) -> A
     with mistakes_at(path):
         for name in ("bias", "out_bias"):
             may_be_added(name, getattr(old, name), getattr(new, name))
-    frequencies = _rotation(old, new)
+    frequencies = kept_rotation(old, new)
     qk_norm = _qk_norm(old, new, path)
     grown = new.model_copy(update={"scale": old.scale, **frequencies, "qk_norm": qk_norm})
     with mistakes_at(where):
@@ -40,7 +40,7 @@ def added_attention(new: AttentionConfig, asked: AttentionConfig, near: Attentio
     return new.model_copy(update=changes)
 
 
-def _rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
+def kept_rotation(old: AttentionConfig, new: AttentionConfig) -> dict[str, Any]:
     """Changes to `new` that keep the old rotary frequencies.
 
     Empty if they are among the requested ones, as at a multiple of head_dim, or if the recipe changes the base or lists

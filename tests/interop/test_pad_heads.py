@@ -1,0 +1,116 @@
+"""Heads of all layers padded to one size on export: the same logits, and what takes the room."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_models import VOCAB_SIZE, tokens
+from widthwise_models import MODELS, NAMES, X, config_of, left_padded, loaded, own_model, prompts, written
+
+from widthwise.config_io import UserError, parse
+from widthwise.growth.pad_heads import pad_heads_plan
+from widthwise.interop.hf_import import import_hf
+from widthwise.interop.vllm_plugin import check
+from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import Decoder, build
+from widthwise.shape.template import ModelTemplate
+
+PAPER: dict[str, Any] = {"shape": X, "attention": {"n_heads": 3, "rope_base": 500.0}}
+EXACT: dict[str, dict[str, Any]] = {
+    "paper": PAPER,
+    "paper_normed": {**PAPER, "attention": {**PAPER["attention"], "qk_norm": {"over": "head"}}},
+    "paper_normed_together": {
+        **PAPER,
+        "norm": {"placement": "reordered"},
+        "attention": {**PAPER["attention"], "qk_norm": {"over": "all_heads"}, "bias": True, "out_bias": True},
+    },
+    "paper_mtp": {**PAPER, "mtp": {"n_depths": 1}},
+    "no_rope": {**MODELS["layer_norm"], "shape": {**X, "quantum": 3}},
+}
+"""As the paper has it, as many heads in every layer: head sizes from 6 to 12, and odd ones without rotation."""
+MULTIPLES = (8, 24)
+
+
+def _config(name: str) -> ModelConfig:
+    if name not in EXACT:
+        return config_of(name)
+    data = {"vocab_size": VOCAB_SIZE, "d_model": 36, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
+    return parse(ModelTemplate, {**data, **EXACT[name]}).resolve(seq_len=16)
+
+
+@cache
+def _models(name: str, multiple: int) -> tuple[Decoder, Decoder]:
+    """In fp64."""
+    model = own_model(_config(name), torch.float64)
+    plan = pad_heads_plan(model.config, multiple)
+    padded = build(plan.new, seed=9, dtype=torch.float64)
+    padded.set_weights(plan.weights(dict(model.named_parameters())))
+    return model, padded.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("multiple", MULTIPLES)
+@pytest.mark.parametrize("name", [*EXACT, *NAMES])
+def test_logits_stay_and_every_head_has_one_size(name: str, multiple: int) -> None:
+    model, padded = _models(name, multiple)
+    expected = model(tokens())
+    torch.testing.assert_close(padded(tokens()), expected, rtol=0, atol=1e-12 * max(1.0, float(expected.abs().max())))
+    largest = max(max(layer.attention.head_dim, layer.attention.value_dim) for _, layer in model.config.named_layers())
+    size = next(n for n in range(multiple, 99, multiple) if n >= largest)
+    attentions = [layer.attention for _, layer in padded.config.named_layers()]
+    assert {(attention.head_dim, attention.value_dim) for attention in attentions} == {(size, size)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [*EXACT, "slim_grouped", "reordered", "slots", "dynamic", "frozen", "frozen_slots"])
+def test_transformers_computes_the_same_from_a_padded_folder(tmp_path: Path, name: str) -> None:
+    model, padded = _models(name, 8)
+    folder = written(padded, tmp_path / "hf")
+    theirs = loaded(folder, dtype=torch.float64)
+    batch = left_padded(prompts())
+    is_real = batch["attention_mask"].bool()
+    expected = model(batch["input_ids"], is_real=is_real)[is_real]
+    found = theirs(**batch, use_cache=True)
+    torch.testing.assert_close(found.logits[is_real], expected, rtol=0, atol=1e-5)
+    size = padded.config.layers[0].attention.head_dim
+    n_heads = sum(layer.attention.n_kv_heads for layer in model.config.layers)
+    n_elements = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
+    assert n_elements == 2 * n_heads * size * batch["input_ids"].numel()
+    imported = import_hf(folder)
+    assert imported.config == padded.config
+    weights = dict(padded.named_parameters())
+    assert all(torch.equal(imported.weights[key], weights[key]) for key in weights)
+
+
+def test_padded_it_is_a_model_that_vllm_takes(tmp_path: Path) -> None:
+    model, padded = _models("paper_normed", 8)
+    with pytest.raises(UserError, match="head sizes"):
+        check(WidthwiseConfig.from_pretrained(written(model, tmp_path / "as it is")), "hf")
+    check(WidthwiseConfig.from_pretrained(written(padded, tmp_path / "padded")), "hf")
+
+
+def test_rotary_pairs_keep_their_frequencies() -> None:
+    _, padded = _models("paper", 8)
+    model, _ = _models("paper", 8)
+    for before, after in zip(model.config.layers, padded.config.layers):
+        assert before.attention.rope is not None
+        assert after.attention.rope is not None
+        assert set(before.attention.rope.pair_frequencies) <= set(after.attention.rope.pair_frequencies)
+        assert after.attention.scale == before.attention.scale
+
+
+@pytest.mark.parametrize(
+    ("multiple", "message"),
+    [
+        (12, "^pad_heads: got 12; allowed: multiples of 8$"),
+        (0, "^pad_heads: got 0; allowed: multiples of 8$"),
+        (16, "^pad_heads: got 16; all heads have 16 coordinates already, so leave it out$"),
+    ],
+)
+def test_what_is_no_padding_is_refused(multiple: int, message: str) -> None:
+    _, padded = _models("paper", 16)
+    with pytest.raises(UserError, match=message):
+        pad_heads_plan(padded.config, multiple)
