@@ -13,7 +13,7 @@ from harness import Part, cpu_command, interleave, summarise
 from torch import nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
-from widthwise.kernels.precision import Precision
+from widthwise.computing import Precision
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
 

@@ -16,13 +16,14 @@ from kernels import kept_bytes
 from torch import Tensor, nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
+from widthwise.computing import Precision
 from widthwise.config_io import parse
-from widthwise.kernels.precision import Precision, autocast
+from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.residual.hyper_connections import HyperConnectionsTemplate
-from widthwise.model.residual.interface import Exit, Site
-from widthwise.model.residual.plain import Stream
+from widthwise.model.residual.interface_module import Exit, Site
+from widthwise.model.residual.plain_module import Stream
 
 N_STREAMS = 4
 """Of the package, which then has as much state as (1, 4)."""

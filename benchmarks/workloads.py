@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widthwise.computing import Precision
 from widthwise.config_io import parse, read_recipe
-from widthwise.kernels.precision import Precision, autocast
+from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.shape.template import ModelTemplate
 

@@ -9,7 +9,8 @@ import widthwise
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface_module import Choices, FeedForward
 from widthwise.model.norm import NormSite
 
 

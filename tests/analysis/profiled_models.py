@@ -12,10 +12,10 @@ from widthwise.config_io import merge, parse
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.ffn.dynamic import DynamicWidth
-from widthwise.model.ffn.hourglass import Hourglass
-from widthwise.model.ffn.mlp import ACTIVATIONS, MLP
-from widthwise.model.ffn.moe import MoE
+from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.hourglass_module import Hourglass
+from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
+from widthwise.model.ffn.moe_module import MoE
 from widthwise.shape.template import ModelTemplate
 
 VOCAB_SIZE = 31
@@ -166,7 +166,7 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
         return found
     stream, x = x, ffn.norm.before(x)
     if isinstance(ffn, MLP):
-        return [ACTIVATIONS[ffn.config.activation].function(ffn.w_up(x))]
+        return [ACTIVATIONS[ffn.config.activation](ffn.w_up(x))]
     if isinstance(ffn, MoE):
         return [_routed(ffn, x), gated(ffn.shared, ffn.shared.norm.before(x))]
     if isinstance(ffn, DynamicWidth):

@@ -9,7 +9,7 @@ from torch import Tensor
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance
 from widthwise.analysis.virtual_width import VirtualWidthMeter, hyper_connections, watched_sites
 from widthwise.model.decoder import Decoder
-from widthwise.model.residual.interface import Site
+from widthwise.model.residual.interface_module import Site
 
 N_SITES = 8
 

@@ -12,7 +12,7 @@ from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
-from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 RECIPE: dict[str, Any] = {
     "model": {"vocab_size": 257, "n_layers": 3, "attention": {"head_dim": 8}},

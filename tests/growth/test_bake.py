@@ -13,7 +13,8 @@ from widthwise.growth.optimizer_state import grown_factors, grown_state
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.axes import LayerNorm, RMSNorm
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, set_lr
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
+from widthwise.recipe.optimizers import set_lr
 
 pytestmark = pytest.mark.usefixtures("float64")
 

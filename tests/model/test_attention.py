@@ -8,7 +8,8 @@ from model_cases import config, decoder, random_tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from widthwise.config_io import UserError, parse, to_data
-from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig, attend
+from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
+from widthwise.model.attention_module import attend
 from widthwise.model.context import PassContext
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.model.rope import rope_table

@@ -9,7 +9,7 @@ from widthwise.config_io import parse, to_data
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.moe import MoE
+from widthwise.model.ffn.moe_module import MoE
 from widthwise.records.cost import PARTS
 from widthwise.shape.template import ModelTemplate
 

@@ -19,7 +19,7 @@ from widthwise.model.ffn.dynamic import DynamicConfig, DynamicTemplate
 from widthwise.model.ffn.swiglu import SwiGLUConfig
 from widthwise.model.ffn.unit_ranks import old_index
 from widthwise.model.generate import SamplingConfig, generate
-from widthwise.model.init import fill
+from widthwise.model.initial_weights import fill
 from widthwise.model.norm import NormConfig, NormSite
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")

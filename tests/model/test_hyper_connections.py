@@ -9,8 +9,9 @@ from literal_hyper_connections import through
 from measured import on_meta
 from torch import Tensor
 
-from widthwise.model.init import fill
-from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
+from widthwise.model.initial_weights import fill
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-11}
 SIZES = [(1, 1), (1, 4), (2, 3), (2, 4), (3, 3), (3, 7)]

@@ -7,7 +7,7 @@ from model_cases import CASES, SLOTS, VARIANTS, config, decoder, random_tokens, 
 from widthwise.config_io import parse
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.init import fill
+from widthwise.model.initial_weights import fill
 from widthwise.shape.template import ModelTemplate
 
 PAPER = {

@@ -7,7 +7,8 @@ from model_cases import config
 
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import build
-from widthwise.model.ffn.mlp import ACTIVATIONS, MLPConfig
+from widthwise.model.ffn.mlp import MLPConfig
+from widthwise.model.ffn.mlp_module import ACTIVATIONS
 from widthwise.model.norm import NormConfig, NormSite
 
 D_MODEL, D_OUT, D_FF = 9, 7, 11

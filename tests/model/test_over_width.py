@@ -8,8 +8,8 @@ from model_cases import config, decoder, random_tokens, started_from
 from torch import Tensor
 
 from widthwise.model.decoder import build
-from widthwise.model.init import fill
-from widthwise.model.residual.over_width import (
+from widthwise.model.initial_weights import fill
+from widthwise.model.residual.over_width_module import (
     ENTRIES,
     REDUCTIONS,
     GroupNorm,
@@ -40,10 +40,6 @@ def end(make, *sizes: int, is_random: bool = True) -> torch.nn.Module:
 
 
 class TestEntries:
-    @pytest.mark.parametrize("kind", ENTRIES)
-    def test_the_table_is_as_wide_as_said(self, kind):
-        assert ENTRIES[kind].embedding_width(*SIZES) == (WIDTH if kind == "direct" else D_MODEL)
-
     def test_direct_cuts_a_row_into_slots(self):
         rows = random(2, 4, WIDTH)
         slots = end(ENTRIES["direct"])(rows)

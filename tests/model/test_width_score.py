@@ -6,8 +6,9 @@ from pydantic import TypeAdapter
 
 from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.width_score import EPS, AnyWidthScore
-from widthwise.model.init import fill
+from widthwise.model.ffn.width_score import AnyWidthScore
+from widthwise.model.ffn.width_score_module import EPS
+from widthwise.model.initial_weights import fill
 
 D = 37
 VOCAB = 61

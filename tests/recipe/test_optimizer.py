@@ -9,7 +9,8 @@ from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
 from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import build
 from widthwise.model.mup import coordinate_sizes
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, set_lr
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig
+from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train

@@ -18,7 +18,8 @@ from widthwise.config_io import to_data
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.model.sharded_units import sharded_units
-from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer, state_shapes
+from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
+from widthwise.recipe.optimizers import state_shapes
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.dry_run import RankMemory
 from widthwise.runs.layout import Layout

@@ -5,12 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from widthwise.training.metrics import (
-    PeakMemory,
-    Stopwatch,
-    model_flops_utilization,
-    peak_flops_per_second,
-)
+from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utilization
+from widthwise.training.peak_flops import peak_flops_per_second
 
 
 @pytest.mark.parametrize(

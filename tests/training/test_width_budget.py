@@ -7,7 +7,7 @@ from widthwise.config_io import UserError, parse
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import build
 from widthwise.model.ffn.dynamic import DynamicConfig
-from widthwise.model.init import fill
+from widthwise.model.initial_weights import fill
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import TrainConfig

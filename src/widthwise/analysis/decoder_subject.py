@@ -15,12 +15,12 @@ from widthwise.analysis.watching import watched_layers
 from widthwise.kernels.swiglu.reference import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic import DynamicWidth
-from widthwise.model.ffn.interface import FeedForward
-from widthwise.model.ffn.moe import MoE
-from widthwise.model.layer import DecoderLayer
+from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.interface_module import FeedForward
+from widthwise.model.ffn.moe_module import MoE
+from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.residual.interface import Stream
-from widthwise.model.residual.over_width import PadEntry
+from widthwise.model.residual.over_width_module import PadEntry
 
 DOWN = "w_down"
 """The name of the last matrix of a feed-forward, or of each of its blocks."""

@@ -15,8 +15,10 @@ from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.residual.hyper_connections import HyperConnection, HyperConnectionsConfig
-from widthwise.model.residual.interface import Site, Stream
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
+from widthwise.model.residual.hyper_connections_module import HyperConnection
+from widthwise.model.residual.interface import Stream
+from widthwise.model.residual.interface_module import Site
 
 SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6

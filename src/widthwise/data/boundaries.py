@@ -6,20 +6,22 @@ the text, so its first document may be the end of one, and its last the beginnin
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from widthwise.config_io import Config, UserError
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.shards import TokenFile, bin_path
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 N_CHECKED_DOCUMENTS = 1000
 
 
-def document_ids(tokens: Tensor, eos_id: int) -> Tensor:
+def document_ids(tokens: "Tensor", eos_id: int) -> "Tensor":
     """Which document of its row each token is of, from 0: how many end-of-text tokens stand before it.
 
     tokens: integers (B, T) -> (B, T).
@@ -28,11 +30,10 @@ def document_ids(tokens: Tensor, eos_id: int) -> Tensor:
     return ends.cumsum(dim=1) - ends
 
 
-def document_positions(documents: Tensor) -> Tensor:
+def document_positions(documents: "Tensor") -> "Tensor":
     """Where in its document each token stands, from 0 at the document's first token in the row: (B, T) -> (B, T)."""
-    places = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    begins = torch.ones_like(documents, dtype=torch.bool)
-    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    places = documents.new_ones(documents.shape).cumsum(dim=1) - 1
+    begins = documents.diff(dim=1, prepend=documents[:, :1] - 1) != 0
     return places - (places * begins).cummax(dim=1).values
 
 
@@ -44,11 +45,11 @@ class Boundaries:
     masks: bool
     resets: bool
 
-    def documents(self, tokens: Tensor) -> Tensor | None:
+    def documents(self, tokens: "Tensor") -> "Tensor | None":
         """The documents that attention stays within, integers (B, T); None where it sees the whole row."""
         return document_ids(tokens, self.eos_id) if self.masks else None
 
-    def positions(self, tokens: Tensor) -> Tensor | None:
+    def positions(self, tokens: "Tensor") -> "Tensor | None":
         """The positions of the tokens, integers (B, T); None where they are those in the row."""
         return document_positions(document_ids(tokens, self.eos_id)) if self.resets else None
 

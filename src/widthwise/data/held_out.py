@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.boundaries import UNTOLD, Boundaries
@@ -14,7 +14,10 @@ from widthwise.data.mixture import OpenedData
 from widthwise.data.shards import TokenFile
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.data.windows import Windows, windows_of
-from widthwise.kernels.precision import Precision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+from widthwise.computing import Precision
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class HeldOut:
             found.setdefault(name, []).append(value)
         return {name: fmean(found[name]) for name in sorted(found)}
 
-    def batches(self, max_tokens: int | None = None) -> Iterator[Tensor]:
+    def batches(self, max_tokens: int | None = None) -> Iterator["Tensor"]:
         """Integers (at most batch_size, seq_len + 1). max_tokens: a limit below that of `self.max_tokens`."""
         n_windows = self.n_windows if max_tokens is None else min(self.n_windows, max_tokens // self.seq_len)
         for first in range(0, n_windows, self.batch_size):

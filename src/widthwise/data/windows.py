@@ -8,13 +8,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from widthwise.config_io import UserError
 from widthwise.data.proportions import divided
 from widthwise.data.shards import TokenFile
+
+if TYPE_CHECKING:
+    import torch
 
 N_ROUNDS = 8
 
@@ -36,7 +39,7 @@ class Windows(ABC):
     """Rows, from the first, in which no window comes twice."""
 
     @abstractmethod
-    def read(self, rows: np.ndarray, seed: int | None = None) -> torch.Tensor:
+    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
         """The windows of these rows, uint64 (n,): int64 (n, seq_len + 1).
 
         seed: of the order of training, which goes on from epoch to epoch; None: the order of the files, where a row
@@ -64,12 +67,14 @@ class FileWindows(Windows):
         self._tokens, self._seq_len = tokens, seq_len
         self.n_windows = (tokens.n_tokens - 1) // seq_len
 
-    def read(self, rows: np.ndarray, seed: int | None = None) -> torch.Tensor:
+    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
         if seed is not None:
             epochs, positions = np.divmod(rows, np.uint64(self.n_windows))
             rows = permute(positions, self.n_windows, seed, epochs)
         starts = (rows.astype(np.int64) * self._seq_len).tolist()
         windows = [self._tokens.tokens(start, start + self._seq_len + 1) for start in starts]
+        import torch
+
         return torch.from_numpy(np.stack(windows).astype(np.int64))
 
     def source_of(self, row: int) -> str | None:
@@ -88,7 +93,9 @@ class MixedWindows(Windows):
         self._weights, self._division = mixture.weights, divided(mixture.weights)
         self.n_windows = self._division.n_rows_within({name: each.n_windows for name, each in self.sources.items()})
 
-    def read(self, rows: np.ndarray, seed: int | None = None) -> torch.Tensor:
+    def read(self, rows: np.ndarray, seed: int | None = None) -> "torch.Tensor":
+        import torch
+
         indices: dict[str, list[int]] = {}
         own_rows: dict[str, list[int]] = {}
         for index, row in enumerate(rows.tolist()):

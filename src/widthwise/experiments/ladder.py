@@ -22,7 +22,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.records.quantities import OF_MODELS
 from widthwise.runs.devices import DEVICES
-from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 RUNG = "rung"
 """Name of a ladder's axis."""

@@ -5,10 +5,10 @@ its gradient. What new entries start with is a choice (`Reset`).
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 from torch import Tensor
 
+from widthwise.growth.choices import Reset
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.decoder import blueprint
@@ -16,7 +16,6 @@ from widthwise.model.mup import grouped_parameters
 
 State = dict[str, dict[str, Tensor]]
 """By parameter: exp_avg, exp_avg_sq and step for AdamW, or momentum_buffer for Muon."""
-Reset = Literal["none", "new", "all"]
 
 
 def grown_state(plan: GrowthPlan, state: Mapping[str, Mapping[str, Tensor]], reset: Reset = "none") -> State:

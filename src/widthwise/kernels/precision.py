@@ -1,10 +1,8 @@
 """The dtype of the matrix products in a forward pass."""
 
-from typing import Literal
-
 import torch
 
-Precision = Literal["fp32", "bf16"]
+from widthwise.computing import Precision
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
 from widthwise.kernels.rms_norm import reference
-
-Axes = dict[str, int]
-"""Axis names with their sizes, outermost first: {"n_heads": 16, "head_dim": 40} is an axis of 640 entries."""
+from widthwise.model.axis_sizes import Axes, size
 
 Start = float | Callable[[Tensor, torch.Generator], None] | None
 """What the entries of a weight start at: one number, what a function fills in, or None where they are drawn."""
-
-
-def size(axes: Axes) -> int:
-    """Number of entries along the flattened axes."""
-    return math.prod(axes.values())
 
 
 class Weight(nn.Module):

@@ -11,13 +11,13 @@ from widthwise.kernels.dispatch import compute_dtype
 from widthwise.model.axes import Embedding, Linear, Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface import Choices
-from widthwise.model.init import drawn, part_stds
+from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.initial_weights import drawn, part_stds
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.masks import all_real, causal_mask, document_mask
 from widthwise.model.memory import allocating, check_room
-from widthwise.model.mtp import MTPDepth
+from widthwise.model.mtp_module import MTPDepth
 from widthwise.model.recompute import KEEP_ALL
 from widthwise.model.residual.interface import Stream
 from widthwise.model.rope import rope_table

@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic import DynamicConfig, DynamicWidth
-from widthwise.model.ffn.interface import Choices
+from widthwise.model.ffn.dynamic import DynamicConfig
 
 
 @dataclass(frozen=True)
@@ -39,17 +35,6 @@ def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
         for index, layer in enumerate(model.layers)
         if isinstance(layer.ffn, DynamicConfig)
     )
-
-
-def dynamic_modules(model: Decoder) -> dict[int, DynamicWidth]:
-    """Position among all layers, from 0 -> the feed-forward."""
-    modules = {index: layer.ffn for index, layer in enumerate(model.layers)}
-    return {index: module for index, module in modules.items() if isinstance(module, DynamicWidth)}
-
-
-def width_fractions(choices: Sequence[Choices]) -> list[Tensor]:
-    """(B, T) for each dynamic-width layer, in their order."""
-    return [chosen["width_fraction"] for chosen in choices if "width_fraction" in chosen]
 
 
 def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:

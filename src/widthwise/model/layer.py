@@ -1,19 +1,19 @@
 """One decoder layer: attention and feed-forward, each behind its norm and its residual."""
 
+from typing import TYPE_CHECKING
+
 import pydantic
-from torch import nn
 
 from widthwise.config_io import Config
 from widthwise.model.attention import AttentionConfig
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.ffn import FFN
-from widthwise.model.ffn.interface import Choices
-from widthwise.model.kv_cache import LayerCache
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormSite, Placement
 from widthwise.model.residual import Residual
-from widthwise.model.residual.interface import Site, Stream
 from widthwise.sizes import Width
+
+if TYPE_CHECKING:
+    from widthwise.model.layer_module import DecoderLayer
 
 
 class LayerConfig(Config):
@@ -69,25 +69,6 @@ class LayerConfig(Config):
         }
 
     def build(self, residual: Residual, d_before: int) -> "DecoderLayer":
+        from widthwise.model.layer_module import DecoderLayer
+
         return DecoderLayer(self, residual, d_before)
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: LayerConfig, residual: Residual, d_before: int):
-        super().__init__()
-        self.config = config
-        self.attention_residual: Site = residual.build(d_before, config.d_in, config.d_model)
-        self.attention = config.attention.build(config.d_model, config.d_in, config.attention_norm_site)
-        self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
-        self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
-
-    def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
-        """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
-
-        Also returns what the feed-forward chose for the tokens.
-        """
-        x, kept = self.attention_residual.read(stream)
-        stream = self.attention_residual.write(kept, self.attention(x, context, cache))
-        x, kept = self.ffn_residual.read(stream)
-        update, choices = self.ffn(x, context)
-        return self.ffn_residual.write(kept, update), choices

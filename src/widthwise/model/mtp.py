@@ -10,20 +10,20 @@ document where attention is masked. A depth is asked across the border of docume
 the last k positions of a document, after which nothing of it comes, it is given a token of the next one.
 """
 
+from typing import TYPE_CHECKING
+
 import pydantic
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Linear
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices
-from widthwise.model.kv_cache import LayerCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import ModuleList
 
 
 class MTPOptions(Config):
@@ -75,40 +75,15 @@ class MTPConfig(MTPOptions):
             cost += Cost(params=-n_shared, active_params=-n_shared)
         return cost + Cost(activation_elements=d_model)
 
-    def build(self, residual: Residual, d_model: int) -> nn.ModuleList:
-        return nn.ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))
+    def build(self, residual: Residual, d_model: int) -> "ModuleList":
+        from torch.nn import ModuleList
 
-    def coefficient_at(self, progress: Tensor) -> Tensor | float:
+        from widthwise.model.mtp_module import MTPDepth
+
+        return ModuleList(MTPDepth(self, residual, d_model) for _ in range(self.n_depths))
+
+    def coefficient_at(self, progress: "Tensor") -> "Tensor | float":
         """progress: scalar from 0 to 1."""
         if self.final_coefficient is None:
             return self.coefficient
-        return torch.lerp(progress.new_tensor(self.coefficient), progress.new_tensor(self.final_coefficient), progress)
-
-
-class MTPDepth(nn.Module):
-    """One further head."""
-
-    def __init__(self, config: MTPConfig, residual: Residual, d_model: int):
-        super().__init__()
-        self.residual, self.d_model = residual, d_model
-        slot_width = residual.slot_shape(d_model)[1]
-        slot = {"slot_width": slot_width}
-        self.state_norm = config.slot_norm.build(slot)
-        self.embedding_norm = config.slot_norm.build(slot)
-        self.w_join = Linear({"halves": 2, **slot}, slot)
-        self.layer = config.layer.build(residual, d_model)
-        self.exit = residual.build_exit(d_model, d_model, config.final_norm)
-
-    def forward(
-        self, slots: Tensor, later: Tensor, context: PassContext, cache: LayerCache | None = None
-    ) -> tuple[Tensor, Choices]:
-        """slots: (B, T, n_slots, slot_width), of the depth before; later: the same shape, the later tokens' as they
-        enter the model; context: with those tokens -> the slots of this depth, and what its feed-forward chose.
-        """
-        joined = self.w_join(torch.cat((self.state_norm(slots), self.embedding_norm(later)), dim=-1))
-        stream, choices = self.layer(self.residual.from_slots(joined), context, cache)
-        return self.residual.to_slots(stream, self.d_model), choices
-
-    def hidden(self, slots: Tensor) -> Tensor:
-        """The slots of this depth -> what the head multiplies, (B, T, d_model)."""
-        return self.exit(self.residual.from_slots(slots))
+        return progress.new_tensor(self.coefficient).lerp(progress.new_tensor(self.final_coefficient), progress)

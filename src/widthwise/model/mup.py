@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, Vector
 from widthwise.model.decoder import Decoder
-from widthwise.model.positions import LearnedPositions
+from widthwise.model.positions_module import LearnedPositions
 
 
 @dataclass(frozen=True)

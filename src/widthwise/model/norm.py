@@ -1,24 +1,25 @@
 """The norms: what one computes, and where it stands in a sublayer: before it, after it, or nowhere."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pydantic
-from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import Axes, LayerNorm, Norm, RMSNorm
+from widthwise.model.axis_sizes import Axes
 from widthwise.model.cost import Cost, vector
 from widthwise.sizes import Width
+
+if TYPE_CHECKING:
+    from widthwise.model.axes import Norm
+    from widthwise.model.norm_module import SublayerNorm
 
 NormKind = Literal["rms", "layer"]
 
 
 class NormForm(NamedTuple):
-    """What a kind of norm is, and what it costs a coordinate beside its output."""
+    """What a kind of norm costs a coordinate beside its output."""
 
-    module: type[Norm]
     n_params: int
     n_kept_in_fp32: int
     """Numbers that autograd keeps: of `layer` the input without its mean, and that over its root mean square; of `rms`
@@ -27,8 +28,8 @@ class NormForm(NamedTuple):
     """Whether its backward pass works from the output."""
 
 
-NORMS = {"rms": NormForm(RMSNorm, 1, 0, keeps_output=True), "layer": NormForm(LayerNorm, 2, 2, keeps_output=False)}
-RMS_OF_A_PART = NormForm(RMSNorm, 1, 2, keeps_output=False)
+NORMS = {"rms": NormForm(1, 0, keeps_output=True), "layer": NormForm(2, 2, keeps_output=False)}
+RMS_OF_A_PART = NormForm(1, 2, keeps_output=False)
 
 
 class NormConfig(Config):
@@ -61,12 +62,14 @@ class NormConfig(Config):
         n_in_fp32 = n_vectors * (1 + form.n_kept_in_fp32 * width)
         return vector(form.n_params * width) + Cost(activation_elements=n_outputs, activation_fp32_elements=n_in_fp32)
 
-    def build(self, axes: Axes) -> Norm:
-        return self._form.module(axes, self.eps, self.norm_dim, self.stat_width)
+    def build(self, axes: Axes) -> "Norm":
+        from widthwise.model.norm_module import NORM_MODULES
+
+        return NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width)
 
 
 class Before:
-    """f(norm(x)), the usual order. Mixed into a norm."""
+    """f(norm(x)), the usual order."""
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
@@ -77,14 +80,6 @@ class Before:
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
         """The norm, and its output, which the sublayer keeps for the backward pass."""
         return config.cost(d_read)
-
-    def before(self, x: Tensor) -> Tensor:
-        """x: (B, T, d_read), the stream -> what the sublayer works on."""
-        return self(x)  # pyright: ignore[reportCallIssue]
-
-    def after(self, update: Tensor) -> Tensor:
-        """update: (B, T, d_write), what the sublayer made -> what joins the stream."""
-        return update
 
 
 class After:
@@ -100,32 +95,9 @@ class After:
         """The norm, and the stream in the type of the matrix products, which the sublayer keeps as its input."""
         return config.cost(d_write, is_read=False) + Cost(activation_elements=d_read)
 
-    def before(self, x: Tensor) -> Tensor:
-        """The stream in the compute type. Cast once: autocast would keep a copy for every matrix that reads x."""
-        return x.to(compute_dtype(x))
 
-    def after(self, update: Tensor) -> Tensor:
-        """Normalises the update (B, T, d_write) before it joins the stream."""
-        return self(update)  # pyright: ignore[reportCallIssue]
-
-
-class PreNorm(Before, RMSNorm): ...
-
-
-class PreLayerNorm(Before, LayerNorm): ...
-
-
-class ReorderedNorm(After, RMSNorm): ...
-
-
-class ReorderedLayerNorm(After, LayerNorm): ...
-
-
-class NoNorm(nn.Module):
-    """A sublayer without a norm: f(x)."""
-
-    def __init__(self, *unused: object):
-        super().__init__()
+class Nowhere:
+    """f(x), a sublayer without a norm."""
 
     @staticmethod
     def normalised_width(d_read: int, d_write: int) -> int:
@@ -137,26 +109,9 @@ class NoNorm(nn.Module):
         """The stream in the type of the matrix products, which the sublayer keeps as its input."""
         return Cost(activation_elements=d_read)
 
-    def before(self, x: Tensor) -> Tensor:
-        """The stream in the compute type, cast once as in `After`."""
-        return x.to(compute_dtype(x))
 
-    def after(self, update: Tensor) -> Tensor:
-        """The update as it is."""
-        return update
-
-
-SublayerNorm = PreNorm | PreLayerNorm | ReorderedNorm | ReorderedLayerNorm | NoNorm
 Placement = Literal["pre", "reordered"]
-PLACEMENTS: dict[str, type[Before] | type[After] | type[NoNorm]] = {"pre": Before, "reordered": After, "none": NoNorm}
-PLACED: dict[tuple[str, str], type[SublayerNorm]] = {
-    ("pre", "rms"): PreNorm,
-    ("pre", "layer"): PreLayerNorm,
-    ("reordered", "rms"): ReorderedNorm,
-    ("reordered", "layer"): ReorderedLayerNorm,
-    ("none", "rms"): NoNorm,
-    ("none", "layer"): NoNorm,
-}
+PLACEMENTS: dict[str, type[Before | After | Nowhere]] = {"pre": Before, "reordered": After, "none": Nowhere}
 
 
 @dataclass(frozen=True)
@@ -180,8 +135,10 @@ class NormSite:
         norm_dim = self.config.norm_dim + moved_width - width
         return NormSite(placement, self.config.model_copy(update={"norm_dim": norm_dim}))
 
-    def build(self, d_read: int, d_write: int) -> SublayerNorm:
+    def build(self, d_read: int, d_write: int) -> "SublayerNorm":
         """The arguments are those of `cost`."""
+        from widthwise.model.norm_module import PLACED
+
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
         placed = PLACED[self.placement, self.config.kind]
         return placed({"d_model": width}, self.config.eps, self.config.norm_dim, self.config.stat_width)

@@ -1,12 +1,15 @@
 """The norms of queries and keys inside an attention."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import pydantic
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Axes, RMSNorm, size
+from widthwise.model.axis_sizes import Axes, size
 from widthwise.model.cost import Cost, vector
+
+if TYPE_CHECKING:
+    from widthwise.model.axes import RMSNorm
 
 
 class QKNormConfig(Config):
@@ -33,7 +36,9 @@ class QKNormConfig(Config):
         n_kept = 0 if is_kept_by_attention else size(heads)
         return vector(covered) + Cost(activation_elements=n_kept, activation_fp32_elements=size(heads) // covered)
 
-    def build(self, heads: Axes, norm_dim: int | None) -> RMSNorm:
+    def build(self, heads: Axes, norm_dim: int | None) -> "RMSNorm":
         """norm_dim: q_norm_dim or k_norm_dim."""
         axes = self.axes(heads)
+        from widthwise.model.axes import RMSNorm
+
         return RMSNorm(axes, self.eps, size(axes) if norm_dim is None else norm_dim)

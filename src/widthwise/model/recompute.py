@@ -5,7 +5,7 @@ Losses and gradients stay the same. The code calls it recomputation, because a c
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
 from widthwise.model.cost import Cost
 from widthwise.model.kv_cache import LayerCache
 from widthwise.records.cost import PARTS
-
-ActivationCheckpointing = Literal["none", "layer", "selective"]
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
+from widthwise.growth.choices import NewLayers, Reset
 from widthwise.growth.maps.correspondence import align
-from widthwise.growth.optimizer_state import Reset
-from widthwise.growth.plan.model_plan import GrowthPlan, NewLayers, plan_growth
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import parameter_shapes
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
+
+if TYPE_CHECKING:
+    from widthwise.growth.plan.model_plan import GrowthPlan
 
 
 class GrowthEvent(Config):
@@ -71,7 +73,7 @@ class Growth:
     index: int
     """Its place among the events of the recipe, from 0."""
     event: GrowthEvent
-    plan: GrowthPlan
+    plan: "GrowthPlan"
     rewarmup_steps: int
 
     def seed(self, run_seed: int) -> int:
@@ -146,13 +148,17 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 def _planned(
     index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, settling_steps: int, n_left: int
 ) -> Growth:
+    from widthwise.growth.plan.model_plan import plan_growth
+
     rewarmup = rewarmup_length(event.rewarmup_steps, settling_steps, n_left, "rewarmup_steps")
     plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
 
 
-def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
+def with_constants_of(wanted: ModelConfig, plan: "GrowthPlan") -> "GrowthPlan":
     """The same tensors in the model as its recipe describes it, which is another function."""
+    from widthwise.model.decoder import parameter_shapes
+
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
     return replace(plan, new=wanted)

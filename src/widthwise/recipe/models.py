@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from widthwise.growth.plan.model_plan import NewLayers, plan_growth
+from widthwise.growth.choices import NewLayers
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.resized import NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder

@@ -1,16 +1,19 @@
 """The optimizers, told apart by `kind`: what a recipe says of them, and how they are built over a model's groups."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
-import torch
 from pydantic import Discriminator, Field, Tag
 
 from widthwise.config_io import Config, mistakes_at
-from widthwise.model.decoder import Decoder
-from widthwise.model.mup import ParameterGroup, grouped_parameters
-from widthwise.model.shards import is_sharded
+
+if TYPE_CHECKING:
+    import torch
+
+    from widthwise.model.decoder import Decoder
+    from widthwise.model.mup import ParameterGroup
+    from widthwise.recipe.optimizers import MuonAndAdamW
 
 UpToOne = Annotated[float, Field(ge=0, lt=1)]
 
@@ -54,8 +57,10 @@ class AdamWConfig(Config):
         """The same with another `scaled`."""
         return self.model_copy(update={"scaled": factors})
 
-    def groups(self, model: Decoder) -> list[ParameterGroup]:
+    def groups(self, model: "Decoder") -> "list[ParameterGroup]":
         """Raises ValueError where `scaled` names no parameter."""
+        from widthwise.model.mup import grouped_parameters
+
         return grouped_parameters(
             model,
             self.lr_follows_layer_width,
@@ -65,24 +70,26 @@ class AdamWConfig(Config):
             self.scaled,
         )
 
-    def hidden_matrices(self, model: Decoder) -> tuple[torch.nn.Parameter, ...]:
+    def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
         """The parameters that a step needs whole, and keeps the momentum of alone: none."""
         return ()
 
-    def build(self, model: Decoder) -> torch.optim.AdamW:
+    def build(self, model: "Decoder") -> "torch.optim.AdamW":
         """AdamW of all parameters; see `of`. Raises UserError where `scaled` names none of them."""
         with mistakes_at("optimizer"):
             groups = self.groups(model)
         return self.of(groups, self.lr)
 
-    def of(self, groups: Sequence[ParameterGroup], lr: float) -> torch.optim.AdamW:
+    def of(self, groups: "Sequence[ParameterGroup]", lr: float) -> "torch.optim.AdamW":
         """AdamW with one parameter group per `ParameterGroup`. lr: the rate that `set_lr` will be told at the peak."""
+        from torch.optim import AdamW
+
         described = [
             _described(group, group.lr_factor * (self.lr / lr), self.weight_decay)
             | {"eps": self.eps / group.multiplied_by}
             for group in groups
         ]
-        return torch.optim.AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        return AdamW(described, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -131,16 +138,18 @@ class MuonConfig(Config):
         """The same with another `adamw.scaled`."""
         return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
 
-    def hidden_matrices(self, model: Decoder) -> tuple[torch.nn.Parameter, ...]:
+    def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
         """The parameters that a step needs whole, and keeps the momentum of alone."""
         groups = [group for group in self.adamw.groups(model) if group.are_hidden_matrices]
         return tuple(parameter for group in groups for parameter in group.parameters)
 
-    def build(self, model: Decoder) -> "MuonAndAdamW":
+    def build(self, model: "Decoder") -> "MuonAndAdamW":
         """Both, each with one parameter group per `ParameterGroup` that is its own. Raises as `AdamWConfig.build`."""
+        from widthwise.recipe.optimizers import MuonAndAdamW, muon_for
+
         with mistakes_at("optimizer.adamw"):
             groups = self.adamw.groups(model)
-        muon = _muon_for(model)(
+        muon = muon_for(model)(
             [_described(group, 1.0, self.weight_decay) for group in groups if group.are_hidden_matrices],
             lr=self.lr,
             momentum=self.momentum,
@@ -153,30 +162,6 @@ class MuonConfig(Config):
         return MuonAndAdamW(muon, self.adamw.of([g for g in groups if not g.are_hidden_matrices], self.lr))
 
 
-def _muon_for(model: Decoder) -> type[torch.optim.Muon]:
-    """Muon for parameters as they are: whole, or divided among processes."""
-    if not is_sharded(model.embedding.weight):
-        return torch.optim.Muon
-    from widthwise.recipe.sharded_muon import ShardedMuon
-
-    return ShardedMuon
-
-
-class MuonAndAdamW(torch.optim.Optimizer):
-    """Two optimizers as one, with the groups of both, and the state of both in one place."""
-
-    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW):
-        super().__init__([*muon.param_groups, *adamw.param_groups], defaults={})
-        self.parts = (muon, adamw)
-        for part in self.parts:
-            part.state = self.state
-
-    def step(self, closure: Any = None) -> Any:
-        assert closure is None
-        for part in self.parts:
-            part.step()
-
-
 def _kind(optimizer: Any) -> Any:
     """A recipe that names no kind means AdamW."""
     return optimizer.get("kind", "adamw") if isinstance(optimizer, dict) else getattr(optimizer, "kind", "adamw")
@@ -185,7 +170,7 @@ def _kind(optimizer: Any) -> Any:
 Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfig, Tag("muon")], Discriminator(_kind)]
 
 
-def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> dict[str, Any]:
+def _described(group: "ParameterGroup", lr_factor: float, weight_decay: float) -> dict[str, Any]:
     """What torch is told of a group; one that does not decay has weight decay 0.
 
     Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
@@ -197,23 +182,4 @@ def _described(group: ParameterGroup, lr_factor: float, weight_decay: float) -> 
         "params": list(group.parameters),
         "lr_factor": lr_factor * c,
         "weight_decay": weight_decay / c if group.decays else 0.0,
-    }
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Gives every group lr times its own factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-
-
-def state_shapes(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[str, torch.Size]]:
-    """What an optimizer built here keeps of each parameter after its first step, by name."""
-    parts = optimizer.parts if isinstance(optimizer, MuonAndAdamW) else (optimizer,)
-    return {
-        parameter: {"momentum_buffer": parameter.shape}
-        if isinstance(part, torch.optim.Muon)
-        else {"exp_avg": parameter.shape, "exp_avg_sq": parameter.shape, "step": torch.Size()}
-        for part in parts
-        for group in part.param_groups
-        for parameter in group["params"]
     }

@@ -8,15 +8,13 @@ from typing import Annotated, Any, Self
 import pydantic
 from pydantic import Field
 
+from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError, checked_copy, parse, parse_yaml, read_recipe
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
 from widthwise.data.mixture import OpenedData
-from widthwise.growth.optimizer_state import grown_factors
-from widthwise.kernels.precision import Precision
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import dynamic_layers
-from widthwise.model.recompute import ActivationCheckpointing
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
@@ -175,6 +173,8 @@ class Recipe(Config):
         factors = self.optimizer.factors
         for each in self.phases:
             if each.growth is not None and each.start <= phase.start:
+                from widthwise.growth.optimizer_state import grown_factors
+
                 factors = grown_factors(each.growth.plan, factors)
         return self.optimizer.with_factors(factors)
 

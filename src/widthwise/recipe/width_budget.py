@@ -6,15 +6,17 @@ not, so these terms always have a gradient. They join the objective only, never 
 
 from abc import ABC, abstractmethod
 from operator import mul
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import pydantic
 from pydantic import Field
-from torch import Tensor
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class _Budget(Config, ABC):
@@ -39,10 +41,10 @@ class _Budget(Config, ABC):
             )
 
     @abstractmethod
-    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+    def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         """What joins the objective, in nats, elementwise: one entry a term."""
 
-    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+    def next_price(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         """The price of the next step from the mean of the whole batch. It starts at 0."""
         return price
 
@@ -54,7 +56,7 @@ class PenaltyBudget(_Budget):
     weight: pydantic.PositiveFloat
     """Nats for all the width there is."""
 
-    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+    def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         return self.weight * mean
 
 
@@ -95,7 +97,7 @@ class QuadraticBudget(_TargetedBudget):
     weight: pydantic.PositiveFloat
     """Nats per squared fraction."""
 
-    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+    def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         return self.weight * (mean - self.target).clamp(min=0).square()
 
 
@@ -115,13 +117,13 @@ class LagrangianBudget(_TargetedBudget):
     damping: pydantic.NonNegativeFloat = 1.0
     """Nats for all the width there is."""
 
-    def term(self, mean: Tensor, price: Tensor) -> Tensor:
+    def term(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         return self._moved(price, mean.detach(), self.damping) * (mean - self.target)
 
-    def next_price(self, mean: Tensor, price: Tensor) -> Tensor:
+    def next_price(self, mean: "Tensor", price: "Tensor") -> "Tensor":
         return self._moved(price, mean, self.rate)
 
-    def _moved(self, price: Tensor, mean: Tensor, gain: float) -> Tensor:
+    def _moved(self, price: "Tensor", mean: "Tensor", gain: float) -> "Tensor":
         return (price + gain * (mean - self.target)).clamp(min=0)
 
 

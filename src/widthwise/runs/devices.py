@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from widthwise.config_io import UserError
-from widthwise.training.metrics import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 DEFAULT_MFU = 0.4
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing
+from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.dry_run import Deployment, DryRun, StepTraffic, Times, UnitSize

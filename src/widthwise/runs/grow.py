@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, apply_overrides, checked_copy, to_data
+from widthwise.growth.choices import NewLayers, Reset
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
-from widthwise.growth.optimizer_state import Reset
-from widthwise.growth.plan.model_plan import GrowthPlan, NewLayers, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of

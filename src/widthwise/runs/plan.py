@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.data.shards import token_dtype
 from widthwise.model.axes import Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.parts import part_of
-from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing
+from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import block_entries, sharded_units
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.cost import PARTS

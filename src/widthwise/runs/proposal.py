@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
-from widthwise.model.recompute import ActivationCheckpointing
 from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.devices import Device

@@ -15,12 +15,13 @@ from itertools import accumulate, pairwise
 
 from torch import nn
 
+from widthwise.computing import ActivationCheckpointing
 from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
-from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing, activations_of
+from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.sharded_units import Unit, block_entries
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import TrainConfig

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
+from widthwise.computing import Precision
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.data.prepared import PreparedData
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.hf_model import HFModel
-from widthwise.kernels.precision import Precision
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir

@@ -2,9 +2,9 @@
 
 import torch
 
+from widthwise.computing import Precision
 from widthwise.config_io import Config
 from widthwise.evaluation.scorer import Scorer
-from widthwise.kernels.precision import Precision
 from widthwise.runs.scored import Scored
 from widthwise.sizes import Count, NTokens
 

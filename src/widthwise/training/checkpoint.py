@@ -27,7 +27,7 @@ from widthwise.config_io import UserError
 from widthwise.files import FileRecord, fsync_file, fsync_folder, leftovers, read_json_mapping, write_atomic, writing
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import held, held_rows, with_rows
-from widthwise.recipe.optimizer import state_shapes
+from widthwise.recipe.optimizers import state_shapes
 from widthwise.run_dir import Seal
 from widthwise.training.checkpoint_folder import (
     FORMAT_VERSION,

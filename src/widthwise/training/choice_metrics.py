@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_layers import dynamic_modules
-from widthwise.model.ffn.interface import Choices
+from widthwise.model.dynamic_modules import dynamic_modules
+from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.shards import whole
 
 

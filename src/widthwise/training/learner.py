@@ -8,7 +8,7 @@ from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.memory import allocating
 from widthwise.model.shards import put, set_whole, whole
 from widthwise.recipe.growth_events import Phase
-from widthwise.recipe.optimizer import set_lr
+from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.assembly import assembled
 from widthwise.training.growth_step import grow

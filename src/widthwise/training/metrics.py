@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from widthwise.training.peak_flops import peak_flops_per_second
 from widthwise.training.processes import Processes
 
 MEASURED_KEYS = (
@@ -18,26 +19,6 @@ MEASURED_KEYS = (
     "other_cpu_share",
 )
 """Keys of records and results that measure the machine; all others are bitwise the same in every run of a recipe."""
-
-PEAK_BF16_FLOPS_PER_SECOND = {
-    "A100": 312e12,
-    "H100 PCIe": 756e12,
-    "H100 NVL": 835e12,
-    "H100": 989e12,
-    "H200": 989e12,
-    "GH200": 989e12,
-    "B200": 2250e12,
-    "L4": 121e12,
-    "L40S": 362e12,
-    "A10": 125e12,
-}
-"""Words of a GPU's name -> dense bf16 peak by NVIDIA's data sheets; of two that fit, the first holds."""
-
-
-def peak_flops_per_second(gpu_name: str) -> float | None:
-    """bf16 peak without sparsity; None for a GPU that is not in the table."""
-    words = set(gpu_name.replace("-", " ").split())
-    return next((peak for name, peak in PEAK_BF16_FLOPS_PER_SECOND.items() if set(name.split()) <= words), None)
 
 
 def model_flops_utilization(

@@ -10,8 +10,9 @@ from widthwise.config_io import UserError
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions, width_fractions
-from widthwise.model.ffn.interface import Choices
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.dynamic_modules import width_fractions
+from widthwise.model.ffn.interface_module import Choices
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.recipe import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig

@@ -15,7 +15,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.ffn.interface import Choices
+from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.shards import reshard
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses

@@ -12,9 +12,11 @@ from widthwise.config_io import Config, options_of
 from widthwise.model.axes import Linear, Vector
 from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
+from widthwise.model.ffn.interface_module import Choices, FeedForward
 from widthwise.model.norm import NormSite
-from widthwise.model.residual.plain import RESIZES, Carry, PlainResidual, PlainResidualConfig, Stream
+from widthwise.model.residual.plain import PlainResidualConfig
+from widthwise.model.residual.plain_module import RESIZES, Carry, PlainResidual, Stream
 
 
 class LeakyOptions(Config):

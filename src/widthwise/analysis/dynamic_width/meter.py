@@ -11,9 +11,10 @@ from torch import Tensor
 from widthwise.analysis.moments import Moments
 from widthwise.model.compiling import is_compiled
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, dynamic_modules, flops_shares, width_fractions
-from widthwise.model.ffn.dynamic import DynamicWidth
-from widthwise.model.ffn.interface import Choices
+from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
+from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
+from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.interface_module import Choices
 
 N_BINS = 32
 NEAR = 0.01

@@ -13,7 +13,8 @@ from widthwise.analysis.dynamic_width.meter import NO_SPREAD
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions, width_fractions
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.dynamic_modules import width_fractions
 from widthwise.model.eval_mode import evaluating
 
 SAMPLE_TOKENS = 16_384

@@ -20,7 +20,8 @@ from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
-from widthwise.model.attention import SCALES, Attention, AttentionConfig
+from widthwise.model.attention import SCALES, AttentionConfig
+from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint

@@ -15,7 +15,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.ffn.interface import FEED_FORWARDS
 from widthwise.model.kinds import kind_of
-from widthwise.model.norm import After, NormConfig
+from widthwise.model.norm import NormConfig
+from widthwise.model.norm_module import ActsAfter
 
 Factor = tuple[str, float]
 """(parameter name, what it is multiplied by)"""
@@ -93,7 +94,7 @@ def _sublayer_factors(name: str, sublayer: nn.Module, c: float) -> Iterator[Fact
     output is then c times as large with the gain it has; only its bias must be multiplied.
     """
     norm = sublayer.norm
-    is_behind = isinstance(norm, After)
+    is_behind = isinstance(norm, ActsAfter)
     if not is_behind:
         yield f"{name}.norm.weight", 1 / c
     elif isinstance(norm, LayerNorm):

@@ -13,9 +13,9 @@ from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
-from widthwise.model.init import fill, initial_std
-from widthwise.model.norm import After
-from widthwise.model.positions import LearnedPositions
+from widthwise.model.initial_weights import fill, initial_std
+from widthwise.model.norm_module import ActsAfter
+from widthwise.model.positions_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """Whether the old model lacks the parameter of that name."""
@@ -84,11 +84,11 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
         owner_name = owner_name.removesuffix(".bias")
         owner = owners[owner_name]
         if isinstance(owner, Norm):
-            return isinstance(owner, After)  # after the sublayer, so that its bias would be written to the stream
+            return isinstance(owner, ActsAfter)  # after the sublayer, so that its bias would be written to the stream
         if isinstance(owner, Linear) and not is_added(f"{owner_name}.weight"):
             return True  # a bias added to a matrix whose output is already used
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
-    if isinstance(owner, After):
+    if isinstance(owner, ActsAfter):
         return owner is behind
     return is_writer(owner) and behind is None
 
@@ -102,6 +102,6 @@ def _norm_behind(owners: dict[str, nn.Module], sublayer: int, owner_name: str, i
     """The added norm through which a part of a sublayer writes; None if there is none or the old model had it."""
     for name, part in list(owners.items())[sublayer:]:
         norm = getattr(part, "norm", None)
-        if name != owner_name and isinstance(norm, After) and is_added(f"{name}.norm.weight"):
+        if name != owner_name and isinstance(norm, ActsAfter) and is_added(f"{name}.norm.weight"):
             return norm  # pyright: ignore[reportReturnType]
     return None

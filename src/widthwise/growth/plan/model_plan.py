@@ -8,12 +8,12 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
+from widthwise.growth.choices import NewLayers
 from widthwise.growth.maps.correspondence import Correspondence, align
 from widthwise.growth.maps.stream import StreamMap, stream_map
 from widthwise.growth.plan.added import SUBLAYERS, added_plan, copied_plan, starter
@@ -26,10 +26,8 @@ from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.ffn.interface import FFNConfig
-from widthwise.model.layer import DecoderLayer
+from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.memory import allocating
-
-NewLayers = Literal["drawn", "copied"]
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from widthwise.growth.maps.axis_map import AxisMap, product
 from widthwise.growth.maps.stream import StreamMap
 from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, OrthogonalCopies
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
-from widthwise.model.attention import Attention
-from widthwise.model.axes import Axes, Embedding, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.attention_module import Attention
+from widthwise.model.axes import Embedding, LayerNorm, Linear, Norm, Vector, Weight
+from widthwise.model.axis_sizes import Axes
 from widthwise.model.ffn.interface import FFNConfig
-from widthwise.model.ffn.moe import MoE, MoEConfig
-from widthwise.model.positions import LearnedPositions
+from widthwise.model.ffn.moe import MoEConfig
+from widthwise.model.ffn.moe_module import MoE
+from widthwise.model.positions_module import LearnedPositions
 
 TABLES = (Embedding, LearnedPositions)
 """Lookup tables: rows are their in_axes, columns their out_axes; in all other weights rows are out_axes."""

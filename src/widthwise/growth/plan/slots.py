@@ -14,7 +14,7 @@ from widthwise.growth.plan.fresh import AsStarted, Draw
 from widthwise.growth.plan.rules import Owner
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Control, Vector
-from widthwise.model.residual.hyper_connections import HyperConnection
+from widthwise.model.residual.hyper_connections_module import HyperConnection
 
 
 def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw) -> TensorPlan | None:

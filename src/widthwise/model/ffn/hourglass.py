@@ -4,19 +4,20 @@ Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:26
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
-from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import must_stay
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
-from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.swiglu import SwiGLU, SwiGLUConfig, swiglu_cost
+from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
+
+if TYPE_CHECKING:
+    from widthwise.model.ffn.hourglass_module import Hourglass
 
 BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
@@ -86,6 +87,8 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return sum(costs, Cost())
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
+        from widthwise.model.ffn.hourglass_module import Hourglass
+
         return Hourglass(self, d_model, d_out, norm)
 
     def norm_placement(self, placement: str) -> str:
@@ -152,32 +155,6 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
     def at_width(self, d_model: int) -> HourglassConfig:
         d_hidden = self.whole_hidden(d_model)
         return HourglassConfig(n_blocks=self.n_blocks, d_hidden=d_hidden, **options_of(BlockOptions, self))
-
-
-class Hourglass(FeedForward):
-    """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
-
-    def __init__(self, config: HourglassConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__()
-        self.config = config
-        shared, own = config.norm_sites(d_model, d_out, norm)
-        self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
-        blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
-        self.blocks = nn.ModuleList(SwiGLU(d_model, d_hidden, d_write, site) for d_hidden, d_write, site in blocks)
-        if config.share_weights:
-            first = self.blocks[0]
-            for block in self.blocks:
-                block.w_gate, block.w_up, block.w_down = first.w_gate, first.w_up, first.w_down
-        self.d_out = d_out
-
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        entered = self.norm(x)
-        total, _ = self.blocks[0](entered, context)
-        for block in self.blocks[1:]:
-            total = total.to(x.dtype)  # sums in the dtype of the stream, not of the matrix products
-            update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
-            total = total[..., : update.shape[-1]] + update
-        return total[..., : self.d_out], {}
 
 
 register_ffn(HourglassConfig, HourglassTemplate)

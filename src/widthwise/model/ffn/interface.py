@@ -6,39 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pydantic
 from pydantic import Field
-from torch import Tensor, nn
 
 from widthwise.config_io import Config
 from widthwise.model.adjustable import Adjustable
 from widthwise.model.agreement import all_must_agree, must_stay
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
-Choices = dict[str, Tensor]
-"""What a feed-forward returns besides the update about its decisions for tokens; empty if it makes none.
-
-auxiliary_loss: scalar added to the objective, coefficients included; never part of a reported loss.
-width_fraction: (B, T) fp32, the hidden width each token asks for over d_ff, with gradient.
-expert_load: (n_experts,), each expert's share of the routed choices, without gradient.
-balance_loss, router_z_loss: scalars without gradient, for reports.
-"""
-
+if TYPE_CHECKING:
+    from widthwise.model.ffn.interface_module import FeedForward
 
 Blocks = Sequence[int | None]
 """The old block of each block of a grown feed-forward, None for an added one. A feed-forward that is not a stack
 has one block.
 """
-
-
-class FeedForward(nn.Module, ABC):
-    """A feed-forward, including its norm."""
-
-    @abstractmethod
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream before the norm -> the update (B, T, d_out) and its choices."""
 
 
 class FFNConfig(Config, ABC):
@@ -87,7 +70,7 @@ class FFNConfig(Config, ABC):
         return norm.cost(d_model, d_out)
 
     @abstractmethod
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> FeedForward:
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "FeedForward":
         """The module. norm: kind and placement of the layer's feed-forward norm."""
 
     def norm_placement(self, placement: str) -> str:

@@ -4,44 +4,23 @@ Sources: Vaswani et al. 2017, arXiv:1706.03762 (relu); GPT-2, Radford et al. 201
 arXiv:2109.08668 (relu2).
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import ClassVar, Literal, NamedTuple
-
-from torch import Tensor
-from torch.nn.functional import gelu, relu, silu
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import may_be_added
-from widthwise.model.axes import Linear
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
-
-def relu2(x: Tensor) -> Tensor:
-    """The squared ReLU, max(x, 0)^2."""
-    return relu(x).square()
+if TYPE_CHECKING:
+    from widthwise.model.ffn.mlp_module import MLP
 
 
-class Activation(NamedTuple):
-    """An elementwise function."""
-
-    function: Callable[[Tensor], Tensor]
-    n_kept: int
-    """Numbers kept per channel for the backward pass, of it and of the next matrix product: argument and value, or only
-    the value."""
-
-
-ACTIVATIONS = {
-    "gelu": Activation(gelu, 2),
-    "gelu_tanh": Activation(partial(gelu, approximate="tanh"), 2),
-    "relu": Activation(relu, 1),
-    "relu2": Activation(relu2, 2),
-    "silu": Activation(silu, 2),
-}
+N_KEPT = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
+"""Of each activation the numbers kept per channel for the backward pass, of it and of the next matrix product: argument
+and value, or only the value."""
 
 
 class MLPOptions(Config):
@@ -55,7 +34,7 @@ class MLPOptions(Config):
     def mlp_cost(self, d_model: float, d_ff: float, d_out: float) -> Cost:
         """Cost of both matrices and biases, and the hidden activations kept for the backward pass."""
         biases = vector(d_ff) + vector(d_out) if self.bias else Cost()
-        kept = Cost(activation_elements=ACTIVATIONS[self.activation].n_kept * d_ff)
+        kept = Cost(activation_elements=N_KEPT[self.activation] * d_ff)
         return linear(d_model, d_ff) + linear(d_ff, d_out) + biases + kept
 
 
@@ -77,6 +56,8 @@ class MLPConfig(MLPOptions, FFNConfig):
         return self.mlp_cost(d_model, self.d_ff, d_out)
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "MLP":
+        from widthwise.model.ffn.mlp_module import MLP
+
         return MLP(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
@@ -105,19 +86,6 @@ class MLPTemplate(MLPOptions, HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> MLPConfig:
         return MLPConfig(d_ff=self.whole_hidden(d_model), **options_of(MLPOptions, self))
-
-
-class MLP(FeedForward):
-    def __init__(self, config: MLPConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__()
-        self.config = config
-        self.norm = norm.build(d_model, d_out)
-        self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff}, has_bias=config.bias)
-        self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out}, has_bias=config.bias)
-
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        hidden = ACTIVATIONS[self.config.activation].function(self.w_up(self.norm.before(x)))
-        return self.norm.after(self.w_down(hidden)), {}
 
 
 register_ffn(MLPConfig, MLPTemplate)

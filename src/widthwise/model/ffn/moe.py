@@ -4,22 +4,20 @@ Sources: Shazeer et al. 2017, arXiv:1701.06538; the variable-width paper's mixtu
 """
 
 from collections.abc import Iterator
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from widthwise.config_io import Config, options_of
-from widthwise.kernels import grouped_swiglu
-from widthwise.model.axes import Control, Experts
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Blocks, Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.swiglu import SwiGLU, SwiGLUConfig, swiglu_cost
+from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import WIDEST, Count, Width
+
+if TYPE_CHECKING:
+    from widthwise.model.ffn.moe_module import MoE
 
 
 class Routing(Config):
@@ -83,6 +81,8 @@ class MoEConfig(Routing, FFNConfig):
         return self.experts_cost(d_model, self.d_expert, self.d_shared, d_out)
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "MoE":
+        from widthwise.model.ffn.moe_module import MoE
+
         return MoE(self, d_model, d_out, norm)
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
@@ -149,56 +149,6 @@ class MoETemplate(Routing, HiddenWidthTemplate):
         d_expert = self.whole_hidden(d_model)
         options = options_of(Routing, self)
         return MoEConfig(d_expert=d_expert, d_shared=self.n_shared_experts * d_expert, **options)
-
-
-class MoE(FeedForward):
-    """The experts' matrices are stacked along the rows: w_gate has n_experts * d_expert rows."""
-
-    def __init__(self, config: MoEConfig, d_model: int, d_out: int, norm: NormSite):
-        super().__init__()
-        self.config = config
-        n_experts, d_expert = config.n_experts, config.d_expert
-        self.norm = norm.build(d_model, d_out)
-        self.w_router = Control({"d_model": d_model}, {"n_experts": n_experts})
-        self.w_gate = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
-        self.w_up = Experts({"d_model": d_model}, {"n_experts": n_experts, "d_expert": d_expert})
-        self.w_down = Experts({"d_expert": d_expert}, {"n_experts": n_experts, "d_model": d_out})
-        inside = norm.moved("none", d_model, d_out, d_out)
-        self.shared = SwiGLU(d_model, config.d_shared, d_out, inside) if config.d_shared else None
-
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """x: (B, T, d_model), the stream -> the update (B, T, d_out), and load and losses of the router."""
-        x = self.norm.before(x)
-        logits = self.w_router(x).flatten(0, 1)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        best, chosen = logits.topk(self.config.top_k, dim=-1)
-        n_experts = self.config.n_experts
-        matrices = (w.weight.unflatten(0, (n_experts, -1)) for w in (self.w_gate, self.w_up, self.w_down))
-        update = grouped_swiglu(x.flatten(0, 1), chosen, best.softmax(dim=-1), *matrices).unflatten(0, x.shape[:2])
-        if self.shared is not None:
-            update = update + self.shared(x, context)[0]
-        expert_load = _counts(chosen, n_experts).to(logits.dtype) / chosen.numel()
-        choices = {"expert_load": expert_load}
-        if self.training:
-            choices |= self._auxiliary_losses(logits, expert_load)
-        return self.norm.after(update), choices
-
-    def _auxiliary_losses(self, logits: Tensor, expert_load: Tensor) -> Choices:
-        """logits: (n_tokens, n_experts) of the router. Gradients flow through the probabilities; the load has none."""
-        probability = logits.softmax(dim=-1).mean(dim=0)
-        balance = self.config.n_experts * (probability * expert_load).sum()
-        router_z = logits.logsumexp(dim=-1).square().mean()
-        return {
-            "auxiliary_loss": self.config.balance_coefficient * balance + self.config.z_coefficient * router_z,
-            "balance_loss": balance.detach(),
-            "router_z_loss": router_z.detach(),
-        }
-
-
-def _counts(chosen: Tensor, n_experts: int) -> Tensor:
-    """chosen: integers from 0 to n_experts - 1 -> (n_experts,), how often each occurs; of static shape."""
-    choices = chosen.flatten()
-    return choices.new_zeros(n_experts).scatter_add_(0, choices, torch.ones_like(choices))
 
 
 register_ffn(MoEConfig, MoETemplate)

@@ -1,16 +1,14 @@
 """SwiGLU, the feed-forward with a silu gate. Source: Shazeer 2020, arXiv:2002.05202."""
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-
-from widthwise.kernels import swiglu
-from widthwise.model.axes import Linear
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear
-from widthwise.model.ffn.interface import Choices, FeedForward, FFNConfig, HiddenWidthTemplate, register_ffn
+from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
+
+if TYPE_CHECKING:
+    from widthwise.model.ffn.swiglu_module import SwiGLU
 
 
 def swiglu_cost(d_model: float, d_ff: float, d_out: float) -> Cost:
@@ -36,6 +34,8 @@ class SwiGLUConfig(FFNConfig):
         return swiglu_cost(d_model, self.d_ff, d_out)
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "SwiGLU":
+        from widthwise.model.ffn.swiglu_module import SwiGLU
+
         return SwiGLU(d_model, self.d_ff, d_out, norm)
 
 
@@ -53,19 +53,6 @@ class SwiGLUTemplate(HiddenWidthTemplate):
 
     def at_width(self, d_model: int) -> SwiGLUConfig:
         return SwiGLUConfig(d_ff=self.whole_hidden(d_model))
-
-
-class SwiGLU(FeedForward):
-    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: NormSite):
-        super().__init__()
-        self.norm = norm.build(d_model, d_out)
-        self.w_gate = Linear({"d_model": d_model}, {"d_ff": d_ff})
-        self.w_up = Linear({"d_model": d_model}, {"d_ff": d_ff})
-        self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
-
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        x = self.norm.before(x)
-        return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}
 
 
 register_ffn(SwiGLUConfig, SwiGLUTemplate)

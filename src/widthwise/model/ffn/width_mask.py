@@ -9,35 +9,25 @@ meaning. `d_ff` in this file is therefore the value before any growth.
 """
 
 from abc import ABC
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 import pydantic
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from widthwise.config_io import Config
-from widthwise.kernels.sliced_swiglu import Mask
-from widthwise.model.axes import Vector
 from widthwise.model.cost import Cost, vector
 from widthwise.sizes import Count
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-class Edge(NamedTuple):
-    """How a mask falls from 1 to 0 around the width."""
-
-    mask: Mask
-    margin: float
-    """Distance from the width, in units, beyond which the mask is exactly 1 or 0 with no derivative; see
-    `sliced_swiglu`."""
-
-
-def step(width: Tensor, centres: Tensor) -> Tensor:
-    """1 for centres below the width, else 0."""
-    return (width > centres).to(width.dtype)
-
-
-HARD = Edge(step, 0.0)
+    from widthwise.model.ffn.width_mask_module import (
+        LinearRampMask,
+        NestedMask,
+        StraightThroughMask,
+        TemperedMask,
+        WidthMask,
+    )
 
 
 class WidthMaskConfig(Config):
@@ -56,28 +46,10 @@ class WidthMaskConfig(Config):
         """Cost of its parameters."""
         return Cost()
 
-    def drawn(self, level: Tensor) -> Tensor:
-        """See `WidthMask.drawn`; called in training only."""
-        return level
-
     def build(self, d_ff: int) -> "WidthMask":
-        return WidthMask(self)
+        from widthwise.model.ffn.width_mask_module import WidthMask
 
-
-class WidthMask(nn.Module):
-    """The mask of a layer. It may differ between training and evaluation."""
-
-    def __init__(self, config: WidthMaskConfig, temperature: "Temperature | None" = None):
-        super().__init__()
-        self.config, self.temperature = config, temperature
-
-    def drawn(self, level: Tensor) -> Tensor:
-        """The level (B, T) to use instead of the score's, from 0 (narrowest) to 1 (widest)."""
-        return self.config.drawn(level) if self.training else level
-
-    def edge(self, progress: Tensor) -> Edge:
-        """The edge to use now. progress: how far training is, a scalar from 0 to 1."""
-        return HARD if self.temperature is None else self.temperature.edge(progress)
+        return WidthMask()
 
 
 class HardMaskConfig(WidthMaskConfig):
@@ -113,43 +85,19 @@ class TemperedMaskConfig(WidthMaskConfig, ABC):
         """T at the start of training, in units."""
         return self.temperature or max(1.0, d_ff / 32)
 
-    def scheduled(self, first: float, progress: Tensor) -> Tensor | float:
+    @staticmethod
+    def highest_temperature(d_ff: int) -> float:
+        """Upper bound of a learned T, in units. Softening the mask lowers the loss, so T would rise for ever."""
+        return max(1.0, d_ff / 16)
+
+    def scheduled(self, first: float, progress: "Tensor") -> "Tensor | float":
         """T in units, if it is not learned, at this point of training. first: T at the start."""
         return first
 
-    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
-        """The edge at a temperature in units, which never exceeds `highest`."""
-        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
+    def build(self, d_ff: int) -> "TemperedMask":
+        from widthwise.model.ffn.width_mask_module import TemperedMask
 
-    def build(self, d_ff: int) -> WidthMask:
-        return WidthMask(self, Temperature(self, d_ff))
-
-
-def highest_temperature(d_ff: int) -> float:
-    """Upper bound of a learned temperature, in units. Softening the mask lowers the loss, so T would rise for ever."""
-    return max(1.0, d_ff / 16)
-
-
-class Temperature(nn.Module):
-    """T in units: as scheduled by the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
-
-    def __init__(self, config: TemperedMaskConfig, d_ff: int):
-        super().__init__()
-        self.config, self.first = config, config.first_temperature(d_ff)
-        self.theta = Vector({}, 0.0) if config.is_learned else None
-        self.highest = highest_temperature(d_ff) if config.is_learned else self.first
-
-    def forward(self, progress: Tensor) -> Tensor | float:
-        """T in units. progress: how far training is, a scalar from 0 to 1."""
-        if self.theta is None:
-            return self.config.scheduled(self.first, progress)
-        return (self.first * self.theta().exp()).clamp(1.0, self.highest)
-
-    def edge(self, progress: Tensor) -> Edge:
-        """See `WidthMask.edge`."""
-        if self.config.evaluates_as_step and not self.training:
-            return HARD
-        return self.config.edge(self(progress), self.highest)
+        return TemperedMask(self, d_ff)
 
 
 class LearnableMaskConfig(TemperedMaskConfig, ABC):
@@ -163,7 +111,7 @@ class LearnableMaskConfig(TemperedMaskConfig, ABC):
         return self.learn_temperature
 
     def at_width(self, d_ff: int) -> Self:
-        first, highest = self.first_temperature(d_ff), highest_temperature(d_ff)
+        first, highest = self.first_temperature(d_ff), self.highest_temperature(d_ff)
         if self.learn_temperature and not 1 <= first <= highest:
             got = f"mask.temperature: got {first:g}; where d_ff = {d_ff} (before any growth)"
             raise ValueError(f"{got} a learned one lies between 1 and {highest:g}")
@@ -176,12 +124,10 @@ class StraightThroughMaskConfig(LearnableMaskConfig):
     is_exact = True
     kind: Literal["ste"] = "ste"
 
-    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
-        def mask(width: Tensor, centres: Tensor) -> Tensor:
-            soft = torch.sigmoid((width - centres) / temperature)
-            return step(width, centres) + (soft - soft.detach())  # the difference is exactly 0
+    def build(self, d_ff: int) -> "StraightThroughMask":
+        from widthwise.model.ffn.width_mask_module import StraightThroughMask
 
-        return Edge(mask, torch.inf)
+        return StraightThroughMask(self, d_ff)
 
 
 class SoftMaskConfig(LearnableMaskConfig):
@@ -203,7 +149,7 @@ class AnnealedMaskConfig(TemperedMaskConfig):
     final_temperature: pydantic.PositiveFloat = 1.0
     """T at the end of training, in units."""
 
-    def scheduled(self, first: float, progress: Tensor) -> Tensor | float:
+    def scheduled(self, first: float, progress: "Tensor") -> "Tensor | float":
         return first * (self.final_temperature / first) ** progress
 
 
@@ -216,8 +162,10 @@ class LinearRampMaskConfig(LearnableMaskConfig):
     def evaluates_as_step(self) -> bool:
         return False
 
-    def edge(self, temperature: Tensor | float, highest: float) -> Edge:
-        return Edge(lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2)
+    def build(self, d_ff: int) -> "LinearRampMask":
+        from widthwise.model.ffn.width_mask_module import LinearRampMask
+
+        return LinearRampMask(self, d_ff)
 
 
 class NestedMaskConfig(WidthMaskConfig):
@@ -234,10 +182,10 @@ class NestedMaskConfig(WidthMaskConfig):
     per: Literal["token", "batch"] = "token"
     """Whether each token draws its own width, or all tokens of a forward pass share one; layers draw independently."""
 
-    def drawn(self, level: Tensor) -> Tensor:
-        shape = level.shape if self.per == "token" else (1, 1)
-        bucket = torch.randint(self.n_buckets, shape, device=level.device)
-        return (bucket.to(level.dtype) / (self.n_buckets - 1)).expand_as(level)
+    def build(self, d_ff: int) -> "NestedMask":
+        from widthwise.model.ffn.width_mask_module import NestedMask
+
+        return NestedMask(self)
 
 
 class NoMaskConfig(WidthMaskConfig):

@@ -1,41 +1,27 @@
-"""Scores: the number from which a token's width is decided.
-
-Computed in fp32, or wider if the model is: in bf16 a width could not tell neighbouring units apart.
-"""
+"""Scores: the number from which a token's width is decided."""
 
 import warnings
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
 
 from widthwise.config_io import Config
-from widthwise.model.axes import Control, Vector
-from widthwise.model.context import PassContext
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.sizes import VocabSize, Width
 
-EPS = 1e-5
-"""eps of the norms inside scores."""
-
-
-def wide(x: Tensor) -> Tensor:
-    """`x` in fp32, or unchanged if it is wider."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-class WidthScore(nn.Module, ABC):
-    """forward(source) -> (B, T), called with autocast off. `source` returns what the score is computed from."""
-
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        """The input of `forward`. x: (B, T, d_model), what the feed-forward reads; stream: the same before the norm."""
-        return x
-
-    @abstractmethod
-    def forward(self, source: Tensor) -> Tensor: ...
+if TYPE_CHECKING:
+    from widthwise.model.ffn.width_score_module import (
+        ConstScore,
+        LayerNormMeanScore,
+        LinearScore,
+        MLPScore,
+        RandomScore,
+        RawMeanScore,
+        RMSMeanScore,
+        TokenScore,
+        WidthScore,
+    )
 
 
 class WidthScoreConfig(Config, ABC):
@@ -51,7 +37,7 @@ class WidthScoreConfig(Config, ABC):
         return Cost()
 
     @abstractmethod
-    def build(self, d_model: int) -> WidthScore: ...
+    def build(self, d_model: int) -> "WidthScore": ...
 
 
 class ConstScoreConfig(WidthScoreConfig):
@@ -65,15 +51,9 @@ class ConstScoreConfig(WidthScoreConfig):
         return Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "ConstScore":
+        from widthwise.model.ffn.width_score_module import ConstScore
+
         return ConstScore()
-
-
-class ConstScore(WidthScore):
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return torch.zeros_like(wide(x[..., 0]))
-
-    def forward(self, source: Tensor) -> Tensor:
-        return source
 
 
 class GainedScoreConfig(WidthScoreConfig, ABC):
@@ -84,20 +64,6 @@ class GainedScoreConfig(WidthScoreConfig, ABC):
 
     def cost(self, d_model: float) -> Cost:
         return vector(1) if self.learn_gain else Cost()
-
-
-class GainedScore(WidthScore, ABC):
-    def __init__(self, config: GainedScoreConfig):
-        super().__init__()
-        self.log_gain = Vector({}, 0.0) if config.learn_gain else None
-
-    @abstractmethod
-    def before_gain(self, source: Tensor) -> Tensor:
-        """The score before the gain, (B, T). source: as returned by `source`."""
-
-    def forward(self, source: Tensor) -> Tensor:
-        score = self.before_gain(source)
-        return score if self.log_gain is None else wide(self.log_gain()).exp() * score
 
 
 class TokenScoreConfig(GainedScoreConfig):
@@ -112,19 +78,9 @@ class TokenScoreConfig(GainedScoreConfig):
         return super().cost(d_model) + vector(self.vocab_size)
 
     def build(self, d_model: int) -> "TokenScore":
+        from widthwise.model.ffn.width_score_module import TokenScore
+
         return TokenScore(self)
-
-
-class TokenScore(GainedScore):
-    def __init__(self, config: TokenScoreConfig):
-        super().__init__(config)
-        self.table = Vector({"vocab_size": config.vocab_size}, 0.0)
-
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return context.tokens
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        return wide(functional.embedding(source, self.table()[:, None])[..., 0])
 
 
 class RandomScoreConfig(GainedScoreConfig):
@@ -140,15 +96,9 @@ class RandomScoreConfig(GainedScoreConfig):
         return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "RandomScore":
+        from widthwise.model.ffn.width_score_module import RandomScore
+
         return RandomScore(self)
-
-
-class RandomScore(GainedScore):
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return torch.rand_like(wide(x[..., 0]))
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        return source.clamp(min=2**-25).logit()  # a draw can be 0: -inf times a gradient of 0 is NaN
 
 
 class FeatureScoreConfig(GainedScoreConfig, ABC):
@@ -156,15 +106,6 @@ class FeatureScoreConfig(GainedScoreConfig, ABC):
 
     detach: bool = False
     """Whether the gradient stops at the features, so that choosing widths does not shape them."""
-
-
-class FeatureScore(GainedScore, ABC):
-    def __init__(self, config: FeatureScoreConfig):
-        super().__init__(config)
-        self.detach = config.detach
-
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return x.detach() if self.detach else x
 
 
 class LayerNormMeanScoreConfig(FeatureScoreConfig):
@@ -187,17 +128,9 @@ class LayerNormMeanScoreConfig(FeatureScoreConfig):
             "the same width; with score linear the width depends on the token",
             stacklevel=2,
         )
+        from widthwise.model.ffn.width_score_module import LayerNormMeanScore
+
         return LayerNormMeanScore(self, d_model)
-
-
-class LayerNormMeanScore(FeatureScore):
-    def __init__(self, config: LayerNormMeanScoreConfig, d_model: int):
-        super().__init__(config)
-        self.scale, self.shift = Vector({"d_model": d_model}, 1.0), Vector({"d_model": d_model}, 0.0)
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        x = wide(source)
-        return functional.layer_norm(x, x.shape[-1:], wide(self.scale()), wide(self.shift()), EPS).mean(dim=-1)
 
 
 class RMSMeanScoreConfig(FeatureScoreConfig):
@@ -207,13 +140,9 @@ class RMSMeanScoreConfig(FeatureScoreConfig):
     kind: Literal["rms_mean"] = "rms_mean"
 
     def build(self, d_model: int) -> "RMSMeanScore":
+        from widthwise.model.ffn.width_score_module import RMSMeanScore
+
         return RMSMeanScore(self)
-
-
-class RMSMeanScore(FeatureScore):
-    def before_gain(self, source: Tensor) -> Tensor:
-        x = wide(source)
-        return x.mean(dim=-1) * (x.square().mean(dim=-1) + EPS).rsqrt()
 
 
 class RawMeanScoreConfig(FeatureScoreConfig):
@@ -227,15 +156,9 @@ class RawMeanScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + Cost(activation_fp32_elements=1)
 
     def build(self, d_model: int) -> "RawMeanScore":
+        from widthwise.model.ffn.width_score_module import RawMeanScore
+
         return RawMeanScore(self)
-
-
-class RawMeanScore(FeatureScore):
-    def source(self, x: Tensor, stream: Tensor, context: PassContext) -> Tensor:
-        return super().source(wide(stream).mean(dim=-1), stream, context)
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        return source
 
 
 class LinearScoreConfig(FeatureScoreConfig):
@@ -248,16 +171,9 @@ class LinearScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + linear(d_model, 1)
 
     def build(self, d_model: int) -> "LinearScore":
+        from widthwise.model.ffn.width_score_module import LinearScore
+
         return LinearScore(self, d_model)
-
-
-class LinearScore(FeatureScore):
-    def __init__(self, config: LinearScoreConfig, d_model: int):
-        super().__init__(config)
-        self.v = Control({"d_model": d_model}, {"score": 1}, start=0.0)
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        return functional.linear(wide(source), wide(self.v.weight))[..., 0]
 
 
 class MLPScoreConfig(FeatureScoreConfig):
@@ -272,18 +188,9 @@ class MLPScoreConfig(FeatureScoreConfig):
         return super().cost(d_model) + linear(d_model, self.d_hidden) + linear(self.d_hidden, 1)
 
     def build(self, d_model: int) -> "MLPScore":
+        from widthwise.model.ffn.width_score_module import MLPScore
+
         return MLPScore(self, d_model)
-
-
-class MLPScore(FeatureScore):
-    def __init__(self, config: MLPScoreConfig, d_model: int):
-        super().__init__(config)
-        self.w_in = Control({"d_model": d_model}, {"d_hidden": config.d_hidden})
-        self.v = Control({"d_hidden": config.d_hidden}, {"score": 1}, start=0.0)
-
-    def before_gain(self, source: Tensor) -> Tensor:
-        hidden = functional.silu(functional.linear(wide(source), wide(self.w_in.weight)))
-        return functional.linear(hidden, wide(self.v.weight))[..., 0]
 
 
 AnyWidthScore = Annotated[

@@ -9,31 +9,30 @@ arXiv:2503.14125).
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
-from torch import Tensor, nn
 
 from widthwise.config_io import Config, options_of
-from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.boundary import PendingWrite, Reading, boundary, defers_writes, written
-from widthwise.kernels.hyper_connections import reference
 from widthwise.model.agreement import may_be_added, must_agree, must_stay
-from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import (
-    Exit,
     PrefixLayout,
     ResidualConfig,
     ResidualTemplate,
-    Site,
     SlotLayout,
     register_residual,
 )
-from widthwise.model.residual.over_width import ENTRIES, REDUCTIONS, GroupNorm, OverWidthExit
-from widthwise.model.residual.pattern import Pattern
+from widthwise.model.residual.over_width import ENTRY_SIZES, REDUCTION_COSTS, group_norm_cost
 from widthwise.sizes import NSlots, Width
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from widthwise.kernels.boundary import PendingWrite
+    from widthwise.model.residual.hyper_connections_module import HyperConnection
+    from widthwise.model.residual.over_width_module import DirectEntry, OverWidthExit
 
 
 class HyperConnectionOptions(Config):
@@ -129,6 +128,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "HyperConnection":
+        from widthwise.model.residual.hyper_connections_module import HyperConnection
+
         return HyperConnection(self, d_read // self.slot_width, d_write // self.slot_width)
 
     @property
@@ -136,22 +137,26 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return self.n_slots * self.slot_width
 
     def embedding_width(self, d_model: int) -> int:
-        return ENTRIES[self.embedding].embedding_width(d_model, self.n_slots, self.slot_width)
+        return self.stream_width if ENTRY_SIZES[self.embedding].has_wide_table else d_model
 
     def entry_cost(self, d_model: int) -> Cost:
-        return ENTRIES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
+        return ENTRY_SIZES[self.embedding].cost(d_model, self.n_slots, self.slot_width)
 
-    def build_entry(self, d_model: int) -> nn.Module:
+    def build_entry(self, d_model: int) -> "DirectEntry":
+        from widthwise.model.residual.over_width_module import ENTRIES
+
         return ENTRIES[self.embedding](d_model, self.n_slots, self.slot_width)
 
     def exit_cost(self, d_model: int) -> Cost:
-        cost = REDUCTIONS[self.reduce].cost(d_model, self.n_slots, self.slot_width)
-        return cost if self.group_norm is None else cost + GroupNorm.cost(self.group_norm, d_model, self.stream_width)
+        cost = REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width)
+        return cost if self.group_norm is None else cost + group_norm_cost(self.group_norm, d_model, self.stream_width)
 
     def reduction_params(self, d_model: int) -> int:
-        return int(REDUCTIONS[self.reduce].cost(d_model, self.n_slots, self.slot_width).params)
+        return int(REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width).params)
 
-    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> Exit:
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "OverWidthExit":
+        from widthwise.model.residual.over_width_module import REDUCTIONS, GroupNorm, OverWidthExit
+
         reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width)
         group_norm = None
         if self.group_norm is not None:
@@ -162,10 +167,12 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     def slot_shape(self, d_model: int) -> tuple[int, int]:
         return self.n_slots, self.slot_width
 
-    def to_slots(self, stream: Tensor | PendingWrite, d_model: int) -> Tensor:
+    def to_slots(self, stream: "Tensor | PendingWrite", d_model: int) -> "Tensor":
+        from widthwise.kernels.boundary import written
+
         return written(stream)
 
-    def from_slots(self, slots: Tensor) -> Tensor:
+    def from_slots(self, slots: "Tensor") -> "Tensor":
         return slots
 
     @property
@@ -300,70 +307,6 @@ def _n_blocks(width: int, slot_width: int) -> int:
     if width % slot_width:
         raise ValueError(f"slot_width: got {slot_width}; must divide every width, {width} too")
     return width // slot_width
-
-
-class Unwritten(NamedTuple):
-    """What a deferred write needs from its read; see `kernels.boundary`."""
-
-    state: Tensor
-    coefficients: Tensor
-
-
-class SlotNorm(RMSNorm):
-    """The norm of a slot for dynamic coefficients, whose output is divided by the root of norm_dim once more.
-
-    That factor cancels a change of divisor, so that `bake` leaves the gain alone.
-    """
-
-    def gain_factor(self, other: Norm) -> float:
-        return 1.0
-
-
-class HyperConnection(Site):
-    """One sublayer's mixtures. The stream is (B, T, n_slots, slot_width) or the pending write that makes it."""
-
-    def __init__(self, config: HyperConnectionsConfig, n_read: int, n_write: int):
-        super().__init__()
-        self.config, self.n_read = config, n_read
-        pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots)
-        self.table = {"n_slots": config.n_slots, "n_coefficients": pattern.n_coefficients}
-        self.static = Vector(self.table, start=pattern)
-        if config.dynamic:
-            slot = {"slot_width": config.slot_width}
-            self.norm = SlotNorm(slot, config.eps, config.slot_norm_dim or config.slot_width)
-            self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
-            self.scale = Scale(self.table, start=1.0)
-
-    def _reading(self) -> Reading:
-        """Static coefficients, projection and scale as the kernels take them."""
-        table, static = tuple(self.table.values()), self.static()
-        if not self.config.dynamic:
-            return Reading(static.view(table), None, None, self.n_read, self.config.eps)
-        # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
-        # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
-        # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
-        slot_width = self.config.slot_width
-        projection = (self.norm.weight / math.sqrt(slot_width))[:, None] * self.dynamic.weight.T
-        eps = self.config.eps * (self.norm.norm_dim / slot_width)
-        return Reading(static.view(table), projection, self.scale().view(table), self.n_read, eps)
-
-    def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
-        """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.
-
-        In fp32 or wider. See `kernels.hyper_connections.reference`.
-        """
-        return reference.read_slots(written(stream), *self._reading())[1]
-
-    def read(self, stream: Tensor | PendingWrite) -> tuple[Tensor, Any]:
-        if defers_writes(stream):
-            state, x, coefficients = boundary(stream, self._reading())
-            return x, Unwritten(state, coefficients)
-        return read_slots(written(stream), *self._reading(), self.config.state_every)
-
-    def write(self, kept: Any, update: Tensor) -> Tensor | PendingWrite:
-        if isinstance(kept, Unwritten):
-            return PendingWrite(kept.state, update, kept.coefficients, self.n_read, self.config.multiplier)
-        return write_slots(kept, update, self.config.multiplier)
 
 
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)

@@ -5,13 +5,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from torch import Tensor, nn
-
 from widthwise.config_io import Config, UserError
 from widthwise.model.agreement import all_must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.kinds import Component
 from widthwise.model.norm import NormConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from widthwise.model.residual.interface_module import Exit, Site
 
 Stream = Any
 """What flows from layer to layer. Only the variant that made it knows its type."""
@@ -35,29 +38,6 @@ class SlotLayout:
     """Slots that the widest layer owns."""
     has_means: bool = False
     """Whether a mean is taken over coordinates of several slots; wider slots would change it."""
-
-
-class Site(nn.Module, ABC):
-    """One sublayer's access to the stream."""
-
-    @abstractmethod
-    def read(self, stream: Stream) -> tuple[Tensor, Any]:
-        """The sublayer's input (B, T, d_read), and what `write` needs as `kept`."""
-
-    @abstractmethod
-    def write(self, kept: Any, update: Tensor) -> Stream:
-        """update: (B, T, d_write), the sublayer's output -> the stream after it."""
-
-
-class Exit(nn.Module, ABC):
-    """From the stream after the last layer to the input of the head."""
-
-    def share_reduction(self, other: Any) -> None:
-        """Uses the reduction matrix of another exit of the same variant, if the variant has one."""
-
-    @abstractmethod
-    def forward(self, stream: Stream) -> Tensor:
-        """The stream after the last layer -> the normalised input of the head, (B, T, d_model)."""
 
 
 class ResidualConfig(Config, ABC):
@@ -93,7 +73,7 @@ class ResidualConfig(Config, ABC):
         return self
 
     @abstractmethod
-    def build(self, d_before: int, d_read: int, d_write: int) -> Site:
+    def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
         """A site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes d_write."""
 
     @abstractmethod
@@ -105,7 +85,7 @@ class ResidualConfig(Config, ABC):
         """Cost of making the stream from a row of the embedding table."""
 
     @abstractmethod
-    def build_entry(self, d_model: int) -> nn.Module:
+    def build_entry(self, d_model: int) -> "nn.Module":
         """A module (B, T, embedding_width) -> the stream before the first layer."""
 
     @abstractmethod
@@ -117,7 +97,7 @@ class ResidualConfig(Config, ABC):
         return 0
 
     @abstractmethod
-    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> Exit:
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "Exit":
         """The exit. norm: the last norm before the head, which covers `width` coordinates."""
 
     @abstractmethod
@@ -125,11 +105,11 @@ class ResidualConfig(Config, ABC):
         """(n_slots, slot_width): the equal parts of the stream, for those who use all of it, such as MTP heads."""
 
     @abstractmethod
-    def to_slots(self, stream: Stream, d_model: int) -> Tensor:
+    def to_slots(self, stream: Stream, d_model: int) -> "Tensor":
         """The stream as (B, T, n_slots, slot_width)."""
 
     @abstractmethod
-    def from_slots(self, slots: Tensor) -> Stream:
+    def from_slots(self, slots: "Tensor") -> Stream:
         """The inverse of `to_slots`."""
 
     @property

@@ -1,201 +1,62 @@
-"""Entry and exit of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
+"""What entry and exit of an over-width stream cost; `over_width_module.py` has their modules and their source.
 
-Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
-the stream are the embedding of a model without virtual width and the only ones that the head sees, so that the whole
-model starts equal to that model.
+All functions: d_model, n_slots and slot_width of the stream -> the cost on top of what stands there anyway.
 """
 
-import math
+from collections.abc import Callable
+from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
-
-from widthwise.kernels import rms_norm
-from widthwise.kernels.boundary import PendingWrite, written
-from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Vector
 from widthwise.model.cost import Cost, linear, vector
-from widthwise.model.residual.interface import Exit
+
+CostOfEnd = Callable[[int, int, int], Cost]
 
 
-class DirectEntry(nn.Module):
-    """The embedding table is as wide as the stream."""
+class EntrySizes(NamedTuple):
+    """What a kind of entry takes."""
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
-        super().__init__()
-        self.slots = (n_slots, slot_width)
-
-    @staticmethod
-    def embedding_width(d_model: int, n_slots: int, slot_width: int) -> int:
-        return n_slots * slot_width
-
-    @staticmethod
-    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """The cost on top of the embedding table."""
-        return Cost()
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        """embedding: (B, T, embedding_width) -> (B, T, n_slots, slot_width)."""
-        return embedding.unflatten(-1, self.slots)
+    has_wide_table: bool
+    """Whether the embedding table is as wide as the stream, not as d_model."""
+    cost: CostOfEnd
+    """On top of the embedding table."""
 
 
-class PadEntry(DirectEntry):
-    """Slots after the first d_model coordinates start at 0, as such coordinates of the plain residual do."""
-
-    @staticmethod
-    def embedding_width(d_model: int, n_slots: int, slot_width: int) -> int:
-        return d_model
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        missing = math.prod(self.slots) - embedding.shape[-1]
-        return nn.functional.pad(embedding, (0, missing)).unflatten(-1, self.slots)
+def no_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Rows are looked up, and zeros appended."""
+    return Cost()
 
 
-class ExpandEntry(PadEntry):
-    """A matrix maps a token's d_model embedding to the whole stream. Eq. (3)."""
-
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
-        super().__init__(d_model, n_slots, slot_width)
-        self.w_expand = Linear({"d_model": d_model}, {"n_slots": n_slots, "slot_width": slot_width}, identity_on_top)
-
-    @staticmethod
-    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        return linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        return self.w_expand(embedding).to(embedding.dtype).unflatten(-1, self.slots)
+def expansion_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """A matrix from d_model to the whole stream."""
+    return linear(d_model, n_slots * slot_width) + Cost(activation_elements=d_model)
 
 
-class SlotEntry(PadEntry):
-    """Every slot is a learned mixture of the blocks of a token's d_model embedding.
-
-    Before training the first slots are the blocks themselves. The others are random mixtures, because equal slots would
-    stay equal.
-    """
-
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
-        super().__init__(d_model, n_slots, slot_width)
-        self.w_expand = Control({"n_fractions": d_model // slot_width}, {"n_slots": n_slots}, identity_on_top)
-
-    @staticmethod
-    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        return linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        return _mix(self.w_expand.weight, embedding.unflatten(-1, (-1, self.slots[1])))
+def mixed_entry_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Every slot is a mixture of the blocks of d_model."""
+    return linear(d_model // slot_width, n_slots, slot_width) + Cost(activation_fp32_elements=d_model)
 
 
-ENTRIES: dict[str, type[DirectEntry]] = {
-    "direct": DirectEntry,
-    "expand": ExpandEntry,
-    "slot": SlotEntry,
-    "pad": PadEntry,
+def reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """A matrix from the whole stream to d_model, and the input that it keeps for the backward pass."""
+    return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
+
+
+def mixed_reduction_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
+    """Every block of d_model is a mixture of slots, which are kept for the backward pass."""
+    return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
+
+
+ENTRY_SIZES = {
+    "direct": EntrySizes(True, no_cost),
+    "expand": EntrySizes(False, expansion_cost),
+    "slot": EntrySizes(False, mixed_entry_cost),
+    "pad": EntrySizes(False, no_cost),
 }
+REDUCTION_COSTS: dict[str, CostOfEnd] = {"full": reduction_cost, "slot": mixed_reduction_cost}
 
 
-class FullReduction(nn.Module):
-    """A matrix maps all slots to d_model coordinates. Eq. (4)."""
-
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
-        super().__init__()
-        self.w_reduce = Linear({"n_slots": n_slots, "slot_width": slot_width}, {"d_model": d_model}, identity)
-
-    @staticmethod
-    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """Includes the input that it keeps for the backward pass."""
-        return linear(n_slots * slot_width, d_model) + Cost(activation_elements=n_slots * slot_width)
-
-    def forward(self, slots: Tensor) -> Tensor:
-        """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
-        return self.w_reduce(slots.flatten(-2))
-
-
-class SlotReduction(nn.Module):
-    """Each of the d_model / slot_width blocks of the head's input is a mixture of slots. Alg. 1, `R`."""
-
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
-        super().__init__()
-        self.w_reduce = Control({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, identity)
-
-    @staticmethod
-    def cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-        """Includes the input that it keeps for the backward pass."""
-        return linear(n_slots, d_model // slot_width, slot_width) + Cost(activation_elements=n_slots * slot_width)
-
-    def forward(self, slots: Tensor) -> Tensor:
-        """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
-        return _mix(self.w_reduce.weight, slots.to(compute_dtype(slots))).flatten(-2)
-
-
-REDUCTIONS: dict[str, type[FullReduction | SlotReduction]] = {"full": FullReduction, "slot": SlotReduction}
-
-
-class GroupNorm(nn.Module):
-    """Normalises every group of d_model consecutive coordinates of a token, with one gain for each coordinate.
-
-    Never across tokens, as torch's GroupNorm of (B, C, T) would. Kind `layer` subtracts the mean and has a bias, `rms`
-    does neither. norm_dim: divisor of the sums of squares. Source: Wu and He 2018, arXiv:1803.08494; section 3.2 of the
-    paper.
-    """
-
-    def __init__(self, kind: str, d_model: int, width: int, eps: float, norm_dim: int):
-        super().__init__()
-        self.d_model = d_model
-        self.norm = RMSNorm({"stream_width": width}, eps, norm_dim)
-        self.bias = Vector({"stream_width": width}, start=0.0) if kind == "layer" else None
-
-    @staticmethod
-    def cost(kind: str, d_model: int, width: int) -> Cost:
-        """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
-        statistics = Cost(activation_fp32_elements=width // d_model)
-        if kind == "layer":
-            return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
-        return vector(width) + statistics
-
-    def forward(self, slots: Tensor) -> Tensor:
-        """slots: (B, T, n_slots, slot_width) -> the same shape, in the autocast type where autocast is on."""
-        groups = slots.flatten(-2).unflatten(-1, (-1, self.d_model))
-        if self.bias is None:
-            return self._normalised(groups).view(slots.shape)
-        wide = groups.to(torch.promote_types(groups.dtype, torch.float32))
-        normalised = self._normalised(wide - wide.mean(dim=-1, keepdim=True)).flatten(-2)
-        return (normalised + self.bias()).view(slots.shape)
-
-    def _normalised(self, groups: Tensor) -> Tensor:
-        return rms_norm(groups, self.norm.weight.view(-1, self.d_model), self.norm.eps, self.norm.norm_dim)
-
-
-class OverWidthExit(Exit):
-    """Group norm (if any), then the reduction, then the last norm."""
-
-    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: Norm):
-        super().__init__()
-        self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
-
-    def share_reduction(self, other: "OverWidthExit") -> None:
-        self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
-
-    def forward(self, stream: Tensor | PendingWrite) -> Tensor:
-        slots = written(stream)
-        return self.norm(self.reduce(slots if self.group_norm is None else self.group_norm(slots)))
-
-
-def identity(weight: Tensor, generator: torch.Generator) -> None:
-    """The identity, filled up with zero columns or zero rows."""
-    nn.init.eye_(weight)
-
-
-def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
-    """The identity above normal rows of std 1 / sqrt(n_in), which keep the scale. weight: (n_out >= n_in, n_in)."""
-    n_in = weight.shape[1]
-    nn.init.eye_(weight[:n_in])
-    weight[n_in:].normal_(0.0, 1 / math.sqrt(n_in), generator=generator)
-
-
-def _mix(weight: Tensor, blocks: Tensor) -> Tensor:
-    """weight: (n_out, n_in); blocks: (B, T, n_in, slot_width) -> (B, T, n_out, slot_width), in the dtype of blocks."""
-    tokens = blocks.flatten(0, -3)
-    with without_autocast(blocks):
-        # Not weight @ blocks, which would keep a copy of the blocks for the backward pass.
-        mixed = torch.bmm(weight.to(blocks.dtype).expand(len(tokens), -1, -1), tokens)
-    return mixed.view(*blocks.shape[:-2], -1, blocks.shape[-1])
+def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:
+    """The output is not counted, since the reduction keeps it; `layer` also keeps its output before the bias."""
+    statistics = Cost(activation_fp32_elements=width // d_model)
+    if kind == "layer":
+        return vector(width) + vector(width) + statistics + Cost(activation_elements=width)
+    return vector(width) + statistics

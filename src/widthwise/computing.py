@@ -1,0 +1,8 @@
+"""How a model is computed, as a recipe says it."""
+
+from typing import Literal
+
+Precision = Literal["fp32", "bf16"]
+"""Type of the matrix products of a forward pass."""
+ActivationCheckpointing = Literal["none", "layer", "selective"]
+"""What the backward pass runs again instead of keeping it; see `model.recompute`."""

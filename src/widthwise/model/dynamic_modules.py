@@ -1,0 +1,20 @@
+"""The modules of a model in which tokens can have different hidden widths, and what they chose."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from widthwise.model.decoder import Decoder
+from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.interface_module import Choices
+
+
+def dynamic_modules(model: Decoder) -> dict[int, DynamicWidth]:
+    """Position among all layers, from 0 -> the feed-forward."""
+    modules = {index: layer.ffn for index, layer in enumerate(model.layers)}
+    return {index: module for index, module in modules.items() if isinstance(module, DynamicWidth)}
+
+
+def width_fractions(choices: Sequence[Choices]) -> list[Tensor]:
+    """(B, T) for each dynamic-width layer, in their order."""
+    return [chosen["width_fraction"] for chosen in choices if "width_fraction" in chosen]

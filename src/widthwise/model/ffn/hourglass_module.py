@@ -1,0 +1,39 @@
+"""The module of an hourglass feed-forward."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from widthwise.model.context import PassContext
+from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.swiglu_module import SwiGLU
+from widthwise.model.norm import NormSite
+
+if TYPE_CHECKING:
+    from widthwise.model.ffn.hourglass import HourglassConfig
+
+
+class Hourglass(FeedForward):
+    """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
+
+    def __init__(self, config: "HourglassConfig", d_model: int, d_out: int, norm: NormSite):
+        super().__init__()
+        self.config = config
+        shared, own = config.norm_sites(d_model, d_out, norm)
+        self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
+        blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
+        self.blocks = nn.ModuleList(SwiGLU(d_model, d_hidden, d_write, site) for d_hidden, d_write, site in blocks)
+        if config.share_weights:
+            first = self.blocks[0]
+            for block in self.blocks:
+                block.w_gate, block.w_up, block.w_down = first.w_gate, first.w_up, first.w_down
+        self.d_out = d_out
+
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        entered = self.norm(x)
+        total, _ = self.blocks[0](entered, context)
+        for block in self.blocks[1:]:
+            total = total.to(x.dtype)  # sums in the dtype of the stream, not of the matrix products
+            update, _ = block(entered.add(total, alpha=self.config.block_multiplier), context)
+            total = total[..., : update.shape[-1]] + update
+        return total[..., : self.d_out], {}

@@ -1,0 +1,24 @@
+"""The interface of a feed-forward's module."""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from widthwise.model.context import PassContext
+
+Choices = dict[str, Tensor]
+"""What a feed-forward returns besides the update about its decisions for tokens; empty if it makes none.
+
+auxiliary_loss: scalar added to the objective, coefficients included; never part of a reported loss.
+width_fraction: (B, T) fp32, the hidden width each token asks for over d_ff, with gradient.
+expert_load: (n_experts,), each expert's share of the routed choices, without gradient.
+balance_loss, router_z_loss: scalars without gradient, for reports.
+"""
+
+
+class FeedForward(nn.Module, ABC):
+    """A feed-forward, including its norm."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
+        """x: (B, T, d_model), the stream before the norm -> the update (B, T, d_out) and its choices."""

@@ -1,0 +1,113 @@
+"""The modules of the masks: how each falls from 1 to 0, and what it has as derivative."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.kernels.sliced_swiglu import Mask
+from widthwise.model.axes import Vector
+
+if TYPE_CHECKING:
+    from widthwise.model.ffn.width_mask import NestedMaskConfig, TemperedMaskConfig
+
+
+class Edge(NamedTuple):
+    """How a mask falls from 1 to 0 around the width."""
+
+    mask: Mask
+    margin: float
+    """Distance from the width, in units, beyond which the mask is exactly 1 or 0 with no derivative; see
+    `sliced_swiglu`."""
+
+
+def step(width: Tensor, centres: Tensor) -> Tensor:
+    """1 for centres below the width, else 0."""
+    return (width > centres).to(width.dtype)
+
+
+HARD = Edge(step, 0.0)
+
+
+class WidthMask(nn.Module):
+    """The mask of a layer. It may differ between training and evaluation."""
+
+    def __init__(self, temperature: "Temperature | None" = None):
+        super().__init__()
+        self.temperature = temperature
+
+    def drawn(self, level: Tensor) -> Tensor:
+        """The level (B, T) to use instead of the score's, from 0 (narrowest) to 1 (widest)."""
+        return level
+
+    def edge(self, progress: Tensor) -> Edge:
+        """The edge to use now. progress: how far training is, a scalar from 0 to 1."""
+        return HARD
+
+
+class Temperature(nn.Module):
+    """T in units: as scheduled by the config, or first * exp(theta) clamped to 1 ... `highest_temperature`."""
+
+    def __init__(self, config: "TemperedMaskConfig", d_ff: int):
+        super().__init__()
+        self.config, self.first = config, config.first_temperature(d_ff)
+        self.theta = Vector({}, 0.0) if config.is_learned else None
+        self.highest = config.highest_temperature(d_ff) if config.is_learned else self.first
+
+    def forward(self, progress: Tensor) -> Tensor | float:
+        """T in units. progress: how far training is, a scalar from 0 to 1."""
+        if self.theta is None:
+            return self.config.scheduled(self.first, progress)
+        return (self.first * self.theta().exp()).clamp(1.0, self.highest)
+
+
+class TemperedMask(WidthMask):
+    """sigmoid((w - c) / T)."""
+
+    def __init__(self, config: "TemperedMaskConfig", d_ff: int):
+        super().__init__(Temperature(config, d_ff))
+        self.evaluates_as_step = config.evaluates_as_step
+
+    def edge(self, progress: Tensor) -> Edge:
+        if self.evaluates_as_step and not self.training:
+            return HARD
+        assert self.temperature is not None
+        return self.falling(self.temperature(progress), self.temperature.highest)
+
+    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+        """The edge at a temperature in units, which never exceeds `highest`."""
+        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
+
+
+class StraightThroughMask(TemperedMask):
+    """A step whose gradient is that of sigmoid((w - c) / T)."""
+
+    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+        def mask(width: Tensor, centres: Tensor) -> Tensor:
+            soft = torch.sigmoid((width - centres) / temperature)
+            return step(width, centres) + (soft - soft.detach())  # the difference is exactly 0
+
+        return Edge(mask, torch.inf)
+
+
+class LinearRampMask(TemperedMask):
+    """(w - c) / T + 1/2, clamped to 0 ... 1."""
+
+    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+        return Edge(lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2)
+
+
+class NestedMask(WidthMask):
+    """A step at the score's width in evaluation, and at a random one in training."""
+
+    def __init__(self, config: "NestedMaskConfig"):
+        super().__init__()
+        self.config = config
+
+    def drawn(self, level: Tensor) -> Tensor:
+        if not self.training:
+            return level
+        config = self.config
+        shape = level.shape if config.per == "token" else (1, 1)
+        bucket = torch.randint(config.n_buckets, shape, device=level.device)
+        return (bucket.to(level.dtype) / (config.n_buckets - 1)).expand_as(level)
