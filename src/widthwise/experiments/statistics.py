@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 
@@ -16,12 +15,14 @@ def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estima
     per_seed: one number per seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
-    standard_error = stats.sem(values) if len(values) > 1 else float("nan")
+    standard_error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
     return _students_t(float(values.mean()), standard_error, values.tolist(), confidence)
 
 
 def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
     """The t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
+    from scipy import stats  # slow to import, and not needed to plan an experiment
+
     half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
