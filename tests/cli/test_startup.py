@@ -1,0 +1,49 @@
+"""What a verb imports before it answers: importing torch takes longer than the answer of those that only count."""
+
+import json
+import subprocess
+import sys
+
+from widthwise.bundled import recipes_folder
+
+HEAVY = ("torch", "scipy", "matplotlib", "transformers")
+VERBS = (
+    "--help",
+    "train --help",
+    "inspect {recipes}/x_2b.yaml",
+    "inspect {recipes}/x_virtual_width_200m.yaml --json",
+    "inspect {recipes}/qwen_134m_guess_dynamic.yaml",
+    "inspect {recipes}/x_moe_3b.yaml",
+    "inspect {recipes}/quickstart.yaml",
+    "design {recipes}/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3",
+    "search {recipes}/conventional_113m.yaml --json",
+    "schema",
+    "sweep --ladder {recipes}/ladder_small.yaml --dry-run",
+)
+"""Verbs that need sizes and costs alone: of a solved shape, of every component, of several variants."""
+
+IMPORTED_BY = """
+import json, sys
+from widthwise.cli.main import main
+
+*verbs, path = sys.argv[1:]
+found = {}
+for verb in verbs:
+    sys.argv = ["widthwise", *verb.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert not end.code, (verb, end.code)
+    found[verb] = [name for name in HEAVY if name in sys.modules]
+with open(path, "w") as file:
+    json.dump(found, file)
+"""
+
+
+def test_verbs_that_only_count_import_nothing_heavy(tmp_path):
+    """In one process, so that of several culprits the first is named with the verbs behind it."""
+    path = tmp_path / "imported.json"
+    verbs = [verb.format(recipes=recipes_folder()) for verb in VERBS]
+    script = f"HEAVY = {HEAVY}\n{IMPORTED_BY}"
+    subprocess.run([sys.executable, "-c", script, *verbs, path], check=True, stdout=subprocess.DEVNULL, timeout=300)
+    assert json.loads(path.read_text()) == {verb: [] for verb in verbs}
