@@ -24,6 +24,7 @@ import torch
 from harness import RESULTS, Part, run_parts
 
 from widthwise.config_io import apply_overrides, parse
+from widthwise.data.boundaries import Boundaries
 from widthwise.model.decoder import blueprint
 from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.recipe import Recipe
@@ -63,9 +64,20 @@ CASES: dict[str, tuple[str, ...]] = {
     "mtp_tied": ("model.mtp={n_depths: 2}", "model.tie_embeddings=true"),
     "dynamic": ("model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste}}",),
     "muon": ("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}",),
+    "documents_apart_bf16": (
+        *X,
+        "data.mask_documents=true",
+        "data.reset_positions=true",
+        "seq_len=1024",
+        "train.batch_size=1",
+        "train.precision=bf16",
+        "train.activation_checkpointing=layer",
+    ),
     "few_tokens": ("model.d_model=384", "train.batch_size=1"),
     "large_vocabulary_bf16": ("model.vocab_size=32768", "model.n_layers=4", "train.precision=bf16"),
 }
+SEPARATOR = 0
+"""The token that ends documents among random ones."""
 TOLERANCE = 0.1
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
 
@@ -84,7 +96,7 @@ def train(recipe: Recipe, n_steps: int) -> int | None:
         shape = (recipe.train.batch_size, recipe.seq_len + 1)
         batch = torch.randint(recipe.explicit_model.vocab_size, shape)
         peak = PeakMemory(torch.device("cpu"))
-        learner.make_step(step, batch)
+        learner.make_step(step, batch, Boundaries(SEPARATOR, recipe.data.mask_documents, recipe.data.reset_positions))
     return peak and peak.n_bytes()
 
 

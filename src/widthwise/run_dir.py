@@ -14,7 +14,7 @@ lock, holder       held by the process that writes here, and its number
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ OF_PROCESSES = ("train.shards", "train.hang_seconds")
 MAY_CHANGE = ("data.", *OF_PROCESSES)
 """Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
 MUST_STAY = ("data.mask_documents", "data.reset_positions")
-"""Those among them that may not: they say how data are read."""
+"""Those of data that may not, being on or off: they say how data are read, wherever they are."""
 
 
 class Seal(Config):
@@ -111,8 +111,7 @@ class RunDir:
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml)")
         text = read_text(self.path / "config.yaml")
-        differing = _differences(self._begun_with(text), text)
-        changes = [each for each in differing if each.startswith(MUST_STAY) or not each.startswith(MAY_CHANGE)]
+        changes = _differences(self._begun_with(text), text, _is_another_run)
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
@@ -270,12 +269,20 @@ class RunDir:
         return True
 
 
-def _differences(before: str, after: str) -> list[str]:
-    """What differs between two recipes, in words."""
+def _differences(
+    before: str, after: str, counts: Callable[[str, Any, Any], bool] = lambda path, old, new: True
+) -> list[str]:
+    """What differs between two recipes, in words, as far as a path and its values before and after count."""
     if before == after:
         return []
     found = differences(parse_yaml(before, "recipe"), parse_yaml(after, "config.yaml"))
-    return [f"{path} from {shortened(old)} to {shortened(new)}" for path, old, new in found]
+    return [f"{path} from {shortened(old)} to {shortened(new)}" for path, old, new in found if counts(path, old, new)]
+
+
+def _is_another_run(path: str, old: Any, new: Any) -> bool:
+    """Whether a recipe that was changed there after the run was begun describes another one."""
+    is_left_out = not old and not new  # as where the section was written anew
+    return not path.startswith(MAY_CHANGE) or (path in MUST_STAY and not is_left_out)
 
 
 def _digests(result: Mapping[str, Any]) -> dict[str, str]:

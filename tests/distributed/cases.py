@@ -46,6 +46,14 @@ KINDS: dict[str, tuple[str, ...]] = {
         "model.ffn={kind: mlp, d_ff: 11, bias: true}",
         "model.attention={head_dim: 8, rope_base: null, out_bias: true}",
     ),
+    "documents apart": (
+        *UNIFORM,
+        "data.mask_documents=true",
+        "data.reset_positions=true",
+        "seq_len=151",
+        "train.validation_tokens=755",
+        "model.mtp={n_depths: 1}",
+    ),
     "muon": (*UNIFORM, MUON, "model.ffn={kind: hourglass, n_blocks: 2, d_hidden: 3}"),
     "grown": (TWICE,),
 }

@@ -15,6 +15,7 @@ from model_cases import config, decoder, random_tokens, variant
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
+from widthwise.data.boundaries import AS_ONE_DOCUMENT, UNTOLD, Boundaries
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.model.sharded_units import sharded_units
@@ -154,6 +155,41 @@ def memory_of(model: ModelConfig, precision: str) -> RankMemory:
     recipe = tiny_recipe(f"train.precision={precision}")
     sharded = sharded_model(model, recipe.optimizer)
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+
+
+PACKED = {"documents": ("data.mask_documents=true",), "positions": ("data.reset_positions=true",)}
+PACKED["both"] = (*PACKED["documents"], *PACKED["positions"])
+
+
+@pytest.mark.parametrize("told", PACKED)
+@pytest.mark.parametrize("name", ["frequencies", "unrotated", "further_heads"])
+def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: str) -> None:
+    """Beside the rotary tables of one row, which rows without documents of their own share."""
+    resolved, length = variant("x", name), 11
+    model = decoder(resolved, dtype=torch.float32)
+
+    def kept_by_rows(precision: str, boundaries: Boundaries) -> int:
+        def kept(n: int) -> int:
+            tokens = random_tokens(n, length)
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                return kept_bytes(lambda: model.loss(tokens, tokens, documents=documents, positions=positions))
+
+        return kept(4) - kept(2)
+
+    for precision in ("fp32", "bf16"):
+        recipe = tiny_recipe(f"train.precision={precision}", "train.micro_batch_size=2", *PACKED[told])
+        boundaries = Boundaries(7, recipe.data.mask_documents, recipe.data.reset_positions)
+        measured = kept_by_rows(precision, boundaries) - kept_by_rows(precision, UNTOLD)
+        blank = blueprint(resolved)
+        said = [
+            ShardedModel(blank, sharded_units(blank), recipe.optimizer, "cpu", packing)
+            .memory(recipe.train, length, Layout.of(recipe.train, 1))
+            .buffer_bytes
+            for packing in (recipe.data, AS_ONE_DOCUMENT)
+        ]
+        assert measured == said[0] - said[1]
+        assert measured > 0 or (name, told) == ("unrotated", "positions")
 
 
 @pytest.mark.parametrize("case", ["muon", "tied", "moe"])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
+from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.held_out import HeldOut
 from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
@@ -34,7 +35,7 @@ class VirtualWidthMeter:
         self._n_tokens = 0
 
     @torch.no_grad()
-    def add(self, tokens: Tensor) -> None:
+    def add(self, tokens: Tensor, boundaries: Boundaries = UNTOLD) -> None:
         """tokens: integers (B, T), as long as the model is used for. Needs n_slots^2 + n_slots * (blocks that all
         sites write) numbers for each of these tokens, and nothing once it has seen them.
         """
@@ -47,7 +48,8 @@ class VirtualWidthMeter:
                 self._meters[index].add(coefficients, depth, self._residual.multiplier)
 
         with watched_sites(self._model, see):
-            self._model.stream(tokens)
+            documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            self._model.stream(tokens, documents=documents, positions=positions)
         self._n_tokens += tokens.numel()
 
     def summary(self) -> dict[str, Any]:
@@ -168,5 +170,5 @@ def analyse_virtual_width(model: Decoder, held_out: HeldOut) -> dict[str, Any] |
         for batch in held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)):
             for window in batch[:, :-1].split(1):  # a window at a time, because the meter needs much for a token
                 with autocast(device, held_out.precision):
-                    meter.add(window.to(device))
+                    meter.add(window.to(device), held_out.boundaries)
     return meter.summary()

@@ -71,14 +71,25 @@ class _Sample:
         """(1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer."""
 
         def found(batch: Tensor) -> Tensor:
-            loss = self._model.loss(batch[:, :-1], batch[:, 1:], width_fraction=width_fraction)
+            documents, positions = self._told(batch)
+            loss = self._model.loss(batch[:, :-1], batch[:, 1:], 0.0, width_fraction, documents, positions)
             return torch.stack([loss.losses, *width_fractions(loss.choices)])
 
         return self._of_every_batch(found)
 
     def entropies(self) -> np.ndarray:
         """(n_windows, seq_len): of the predictions at the widths that tokens choose, in nats."""
-        return self._of_every_batch(lambda batch: self._entropy(self._model.hidden(batch[:, :-1]))[None])[0]
+
+        def found(batch: Tensor) -> Tensor:
+            documents, positions = self._told(batch)
+            return self._entropy(self._model.hidden(batch[:, :-1], documents=documents, positions=positions))[None]
+
+        return self._of_every_batch(found)[0]
+
+    def _told(self, batch: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The documents and the positions of the tokens of a batch, where a validation tells them."""
+        tokens, boundaries = batch[:, :-1], self._held_out.boundaries
+        return boundaries.documents(tokens), boundaries.positions(tokens)
 
     def _entropy(self, hidden: Tensor) -> Tensor:
         """hidden: (B, T, d_model) -> (B, T)."""
