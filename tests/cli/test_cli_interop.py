@@ -171,7 +171,7 @@ def test_sizes_rounded_up_leave_as_a_plain_llama(widthwise: Run, source: Path, t
 
 
 def test_a_llama_with_odd_heads_leaves_with_padded_ones(widthwise: Run, source: Path, tmp_path: Path) -> None:
-    """Of 6 coordinates each; as a llama, since that has a way to say frequencies."""
+    """Of 6 coordinates each; as a plain llama, whose base gives the old frequencies and one more."""
     assert widthwise("import", source, tmp_path / "run")[0] == 0
     code, out, err = widthwise("export", tmp_path / "run", tmp_path / "out", "--pad-heads", 8)
     assert code == 0, err
@@ -179,6 +179,8 @@ def test_a_llama_with_odd_heads_leaves_with_padded_ones(widthwise: Run, source: 
     assert "llama of step 0" in out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["head_dim"], config["num_attention_heads"]) == (8, 4)
+    assert config["rope_theta"] == pytest.approx(10000 ** (8 / 6))
+    assert config["rope_parameters"]["rope_type"] == "default"
     expected = _logits(source)
     torch.testing.assert_close(_logits(tmp_path / "out"), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     code, _, err = widthwise("export", tmp_path / "run", tmp_path / "other", "--pad-heads", 12)
