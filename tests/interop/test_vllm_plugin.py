@@ -14,9 +14,9 @@ from safetensors import safe_open
 from widthwise_models import GROWN, MODELS, config_of, own_model, written
 
 from widthwise.config_io import UserError
+from widthwise.interop.vllm_config import ServedConfig
 from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
 from widthwise.interop.widthwise_format import Widthwise
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 from widthwise.model.config import ModelConfig
 
 REFUSED = {
@@ -42,7 +42,7 @@ def _fp32() -> None:
 
 def _as_loaded(config: ModelConfig, folder: Path) -> Any:
     """What vLLM finds in a folder of the model."""
-    return WidthwiseConfig.from_pretrained(written(own_model(config), folder / "model"))
+    return ServedConfig.from_pretrained(written(own_model(config), folder / "model"))
 
 
 def test_the_entry_point_is_declared() -> None:
@@ -56,6 +56,14 @@ def test_the_entry_point_is_declared() -> None:
 @pytest.mark.parametrize("name", SERVED)
 def test_a_plain_stream_is_served(name: str, tmp_path: Path) -> None:
     check(_as_loaded(config_of(name), tmp_path), "models/x")
+
+
+def test_transformers_may_write_the_plan_of_tied_embeddings(tmp_path: Path) -> None:
+    """The one that vLLM brings does, where there is a plan."""
+    config = _as_loaded(config_of("projection"), tmp_path)
+    assert config.tie_word_embeddings
+    assert config.base_model_tp_plan is None
+    config.base_model_tp_plan = {"embed_tokens": "embedding_rowwise"}
 
 
 @pytest.mark.parametrize(("name", "reason"), REFUSED.items())
