@@ -29,7 +29,7 @@ from widthwise.interop.hf_export import hf_config
 from widthwise.interop.hf_import import import_hf
 from widthwise.interop.widthwise_code import model_code
 from widthwise.interop.widthwise_model import modeling_widthwise
-from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
+from widthwise.interop.widthwise_model.configuration_widthwise import FEED_FORWARD_PLANS, WidthwiseConfig
 from widthwise.model.config import cost_summary
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
@@ -227,7 +227,7 @@ def test_rows_of_the_embedding_can_be_given_instead_of_tokens(basic: Pair) -> No
 
 
 def test_what_can_be_written_is_what_transformers_runs() -> None:
-    assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS)
+    assert set(widthwise_format.FEED_FORWARDS) == set(modeling_widthwise.FEED_FORWARDS) == set(FEED_FORWARD_PLANS)
     assert set(widthwise_format.RESIDUALS) == set(modeling_widthwise.RESIDUALS)
     files = {"configuration_widthwise", "modeling_widthwise"}
     imported = {line.split()[1] for code in model_code().values() for line in code.splitlines() if line[:4] == "from"}
