@@ -15,7 +15,8 @@ from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.growth.target.attention import kept_rotation
-from widthwise.model.attention import Attention, AttentionConfig
+from widthwise.model.attention import AttentionConfig
+from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Axes, Weight, size
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, blueprint
