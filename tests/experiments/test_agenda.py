@@ -13,7 +13,7 @@ from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import read_plan
 from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.experiments.sweep.worker import run_sweep
-from widthwise.training.observer import Silence
+from widthwise.training.observer import Observer, Silence
 
 
 class Heard(Silence):
@@ -35,10 +35,10 @@ def clock(monkeypatch):
     return clock
 
 
-def advance(agenda: Agenda, clock, step: int, seconds: float) -> None:
+def advance(run: Observer, clock, step: int, seconds: float) -> None:
     clock.seconds += seconds
-    agenda.record({"event": "train", "step": step})
-    agenda.step_done(step)
+    run.record({"event": "train", "step": step})
+    run.step_done(step)
 
 
 WORKS = {"a1": Work(100.0, 10), "b1": Work(300.0, 20), "a2": Work(100.0, 10), "b2": Work(300.0, 20)}
@@ -46,45 +46,42 @@ WORKS = {"a1": Work(100.0, 10), "b1": Work(300.0, 20), "a2": Work(100.0, 10), "b
 
 def test_what_was_not_measured_takes_as_long_as_its_flops_say(clock) -> None:
     heard = Heard()
-    agenda = Agenda(heard, WORKS)
-    agenda.begin("a1", ["b1", "a2", "b2"])
-    agenda.starting("a", 0, 10)
-    advance(agenda, clock, 4, 8.0)  # 2 seconds for each 100 FLOPs
+    with Agenda(heard, WORKS).at_work_on("a1", ["b1", "a2", "b2"]) as run:
+        run.starting("a", 0, 10)
+        advance(run, clock, 4, 8.0)  # 2 seconds for each 100 FLOPs
     assert heard.left == [pytest.approx(6 * 2 + 10 * 2 + 2 * 20 * 6)]
 
 
 def test_what_was_measured_takes_as_long_again(clock) -> None:
     heard = Heard()
     agenda = Agenda(heard, WORKS)
-    agenda.begin("a1", ["b1", "a2", "b2"])
-    agenda.starting("a", 0, 10)
-    advance(agenda, clock, 10, 20.0)
-    agenda.begin("b1", ["a2", "b2"])
+    with agenda.at_work_on("a1", ["b1", "a2", "b2"]) as run:
+        run.starting("a", 0, 10)
+        advance(run, clock, 10, 20.0)
     clock.seconds += 1000  # between runs
-    agenda.starting("b", 0, 20)
-    advance(agenda, clock, 5, 5.0)  # faster than its FLOPs say
+    with agenda.at_work_on("b1", ["a2", "b2"]) as run:
+        run.starting("b", 0, 20)
+        advance(run, clock, 5, 5.0)  # faster than its FLOPs say
     assert heard.left[-1] == pytest.approx(15 * 1 + 10 * 2 + 20 * 1)
     assert heard.names == ["run 1 of 4, a", "run 2 of 4, b"]
 
 
 def test_steps_of_an_earlier_process_are_not_measured(clock) -> None:
     heard = Heard()
-    agenda = Agenda(heard, WORKS)
-    agenda.begin("a2", [])
-    agenda.starting("a", 6, 10)
-    advance(agenda, clock, 8, 6.0)
-    assert heard.left == [pytest.approx(2 * 3)]
-    agenda.starting("a", 7, 10)  # it went back
-    advance(agenda, clock, 8, 3.0)
+    with Agenda(heard, WORKS).at_work_on("a2", []) as run:
+        run.starting("a", 6, 10)
+        advance(run, clock, 8, 6.0)
+        assert heard.left == [pytest.approx(2 * 3)]
+        run.starting("a", 7, 10)  # it went back
+        advance(run, clock, 8, 3.0)
     assert heard.left[-1] == pytest.approx(2 * 3)
 
 
 def test_finished_runs_are_counted_and_take_no_time(clock) -> None:
     heard = Heard()
-    agenda = Agenda(heard, WORKS)
-    agenda.begin("b2", [])
-    agenda.starting("b", 0, 20)
-    advance(agenda, clock, 10, 10.0)
+    with Agenda(heard, WORKS).at_work_on("b2", []) as run:
+        run.starting("b", 0, 20)
+        advance(run, clock, 10, 10.0)
     assert heard.names == ["run 4 of 4, b"]
     assert heard.left == [pytest.approx(10)]
 
@@ -92,14 +89,26 @@ def test_finished_runs_are_counted_and_take_no_time(clock) -> None:
 def test_other_workers_share_what_is_left(clock) -> None:
     heard = Heard()
     agenda = Agenda(heard, WORKS)
-    agenda.begin("a1", ["a2", "b2"], [["b1"]])
-    agenda.starting("a", 0, 10)
-    advance(agenda, clock, 5, 10.0)
-    assert heard.left == [pytest.approx((10 + 20 + 20 * 6 + 20 * 6 / 2) / 2)]
-    agenda.begin("a2", [], [["b1"], ["b2"], ["a1"]])
-    agenda.starting("a", 0, 10)
-    advance(agenda, clock, 1, 2.0)
+    with agenda.at_work_on("a1", ["a2", "b2"], [["b1"]]) as run:
+        run.starting("a", 0, 10)
+        advance(run, clock, 5, 10.0)
+        assert heard.left == [pytest.approx((10 + 20 + 20 * 6 + 20 * 6 / 2) / 2)]
+    with agenda.at_work_on("a2", [], [["b1"], ["b2"], ["a1"]]) as run:
+        run.starting("a", 0, 10)
+        advance(run, clock, 1, 2.0)
     assert heard.left[-1] >= 9 * 2  # its own steps are made by nobody else
+
+
+def test_runs_at_the_same_time_share_what_is_left(clock) -> None:
+    heard = Heard()
+    agenda = Agenda(heard, WORKS)
+    with agenda.at_work_on("a1", ["b1", "a2", "b2"]) as first, agenda.at_work_on("b1", ["a2", "b2"]) as second:
+        first.starting("a", 0, 10)
+        second.starting("b", 0, 20)
+        advance(first, clock, 5, 10.0)
+        advance(second, clock, 5, 20.0)  # both took 30 seconds for 5 steps by now
+        own = 5 * 6 + 15 * 6
+        assert heard.left[-1] == pytest.approx((own + 10 * 6 + 20 * 6) / 2)
 
 
 BASE = {

@@ -7,7 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
-from widthwise.cli.workers import HeartbeatOption, StudyOption, storage_option
+from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.config_io import UserError
 from widthwise.training.launch import is_silent
 
@@ -35,6 +35,7 @@ def compare(
     storage: Annotated[str | None, storage_option("one worker does all runs")] = None,
     study: StudyOption = None,
     heartbeat: HeartbeatOption = 60,
+    jobs: JobsOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
@@ -53,30 +54,33 @@ def compare(
     if study and storage is None:
         raise UserError(f"--study: got {study!r}; goes with --storage, the database that holds the study")
     plan = read_plan(paths, overrides, seed or (), match, adjust)
-    run_and_report(plan, out or Path("runs") / plan.title, as_json, storage, study, heartbeat)
+    run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, storage, study, heartbeat)
 
 
 def run_and_report(
     plan: "ComparisonPlan",
     folder: Path,
     as_json: bool,
+    jobs: str = "auto",
     storage: str | None = None,
     study: str | None = None,
     heartbeat: int = 60,
 ) -> None:
-    """Trains the runs of the plan, shows their progress, and prints the result. storage, study, heartbeat: as `compare`
-    takes them."""
+    """Trains the runs of the plan, shows their progress, and prints the result. jobs, storage, study, heartbeat: as
+    `compare` takes them."""
     from widthwise.cli.progress import shown_progress
     from widthwise.experiments.compare import run_plan
+    from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.reports.comparison.terminal import comparison_table
     from widthwise.reports.writing import write_report
     from widthwise.runs.environment import command_line
 
+    at_a_time = Jobs.of(plan.recipes.values(), len(plan.runs), jobs_asked(jobs))
     with shown_progress(progress_console()) as observer:
         for line in (*plan.adjustment_lines, plan.workload):
             observer.message(line)
-        comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat))
+        comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat), at_a_time)
     if is_silent():
         return
     files = write_report([folder])

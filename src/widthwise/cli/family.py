@@ -7,6 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say_json, table_console
+from widthwise.cli.workers import JobsOption, jobs_asked
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, shown, si
 from widthwise.reports.page.table import Table
@@ -30,6 +31,7 @@ def family(
     ] = None,
     to: Annotated[list[Path] | None, typer.Option(help="Recipe of a larger model; repeat for several.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new runs; default: RUN-family.")] = None,
+    jobs: JobsOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the family as JSON.")] = False,
 ) -> None:
     """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
@@ -41,6 +43,7 @@ def family(
     from widthwise.cli.progress import shown_progress
     from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
+    from widthwise.experiments.jobs import Jobs
     from widthwise.runs.source import Source
 
     if not to:
@@ -48,8 +51,9 @@ def family(
     folder = out or run.with_name(f"{run.name}-family")
     source = Source.of(run)
     branches = plan_family(source, to, overrides or (), folder)
+    at_a_time = Jobs.of((branch.intention.recipe for branch in branches), len(branches), jobs_asked(jobs))
     with shown_progress(progress_console()) as observer:
-        found = run_family(source, branches, folder, observer)
+        found = run_family(source, branches, folder, observer, at_a_time)
     if as_json:
         say_json(found)
         return

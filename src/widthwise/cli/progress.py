@@ -97,6 +97,9 @@ class BarObserver:
     def message(self, text: str) -> None:
         self._bar.console.print(text, highlight=False, markup=False)
 
+    def beside(self) -> "BarObserver":
+        return BarObserver(self._bar)
+
     def _begin(self, description: str, total: int | None) -> None:
         self._bar.remove_task(self._task)
         self._description = description
@@ -149,6 +152,9 @@ class LineObserver:
 
     def message(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def beside(self) -> "LineObserver":
+        return LineObserver(self._console)
 
 
 def _loss(record: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from widthwise.bundled import recipe_name
 from widthwise.cli.compare import run_and_report
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
+from widthwise.cli.workers import JobsOption
 from widthwise.config_io import UserError, parse
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import TIMES, clean, fixed, hidden_widths, shown, si, signed
@@ -99,6 +100,7 @@ def search(
         list[int] | None,
         typer.Option(rich_help_panel=RESULT, help="Seed for --train, repeat for several; default: 1, 2 and 3."),
     ] = None,
+    jobs: JobsOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train, the comparison.")
     ] = False,
@@ -144,7 +146,7 @@ def search(
         say_json(summary)
     if train is not None:
         # The search has matched them, in what and how closely it was asked to.
-        run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json)
+        run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json, jobs)
 
 
 def search_table(summary: dict[str, Any], base: str) -> Table:

@@ -7,7 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
-from widthwise.cli.workers import HeartbeatOption, StudyOption, storage_option
+from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown, si
@@ -56,6 +56,7 @@ def sweep(
     storage: Annotated[str | None, storage_option("a file in the folder")] = None,
     study: StudyOption = None,
     heartbeat: HeartbeatOption = 60,
+    jobs: JobsOption = "auto",
     ladder: Annotated[
         bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
     ] = False,
@@ -103,7 +104,7 @@ def sweep(
     else:
         plan = read_sweep(recipe, overrides or (), asked)
     if not dry_run:
-        _run_and_report(plan, out or Path("runs") / plan.title, storage, study, heartbeat, as_json)
+        _run_and_report(plan, out or Path("runs") / plan.title, storage, study, heartbeat, jobs_asked(jobs), as_json)
     elif as_json:
         say_json(plan.workload())
     else:
@@ -116,9 +117,16 @@ def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
 
 
 def _run_and_report(
-    plan: "SweepPlan", folder: Path, storage: str | None, study: str | None, heartbeat: int, as_json: bool
+    plan: "SweepPlan",
+    folder: Path,
+    storage: str | None,
+    study: str | None,
+    heartbeat: int,
+    n_jobs: int | None,
+    as_json: bool,
 ) -> None:
     from widthwise.cli.progress import shown_progress
+    from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
     from widthwise.reports.writing import check_kind, write_report
@@ -126,9 +134,11 @@ def _run_and_report(
     from widthwise.runs.environment import command_line
 
     check_kind(folder, "sweep.json")
+    recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
+    jobs = Jobs.of(recipes, plan.workload()["n_points"], n_jobs)
     with shown_progress(progress_console()) as observer:
         observer.message(_workload_line(plan.workload()))
-        found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer)
+        found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer, jobs)
     if is_silent():
         return
     files = write_report([folder])

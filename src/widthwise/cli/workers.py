@@ -1,8 +1,10 @@
-"""Options of the verbs whose work several workers share."""
+"""Options of the verbs that train many runs: on several workers, and several at a time."""
 
 from typing import Annotated, Any
 
 import typer
+
+from widthwise.config_io import UserError
 
 WORKERS = "Workers"
 
@@ -28,3 +30,20 @@ HeartbeatOption = Annotated[
         help="Seconds between a worker's heartbeats; after missing three it counts as dead.",
     ),
 ]
+JobsOption = Annotated[
+    str,
+    typer.Option(
+        "--jobs",
+        rich_help_panel=WORKERS,
+        help="Runs trained at the same time on this machine; auto: as many as it has cores, or GPUs, for.",
+    ),
+]
+
+
+def jobs_asked(text: str) -> int | None:
+    """ "2" -> 2, "auto" -> None. Raises UserError."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--jobs: got {text!r}; must be auto or a number of at least 1")
+    return int(text)

@@ -1,7 +1,8 @@
-"""The runs of an experiment: which of them is at work, and when all will have ended."""
+"""The runs of an experiment: which of them are at work, and when all will have ended."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,63 +23,102 @@ class Work:
         return cls(recipe.training_flops / recipe.train.steps, recipe.train.steps - start)
 
 
-class Agenda:
-    """An observer of all runs, which tells another one the place of each among them, and the time left for all.
+Pace = Mapping[float, tuple[int, float]]
+"""FLOPs of a step -> how many of those were made, and in how many seconds."""
 
-    A step takes what steps of as many FLOPs have taken in this process, or else as much as its FLOPs at the mean rate.
+
+class Agenda:
+    """The place of each run among all, and the time left for all.
+
+    A step takes what steps of as many FLOPs have taken before, or else as much as its FLOPs at the mean rate.
     """
 
     def __init__(self, observer: Observer, works: Mapping[str, Work]):
         """works: run -> what it has to do, in order, whether done or not."""
-        self._observer, self._works = observer, dict(works)
+        self.observer, self._works = observer, dict(works)
         self._places = {run: place for place, run in enumerate(works, start=1)}
-        self._run, self._waiting = "", list[str]()
+        self._present: dict[str, _RunObserver] = {}
+        self._waiting: list[str] = []
         self._elsewhere: list[list[str]] = []
-        self._first = self._step = self._n_steps = 0
-        self._began = time.monotonic()
-        self._measured: dict[float, tuple[int, float]] = {}
-        """FLOPs of a step -> how many of those were made, and in how many seconds, in runs before this one."""
+        self._measured: Pace = {}
 
-    def begin(self, run: str, waiting: Iterable[str], elsewhere: Iterable[Iterable[str]] = ()) -> None:
-        """The next run of this process; of the others those that wait, and for each other worker those it has taken."""
-        self._measured = self._with_present()
-        self._run, self._waiting = run, list(waiting)
-        self._elsewhere = [list(runs) for runs in elsewhere]
-        self._first = self._step = 0
+    @contextmanager
+    def at_work_on(
+        self,
+        run: str,
+        waiting: Iterable[str],
+        elsewhere: Iterable[Iterable[str]] = (),
+        observer: Observer | None = None,
+    ) -> Iterator[Observer]:
+        """Gives the observer of a run that is trained in the block; several runs may be at work at the same time.
 
-    def _with_present(self) -> dict[float, tuple[int, float]]:
-        """What was measured, the present run included."""
-        n_steps = self._step - self._first
-        if n_steps <= 0:
-            return self._measured
-        key = self._works[self._run].flops_per_step
-        steps, seconds = self._measured.get(key, (0, 0.0))
-        return self._measured | {key: (steps + n_steps, seconds + time.monotonic() - self._began)}
+        waiting: the runs that nobody has begun. elsewhere: for each worker on another agenda, the runs it has taken.
+        observer: what shows this run; default: what shows all.
+        """
+        self._waiting, self._elsewhere = list(waiting), [list(runs) for runs in elsewhere]
+        present = _RunObserver(self, f"run {self._places[run]} of {len(self._places)}", observer or self.observer)
+        present.work = self._works[run]
+        self._present[run] = present
+        try:
+            yield present
+        finally:
+            self._measured = present.added_to(self._measured)
+            del self._present[run]
 
     def seconds_left(self) -> float:
-        """Until the end of all runs, if as many processes go on as are at work now. Needs one step that was made."""
-        measured = self._with_present()
+        """Until the end of all runs, if as many of them go on at a time as now. Needs one step that was made."""
+        measured = self._measured
+        for present in self._present.values():
+            measured = present.added_to(measured)
         n_flops = sum(flops * steps for flops, (steps, _) in measured.items())
         rate = n_flops / max(sum(seconds for _, seconds in measured.values()), 1e-9)
 
-        def seconds_of(run: str, n_steps: int | None = None) -> float:
-            work = self._works[run]
+        def seconds_of(work: Work, n_steps: int) -> float:
             steps, seconds = measured.get(work.flops_per_step, (1, work.flops_per_step / rate))
-            return (work.n_steps if n_steps is None else n_steps) * seconds / steps
+            return n_steps * seconds / steps
 
-        own = seconds_of(self._run, self._n_steps - self._step)
-        half_done = sum(seconds_of(run) for runs in self._elsewhere for run in runs) / 2
-        together = own + sum(map(seconds_of, self._waiting)) + half_done
-        return max(own, together / (1 + len(self._elsewhere)))
+        def seconds_of_all(runs: Iterable[str]) -> float:
+            return sum(seconds_of(self._works[run], self._works[run].n_steps) for run in runs)
+
+        own = [seconds_of(present.work, present.n_steps_left) for present in self._present.values()]
+        half_done = sum(map(seconds_of_all, self._elsewhere)) / 2
+        together = sum(own) + seconds_of_all(self._waiting) + half_done
+        return max(*own, together / (len(own) + len(self._elsewhere)))
+
+
+class _RunObserver:
+    """The observer of one run at work."""
+
+    work: Work
+
+    def __init__(self, agenda: Agenda, place: str, observer: Observer):
+        self._agenda, self._place, self._observer = agenda, place, observer
+        self._first = self._step = 0
+        self._n_steps: int | None = None
+        self._began = 0.0
+        self._before: Pace = {}
+        """Measured of this run before it went back to an earlier step."""
+
+    @property
+    def n_steps_left(self) -> int:
+        return self.work.n_steps if self._n_steps is None else self._n_steps - self._step
+
+    def added_to(self, measured: Pace) -> Pace:
+        """What was measured, the steps of this run included."""
+        found = [each.get(self.work.flops_per_step, (0, 0.0)) for each in (measured, self._before)]
+        if self._step > self._first:
+            found.append((self._step - self._first, time.monotonic() - self._began))
+        n_steps, seconds = map(sum, zip(*found))
+        return {**measured, self.work.flops_per_step: (n_steps, seconds)} if n_steps else measured
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self._observer.preparing(stage, n_bytes, n_bytes_total)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._measured = self._with_present()  # a run that went back starts again
+        self._before = self.added_to({})
         self._first = self._step = step
         self._n_steps, self._began = n_steps, time.monotonic()
-        self._observer.starting(f"run {self._places[self._run]} of {len(self._places)}, {name}", step, n_steps)
+        self._observer.starting(f"{self._place}, {name}", step, n_steps)
 
     def step_done(self, step: int) -> None:
         self._step = step
@@ -87,7 +127,7 @@ class Agenda:
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
             self._step = record["step"]  # of which step_done comes after
-            self._observer.remaining(self.seconds_left())
+            self._observer.remaining(self._agenda.seconds_left())
         self._observer.record(record)
 
     def remaining(self, seconds: float) -> None:
@@ -95,3 +135,6 @@ class Agenda:
 
     def message(self, text: str) -> None:
         self._observer.message(text)
+
+    def beside(self) -> Observer:
+        return self._observer.beside()

@@ -1,14 +1,17 @@
 """Matched recipes x seeds -> one comparison."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
+from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
+from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_data, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
@@ -19,6 +22,7 @@ from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.environment import command_line
+from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
@@ -33,30 +37,48 @@ def run_plan(
     storage_url: str | None = None,
     study_name: str | None = None,
     heartbeat: Heartbeat | None = None,
+    jobs: Jobs | None = None,
 ) -> Comparison:
     """Runs what is not finished, seed by seed so that every variant has a first result early; writes comparison.json.
 
     command: how it is repeated, for the report; this process's command line where not given. storage_url: a database
-    that Optuna can use; all workers with the same one divide the runs, and each returns when
-    the last has finished. Default: this process does all. Returns the comparison. A run that fails stops the comparison
-    (other workers when they come to that run); finished runs are kept and not repeated. Raises UserError if finished
-    runs saw different data from the present, as after an upgrade of Python. Under torchrun all processes call
-    this, and train each run together.
+    that Optuna can use; all workers with the same one divide the runs, and each returns when the last has finished.
+    Default: this process does all. jobs: how many runs are trained here at a time. Returns the comparison. A run that
+    fails stops the comparison (other workers when they come to that run); finished runs are kept and not repeated.
+    Raises UserError if finished runs saw different data from the present, as after an upgrade of Python. Under torchrun
+    all processes call this, and train each run together.
     """
-    folder = Path(folder)
+    folder, observer, jobs = Path(folder), observer or Silence(), jobs or Jobs()
 
     def work() -> Comparison:
-        runs = _Runs(plan, folder, processes, observer or Silence())
+        runs = _Runs(plan, folder, processes, observer)
+        if jobs.n > 1:
+            check_data(plan.recipes[plan.baseline], observer)
         if storage_url is None:
-            runs.train()
+            runs.train(jobs)
         else:
-            runs.share(shared_queue(WORDS, plan.identity, folder, storage_url, study_name or plan.title, heartbeat))
+            place = folder, storage_url, study_name or plan.title, heartbeat
+            with interruption_adds(WORDS.advice):
+                share_with_others(partial(_join, plan, *place), jobs, observer)
+            runs.share(_queue(plan, *place))
         comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
         comparison.write(folder)
         return comparison
 
     with crew(plan.recipes[plan.baseline]) as processes:
         return processes.do(work)
+
+
+def _queue(plan: ComparisonPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None) -> Queue:
+    return shared_queue(WORDS, plan.identity, folder, url, study, heartbeat)
+
+
+def _join(
+    plan: ComparisonPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None, observer: Observer
+) -> None:
+    """What another worker on this machine does."""
+    with crew(plan.recipes[plan.baseline]) as processes:
+        _Runs(plan, folder, processes, observer).share(_queue(plan, folder, url, study, heartbeat))
 
 
 class _Runs:
@@ -66,28 +88,36 @@ class _Runs:
         self._agenda = Agenda(observer, {key: works[name] for key, (name, _) in plan.runs.items()})
         self.first = self._run(plan.baseline, plan.seeds[0])
 
-    def train(self) -> None:
-        """Trains every run that has not finished, one after another."""
-        left = [key for key, place in self._plan.runs.items() if not self._run(*place).has_result]
-        for key, (name, seed) in self._plan.runs.items():
-            left = [each for each in left if each != key]
-            self._agenda.begin(key, left)
-            with interruption_adds(WORDS.advice):
-                self._crew.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, self._agenda)
-            self._check_same_data(name, seed)
+    def train(self, jobs: Jobs) -> None:
+        """Trains every run that has not finished."""
+        train = self._crew.train if jobs.n == 1 else train_or_resume
+        tasks = {
+            key: partial(train, self._plan.run_recipe(name, seed), self._run(name, seed).path)
+            for key, (name, seed) in self._plan.runs.items()
+        }
+
+        @contextmanager
+        def observing(key: str, waiting: list[str], observer: Observer) -> Iterator[Observer]:
+            left = [each for each in waiting if not self._run(*self._plan.runs[each]).has_result]
+            with self._agenda.at_work_on(key, left, observer=observer) as own:
+                yield own
+            self._check_same_data(*self._plan.runs[key])
+
+        with interruption_adds(WORDS.advice):
+            do_all(tasks, jobs, self._agenda.observer, observing)
 
     def share(self, queue: Queue) -> None:
         """Trains the runs that no other worker has claimed.
 
         An exception puts a run back into the queue, so that one machine's trouble does not stop the others.
         """
-        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._agenda)
+        worker = Worker(WORDS, queue, list(self._plan.runs), self._crew, self._agenda.observer)
         for claim in worker.claims():
             with worker.at_work_on(claim):
                 name, seed = self._plan.runs[claim.key]
                 waiting, running = worker.others(claim)
-                self._agenda.begin(claim.key, waiting, [[key] for key in running])
-                result = worker.train(self._plan.run_recipe(name, seed), self._run(name, seed).path)
+                with self._agenda.at_work_on(claim.key, waiting, [[key] for key in running]) as observer:
+                    result = worker.train(self._plan.run_recipe(name, seed), self._run(name, seed).path, observer)
                 self._check_same_data(name, seed)
                 claim.finish(finite(result.val_loss))
 

@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError
 from widthwise.experiments.agenda import Agenda, Work
+from widthwise.experiments.jobs import Jobs, do_all
+from widthwise.experiments.runs import arrived
 from widthwise.files import write_atomic
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.records.record import finite
@@ -64,19 +68,27 @@ def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str
     return branches
 
 
-def run_family(source: Source, branches: Sequence[Branch], folder: Path, observer: Observer) -> dict[str, Any]:
-    """Grows and trains the unfinished branches; writes family.json. Returns the family."""
-    results = []
+def run_family(
+    source: Source, branches: Sequence[Branch], folder: Path, observer: Observer, jobs: Jobs | None = None
+) -> dict[str, Any]:
+    """Grows the branches that have not begun, and trains those that have not finished; writes family.json.
+
+    jobs: how many are trained at a time. Returns the family.
+    """
     works = {branch.name: Work.of(branch.intention.recipe, source.step) for branch in branches}
     agenda = Agenda(observer, works)
-    left = [branch.name for branch in branches if not branch.run.has_result]
     for branch in branches:
-        left = [name for name in left if name != branch.name]
-        agenda.begin(branch.name, left)
         if not branch.is_begun:
-            carry_out(source, branch.intention, branch.run.path, agenda)
-        with interruption_adds("the same family command goes on with the family"):
-            results.append(resume(branch.run.path, agenda))
+            carry_out(source, branch.intention, branch.run.path, observer)
+
+    def observing(name: str, waiting: list[str], shown: Observer) -> AbstractContextManager[Observer]:
+        unfinished = [each.name for each in branches if each.name in waiting and not each.run.has_result]
+        return agenda.at_work_on(name, unfinished, observer=shown)
+
+    with interruption_adds("the same family command goes on with the family"):
+        tasks = {branch.name: partial(resume, branch.run.path) for branch in branches}
+        do_all(tasks, jobs or Jobs(), observer, observing)
+    results = [arrived(branch.run) for branch in branches]
     family = summarise(source, branches, results)
     write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")
     return family

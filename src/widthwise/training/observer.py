@@ -24,6 +24,10 @@ class Observer(Protocol):
     def message(self, text: str) -> None:
         """One line the user should see."""
 
+    def beside(self) -> "Observer":
+        """An observer of another run, which goes on at the same time."""
+        ...
+
 
 class Silence:
     """An observer that shows nothing."""
@@ -39,3 +43,6 @@ class Silence:
     def remaining(self, seconds: float) -> None: ...
 
     def message(self, text: str) -> None: ...
+
+    def beside(self) -> "Silence":
+        return self

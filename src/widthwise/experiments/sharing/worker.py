@@ -107,13 +107,13 @@ class Worker:
                 claim.release()
             raise
 
-    def train(self, recipe: Recipe, path: Path) -> RunResult:
+    def train(self, recipe: Recipe, path: Path, observer: Observer) -> RunResult:
         """The result of one run. Waits while another process works on it: a worker wrongly taken for dead, or one with
         an equal point of a search."""
         is_said = False
         while True:
             try:
-                return self._crew.train(recipe, path, self._observer)
+                return self._crew.train(recipe, path, observer)
             except RunInUse as error:
                 if not is_said:
                     self._observer.message(f"{error}; waiting for it")

@@ -1,14 +1,15 @@
 """The workers of a sweep, which train the points of one study and summarise them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError
-from widthwise.data.config import open_data
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
-from widthwise.experiments.runs import run_path, seeded
+from widthwise.experiments.jobs import Jobs, share_with_others
+from widthwise.experiments.runs import check_data, run_path, seeded
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, StorageAway, sqlite_url
 from widthwise.experiments.sharing.worker import Words, Worker, shared_queue
@@ -19,6 +20,7 @@ from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence
+from widthwise.training.stopping import interruption_adds
 
 STUDY_FILE = "study.db"
 WORDS = Words(verb="sweep", experiment="sweep", task="point")
@@ -32,30 +34,47 @@ def run_sweep(
     study_name: str | None = None,
     heartbeat: Heartbeat | None = None,
     observer: Observer | None = None,
+    jobs: Jobs | None = None,
 ) -> Sweep:
     """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
 
-    storage_url: a database that Optuna can use; default: a file in the folder. Returns the sweep. Raises UserError
+    storage_url: a database that Optuna can use; default: a file in the folder. jobs: how many runs are trained here at
+    a time. Returns the sweep. Raises UserError
     for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues. Under torchrun all processes
     call this, and train each run together.
     """
 
     def work() -> Sweep:
         says = observer or Silence()
-        _check_data(plan, says)
+        check_data(plan.reference[1], says)  # before points fail for that reason
         url = storage_url or sqlite_url(folder / STUDY_FILE)
-        queue = shared_queue(WORDS, plan.identity, folder, url, study_name or plan.title, heartbeat)
+        place = folder, url, study_name or plan.title, heartbeat
+        queue = _queue(plan, *place)
         queue.try_mistakes_again()
+        with interruption_adds(WORDS.advice):
+            share_with_others(partial(_join, plan, command, *place), jobs or Jobs(), says)
         return _SweepWorker(plan, queue, folder, command, processes, says).work()
 
     with crew(plan.reference[1]) as processes:
         return processes.do(work)
 
 
-def _check_data(plan: SweepPlan, observer: Observer) -> None:
-    """Raises UserError if there are no data, before points fail for that reason."""
-    _, recipe = plan.reference
-    recipe.held_out(open_data(recipe.data, observer.preparing)).check()
+def _queue(plan: SweepPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None) -> Queue:
+    return shared_queue(WORDS, plan.identity, folder, url, study, heartbeat)
+
+
+def _join(
+    plan: SweepPlan,
+    command: str,
+    folder: Path,
+    url: str,
+    study: str,
+    heartbeat: Heartbeat | None,
+    observer: Observer,
+) -> None:
+    """What another worker on this machine does."""
+    with crew(plan.reference[1]) as processes:
+        _SweepWorker(plan, _queue(plan, folder, url, study, heartbeat), folder, command, processes, observer).work()
 
 
 class _SweepWorker:
@@ -63,7 +82,7 @@ class _SweepWorker:
         self._plan, self._folder, self._observer = plan, folder, observer
         self._findings, self._storage = Findings(plan, folder, command), queue.storage
         self._agenda = Agenda(observer, _works(plan))
-        self._worker = Worker(WORDS, queue, plan.keys, crew, self._agenda)
+        self._worker = Worker(WORDS, queue, plan.keys, crew, observer)
 
     def work(self) -> Sweep:
         for claim in self._worker.claims():
@@ -119,8 +138,10 @@ class _SweepWorker:
         later = [run for key in waiting for run in _run_keys(key, seeds)]
         elsewhere = [_run_keys(key, seeds) for key in running]
         for index, (seed, run) in enumerate(zip(seeds, _run_keys(claim.key, seeds)), start=1):
-            self._agenda.begin(run, _run_keys(claim.key, seeds[index:]) + later, elsewhere)
-            result = self._worker.train(seeded(point.recipe, seed), self._folder / run_path(point.name, seed))
+            left = _run_keys(claim.key, seeds[index:]) + later
+            with self._agenda.at_work_on(run, left, elsewhere) as observer:
+                path = self._folder / run_path(point.name, seed)
+                result = self._worker.train(seeded(point.recipe, seed), path, observer)
             losses.append(finite(result.val_loss))
             claim.report(len(losses), sum(losses) / len(losses))
         return sum(losses) / len(losses)

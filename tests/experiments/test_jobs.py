@@ -1,0 +1,180 @@
+"""Several trainings at the same time: the same results, and what stops one or all of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_runs import TINY
+
+from widthwise.config_io import UserError
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.jobs import Jobs, do_all
+from widthwise.experiments.plan import read_plan
+from widthwise.experiments.sweep.plan import read_sweep
+from widthwise.experiments.sweep.worker import run_sweep
+from widthwise.recipe.recipe import load_recipe
+from widthwise.run_dir import RunDir, RunFailed
+from widthwise.training.metrics import MEASURED_KEYS
+from widthwise.training.observer import Observer, Silence
+
+BASE = {
+    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 1, "attention": {"head_dim": 8}},
+    **TINY,
+    "train": {"steps": 4, "batch_size": 2, "precision": "fp32", "log_every": 1, "validation_tokens": 240},
+}
+VARIANTS = {"a": {}, "b": {"model": {"d_model": 24}}}
+
+
+def pair(folder: Path, **changes: object) -> Path:
+    """A recipe that compares two models over two seeds."""
+    path = folder / "pair.yaml"
+    compare = {"match": "none", "seeds": [1, 2], "variants": VARIANTS}
+    path.write_text(yaml.safe_dump({**BASE, "train": BASE["train"] | changes, "compare": compare}))
+    return path
+
+
+def records(folder: Path) -> dict[str, list[dict[str, object]]]:
+    """Run -> its records without the measured ones."""
+    return {
+        str(path.parent.relative_to(folder)): [
+            {key: value for key, value in record.items() if key not in MEASURED_KEYS}
+            for record in RunDir(path.parent).metrics()
+        ]
+        for path in folder.glob("runs/*/metrics.jsonl")
+    }
+
+
+class Heard(Silence):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self.names.append(name)
+
+
+def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
+    plan = read_plan([pair(tmp_path)])
+    heard = Heard()
+    alone = run_plan(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
+    together = run_plan(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+    assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
+    assert sorted(heard.names) == [
+        f"run {n} of 4, {run}" for n, run in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
+    ]
+
+
+def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
+    path = tmp_path / "lr.yaml"
+    path.write_text(yaml.safe_dump({**BASE, "sweep": {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}}))
+    plan = read_sweep(path)
+    alone = run_sweep(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
+    together = run_sweep(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
+    assert records(tmp_path / "one") == records(tmp_path / "two")
+    assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
+
+
+def fail(observer: Observer) -> None:
+    raise UserError("a mistake")
+
+
+def crash(observer: Observer) -> None:
+    os._exit(7)
+
+
+def wait_for_the_signal(mark: Path, observer: Observer) -> None:
+    """Says that it is at work, and what it was stopped by."""
+    from widthwise.training.stopping import watch_signals
+
+    with watch_signals() as watch:
+        mark.write_text("at work")
+        until = time.monotonic() + 60
+        while watch.received is None and time.monotonic() < until:
+            time.sleep(0.01)
+    mark.write_text(f"signal {watch.received}")
+
+
+def fail_beside(mark: Path, observer: Observer) -> None:
+    until = time.monotonic() + 60
+    while not mark.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    raise RunFailed("diverged")
+
+
+def observing(key: str, waiting: list[str], observer: Observer) -> nullcontext[Observer]:
+    return nullcontext(observer)
+
+
+def test_an_error_reaches_the_caller_as_it_is() -> None:
+    with pytest.raises(UserError, match="a mistake"):
+        do_all({"one": fail}, Jobs(2, 1), Silence(), observing)
+
+
+def test_a_process_that_dies_is_named_with_its_code() -> None:
+    with pytest.raises(RunFailed, match="ended with code 7"):
+        do_all({"one": crash}, Jobs(2, 1), Silence(), observing)
+
+
+def test_a_failure_stops_the_others_by_a_signal_and_is_what_is_raised(tmp_path: Path) -> None:
+    mark, never = tmp_path / "mark", tmp_path / "never"
+    tasks = {
+        "waits": partial(wait_for_the_signal, mark),
+        "fails": partial(fail_beside, mark),
+        "later": partial(wait_for_the_signal, never),
+    }
+    with pytest.raises(RunFailed, match="diverged"):
+        do_all(tasks, Jobs(2, 1), Silence(), observing)
+    assert mark.read_text() == f"signal {signal.SIGTERM.value}"
+    assert not never.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, number: int) -> None:
+    path, out = pair(tmp_path, steps=4000, validate_every=4000), tmp_path / "out"
+    command = [sys.executable, "-m", "widthwise", "compare", str(path), "--jobs", "2", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    until = time.monotonic() + 120
+    while len([found for found in records(out).values() if len(found) > 2]) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    os.killpg(process.pid, number)  # as a terminal does
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, said
+    last = [line for line in said.splitlines() if line][-1]
+    assert "2 runs stopped, each with a checkpoint; the same compare command goes on with the comparison" in last
+    runs = [out / "runs" / "a-seed1", out / "runs" / "b-seed1"]
+    assert all(list((run / "checkpoints").iterdir()) for run in runs)
+    states = [json.loads(next((run / "checkpoints").glob("*/state.json")).read_text()) for run in runs]
+    assert all(0 < state["step"] < 4000 for state in states)
+
+
+def test_threads_depend_on_the_recipes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    small = load_recipe(path)
+    large = load_recipe(path, ["model.d_model=4096", "model.n_layers=24", "train.batch_size=64"])
+    assert {Jobs.of([small], 9, asked).n_threads for asked in (None, 1, 2, 3)} == {1}
+    assert Jobs.of([small], 9, 3).n == 3
+    assert Jobs.of([small], 2, 3).n == 2
+    n_cores = len(os.sched_getaffinity(0))
+    assert Jobs.of([small, large], 9) == Jobs(1, n_cores)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert Jobs.of([small], 9, 2) == Jobs(2, 5)
+
+
+def test_under_torchrun_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert Jobs.of([load_recipe(path)], 9) == Jobs()
+    with pytest.raises(UserError, match="--jobs: got 2"):
+        Jobs.of([load_recipe(path)], 9, 2)
