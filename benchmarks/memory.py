@@ -24,13 +24,8 @@ import torch
 from harness import RESULTS, Part, run_parts
 
 from widthwise.config_io import apply_overrides, parse
-from widthwise.data.boundaries import Boundaries
-from widthwise.model.decoder import blueprint
-from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.dry_run import RankMemory
-from widthwise.runs.layout import Layout
-from widthwise.runs.rank_memory import ShardedModel
+from widthwise.runs.rank_memory import memory_on_cpu
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory
 
@@ -117,20 +112,13 @@ def measured(recipe: Recipe) -> dict[str, int]:
     return {"measured_bytes": peak - with_kernels, "library_bytes": with_kernels - before}
 
 
-def said(recipe: Recipe) -> RankMemory:
-    """What the memory model says, with the loss in the chunks of a CPU."""
-    model = blueprint(recipe.final_model)
-    sharded = ShardedModel(model, sharded_units(model), recipe.optimizer, device_type="cpu", packing=recipe.data)
-    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
-
-
 def measure(case: str, seconds: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", case]
     done = subprocess.run(
         command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, timeout=seconds, check=True
     )
     found = json.loads(done.stdout)
-    memory = said(recipe_of(*CASES[case]))
+    memory = memory_on_cpu(recipe_of(*CASES[case]))
     ratio = found["measured_bytes"] / memory.total_bytes
     return {
         "overrides": CASES[case],

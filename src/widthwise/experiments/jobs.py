@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from widthwise.config_io import UserError
+from widthwise.model.memory import free_memory
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunFailed
+from widthwise.runs.rank_memory import memory_on_cpu
 from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import Interrupted, watch_signals
@@ -25,6 +27,8 @@ Task = Callable[[Observer], object]
 
 SMALL_STEP_FLOPS = 2e12
 """Up to this many FLOPs of a step a second thread gains less than a second training beside it does."""
+PROCESS_BYTES = 6e8
+"""What a process takes that has imported torch and made its first products."""
 SECONDS_BETWEEN_SIGNALS = 1.0
 
 
@@ -50,10 +54,12 @@ class Jobs:
             return cls()
         if torch.cuda.is_available():
             return cls(min(n_tasks, asked or torch.cuda.device_count()))
+        recipes = list(recipes)
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
         n_threads = int(os.environ.get("OMP_NUM_THREADS", 1 if is_small else n_cores))
-        return cls(max(1, min(n_tasks, asked or n_cores // n_threads)), n_threads)
+        n_jobs = asked or min(n_cores // n_threads, _n_with_room(recipes))
+        return cls(max(1, min(n_tasks, n_jobs)), n_threads)
 
     @contextmanager
     def threads(self) -> Iterator[None]:
@@ -64,6 +70,12 @@ class Jobs:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _n_with_room(recipes: Iterable[Recipe]) -> int:
+    """How many of the runs fit into the memory that is free, if all were as the one with the largest steps."""
+    largest = max(recipes, key=lambda recipe: recipe.training_flops / recipe.train.steps)
+    return int(free_memory() / (PROCESS_BYTES + memory_on_cpu(largest).total_bytes))
 
 
 Observing = Callable[[str, list[str], Observer], AbstractContextManager[Observer]]

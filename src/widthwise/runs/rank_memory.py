@@ -20,11 +20,17 @@ from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
+<<<<<<< HEAD
 from widthwise.model.decoder import Decoder
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.sharded_units import Unit, block_entries
+=======
+from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing, activations_of
+from widthwise.model.sharded_units import Unit, block_entries, sharded_units
+>>>>>>> cddfe8e (Jobs leave room for each other's memory)
 from widthwise.recipe.optimizer import Optimizer
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.dry_run import RankMemory, StepTraffic
 from widthwise.runs.layout import Layout
 
@@ -189,3 +195,10 @@ class ShardedModel:
         gathered = [unit.gathered_entries(n_shards) for unit in self._units[:-1]]
         neighbours = max(map(sum, pairwise([0, *gathered])))
         return FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
+
+
+def memory_on_cpu(recipe: Recipe) -> RankMemory:
+    """What the last model of a recipe takes in one process on a CPU, besides the libraries."""
+    model = blueprint(recipe.final_model)
+    sharded = ShardedModel(model, sharded_units(model), recipe.optimizer, device_type="cpu", packing=recipe.data)
+    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
