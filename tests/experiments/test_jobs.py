@@ -160,12 +160,14 @@ def test_threads_depend_on_the_recipes_alone(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(BASE))
+    n_cores = len(os.sched_getaffinity(0))
     small = load_recipe(path)
     large = load_recipe(path, ["model.d_model=4096", "model.n_layers=24", "train.batch_size=64"])
     assert {Jobs.of([small], 9, asked).n_threads for asked in (None, 1, 2, 3)} == {1}
+    assert Jobs.of([small], 9).n == 1  # it takes no time
+    assert Jobs.of([load_recipe(path, ["train.steps=1000000"])], 9).n == n_cores
     assert Jobs.of([small], 9, 3).n == 3
     assert Jobs.of([small], 2, 3).n == 2
-    n_cores = len(os.sched_getaffinity(0))
     assert Jobs.of([small, large], 9) == Jobs(1, n_cores)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert Jobs.of([small], 9, 2) == Jobs(2, 5)

@@ -27,6 +27,8 @@ Task = Callable[[Observer], object]
 
 SMALL_STEP_FLOPS = 2e12
 """Up to this many FLOPs of a step a second thread gains less than a second training beside it does."""
+SHORT_FLOPS = 5e11
+"""Up to this many FLOPs of all runs together, other processes would hardly have started before the work was done."""
 PROCESS_BYTES = 6e8
 """What a process takes that has imported torch and made its first products."""
 SECONDS_BETWEEN_SIGNALS = 1.0
@@ -58,7 +60,8 @@ class Jobs:
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
         n_threads = int(os.environ.get("OMP_NUM_THREADS", 1 if is_small else n_cores))
-        n_jobs = asked or min(n_cores // n_threads, _n_with_room(recipes))
+        is_short = n_tasks * max(recipe.training_flops for recipe in recipes) <= SHORT_FLOPS
+        n_jobs = asked or (1 if is_short else min(n_cores // n_threads, _n_with_room(recipes)))
         return cls(max(1, min(n_tasks, n_jobs)), n_threads)
 
     @contextmanager

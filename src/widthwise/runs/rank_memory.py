@@ -20,15 +20,9 @@ from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
 from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
-<<<<<<< HEAD
-from widthwise.model.decoder import Decoder
-from widthwise.model.recompute import RECOMPUTE, activations_of
-from widthwise.model.sharded_units import Unit, block_entries
-=======
 from widthwise.model.decoder import Decoder, blueprint
-from widthwise.model.recompute import RECOMPUTE, ActivationCheckpointing, activations_of
+from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.sharded_units import Unit, block_entries, sharded_units
->>>>>>> cddfe8e (Jobs leave room for each other's memory)
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.dry_run import RankMemory, StepTraffic
