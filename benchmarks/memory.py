@@ -65,7 +65,7 @@ CASES: dict[str, tuple[str, ...]] = {
         "data.mask_documents=true",
         "data.reset_positions=true",
         "seq_len=1024",
-        "train.batch_size=1",
+        "train.batch_size=4",
         "train.precision=bf16",
         "train.activation_checkpointing=layer",
     ),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance
 from widthwise.analysis.virtual_width import VirtualWidthMeter, hyper_connections, watched_sites
+from widthwise.data.boundaries import Boundaries
 from widthwise.model.decoder import Decoder
 from widthwise.model.residual.interface_module import Site
 
@@ -19,6 +20,23 @@ def summary(model: Decoder, windows: Tensor) -> dict:
     for window in windows.split(1):
         meter.add(window)
     return meter.summary()
+
+
+@pytest.mark.usefixtures("float64")
+def test_documents_of_a_row_are_shown_as_if_each_were_alone():
+    model, row = connected_model(), tokens(1)
+    ends = (row[0] == row[0, 3]).nonzero()[:, 0] + 1
+    assert 0 < ends[0] < row.shape[1]
+    packed, alone = (VirtualWidthMeter(model, model.config.residual) for _ in range(2))
+    packed.add(row, Boundaries(int(row[0, 3]), masks=True, resets=True))
+    for document in row.tensor_split(ends, dim=1):
+        if document.numel():
+            alone.add(document)
+    ours, theirs, whole = packed.summary(), alone.summary(), summary(model, row)
+    for site, expected in zip(ours["sites"], theirs["sites"], strict=True):
+        for key in ("reach", "read", "carry", "write"):
+            torch.testing.assert_close(torch.tensor(site[key]), torch.tensor(expected[key]))
+    assert ours["sites"] != whole["sites"]
 
 
 def coefficients_of(model: Decoder, ids: Tensor) -> list[Tensor]:

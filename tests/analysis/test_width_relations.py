@@ -1,4 +1,6 @@
+import dataclasses
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
 from tiny_runs import tiny_recipe
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
+from widthwise.data.boundaries import Boundaries
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
 from widthwise.training.validation import validate
@@ -59,3 +62,21 @@ def test_the_analysis_relates_width_to_what_the_model_says(held_out):
     overall = sum(found["by_frequency_decile"]) / 10
     assert overall == pytest.approx(found["mean_fraction"])
     assert found["token_variance_share"] == summary["token_variance_share"]
+
+
+def test_rows_are_read_as_validation_reads_them(held_out):
+    """With what stands between words as the end of a document, losses are those of words alone."""
+    model, told = model_of(DYNAMIC), Boundaries(ord(" "), masks=True, resets=True)
+    held_out = dataclasses.replace(held_out, boundaries=told)
+    validation = validate(model, held_out)
+    found = analyse_widths(model, held_out, validation.token_widths)
+    losses = []
+    with torch.no_grad():
+        for row in torch.cat(list(held_out.batches())):
+            ends = ((row[:-1] == ord(" ")).nonzero()[:, 0] + 1).tolist()
+            for first, last in pairwise(sorted({0, *ends, 17})):
+                word = row[None, first : last + 1]
+                losses.append(model.loss(word[:, :-1], word[:, 1:], width_fraction=1.0).losses.flatten())
+    assert len(losses) > 10
+    assert found["forced"][-1]["fraction"] == 1.0
+    assert found["forced"][-1]["loss"] == pytest.approx(torch.cat(losses).mean().item(), rel=1e-5)
