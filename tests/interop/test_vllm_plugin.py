@@ -14,9 +14,9 @@ from safetensors import safe_open
 from widthwise_models import GROWN, MODELS, config_of, own_model, written
 
 from widthwise.config_io import UserError
-from widthwise.interop.vllm_config import ServedConfig
 from widthwise.interop.vllm_plugin import ARCHITECTURE, LEFT_OUT, STACKED, check, register
 from widthwise.interop.widthwise_format import Widthwise
+from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 from widthwise.model.config import ModelConfig
 
 REFUSED = {
@@ -42,7 +42,7 @@ def _fp32() -> None:
 
 def _as_loaded(config: ModelConfig, folder: Path) -> Any:
     """What vLLM finds in a folder of the model."""
-    return ServedConfig.from_pretrained(written(own_model(config), folder / "model"))
+    return WidthwiseConfig.from_pretrained(written(own_model(config), folder / "model"))
 
 
 def test_the_entry_point_is_declared() -> None:

@@ -20,6 +20,7 @@ from widthwise_models import (
     own_model,
     prompts,
     standalone,
+    transformers,
     written,
 )
 
@@ -177,7 +178,7 @@ def test_gradients_are_the_same_with_checkpointing(pair: Pair) -> None:
     _, theirs, path = pair
     checkpointed = loaded(path).train()
     checkpointed.activation_checkpointing_enable()
-    assert checkpointed.is_gradient_checkpointing
+    assert all(layer.gradient_checkpointing for layer in checkpointed.model.layers)
     for model in (theirs, checkpointed):
         model.zero_grad()
         model(tokens(), labels=tokens()).loss.backward()
@@ -246,7 +247,7 @@ def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
     _, data = hf_config(config_of("slim"), N_POSITIONS, own=True)
     mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
     data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
-    plan = WidthwiseConfig(**data).base_model_tp_plan
+    plan = WidthwiseConfig(**data).tensor_parallel_plan()
     assert {name.removeprefix("layers.*."): style for name, style in plan.items()} == {
         "self_attn.q_proj": "colwise",
         "self_attn.k_proj": "colwise",
@@ -255,6 +256,15 @@ def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
         "mlp.up_proj": "colwise",
         "mlp.down_proj": "rowwise",
     }
+
+
+def test_the_plan_is_there_with_the_model_and_may_be_written(folder: Path) -> None:
+    """transformers up to 5.20 adds a rule where embeddings are tied."""
+    _, theirs, path = _pair("projection", folder)
+    assert theirs.config.base_model_tp_plan == theirs.config.tensor_parallel_plan()
+    config = transformers.AutoConfig.from_pretrained(path)
+    config.base_model_tp_plan = {"embed_tokens": "embedding_rowwise"}
+    assert "base_model_tp_plan" not in config.to_dict()
 
 
 def test_values_outside_of_layers_are_the_largest() -> None:

@@ -33,9 +33,9 @@ def register() -> None:
     from transformers import AutoConfig
     from vllm import ModelRegistry  # pyright: ignore[reportMissingImports]
 
-    from widthwise.interop.vllm_config import ServedConfig
+    from widthwise.interop.widthwise_model.configuration_widthwise import WidthwiseConfig
 
-    AutoConfig.register(ServedConfig.model_type, ServedConfig, exist_ok=True)
+    AutoConfig.register(WidthwiseConfig.model_type, WidthwiseConfig, exist_ok=True)
     ModelRegistry.register_model(ARCHITECTURE, f"widthwise.interop.vllm_model:{ARCHITECTURE}")
 
 

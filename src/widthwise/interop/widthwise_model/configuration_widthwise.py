@@ -50,20 +50,6 @@ class WidthwiseConfig(PreTrainedConfig):
     model_type = "widthwise"
     keys_to_ignore_at_inference = ["past_key_values"]
 
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What tensor parallelism divides; norms and whatever mixes the stream are on every process.
-
-        A rule is for all layers, so of feed-forwards those in which all layers agree.
-        """
-        layers = list(self.per_layer_config)
-        norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}
-        attention = within("self_attn", ATTENTION_PLAN | (HEAD_NORM_PLAN if norms else {}))
-        if "all_heads" in norms:
-            attention = gathered(attention)
-        plans = [set(FEED_FORWARD_PLANS[layer.feed_forward["kind"]].items()) for layer in layers]
-        return attention | dict(sorted(set.intersection(*plans)))
-
     vocab_size: int | None = None
     hidden_size: int | None = None
     """Width of the stream between layers: of the widest layer, or of all slots."""
@@ -122,3 +108,16 @@ class WidthwiseConfig(PreTrainedConfig):
     """Hidden width of the feed-forward, the largest where a token passes several."""
     feed_forward: dict[str, Any] | None = None
     """The feed-forward; its `kind` is `swiglu`, `mlp`, `hourglass`, `moe` or `dynamic`."""
+
+    def tensor_parallel_plan(self) -> dict[str, str]:
+        """What tensor parallelism divides; norms and whatever mixes the stream are on every process.
+
+        A rule is for all layers, so of feed-forwards those in which all layers agree.
+        """
+        layers = list(self.per_layer_config)
+        norms = {layer.qk_norm["over"] for layer in layers if layer.qk_norm is not None}
+        attention = within("self_attn", ATTENTION_PLAN | (HEAD_NORM_PLAN if norms else {}))
+        if "all_heads" in norms:
+            attention = gathered(attention)
+        plans = [set(FEED_FORWARD_PLANS[layer.feed_forward["kind"]].items()) for layer in layers]
+        return attention | dict(sorted(set.intersection(*plans)))

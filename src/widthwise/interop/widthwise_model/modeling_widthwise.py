@@ -699,6 +699,7 @@ class WidthwiseModel(WidthwisePreTrainedModel):
 
     def __init__(self, config: Any):
         config.mtp = None  # its heads are not loaded, so that a saved model must not promise them
+        config.base_model_tp_plan = config.tensor_parallel_plan()  # not saved; transformers may add to it
         super().__init__(config)
         d_model, ends = config.embedding_size, RESIDUALS[config.residual["kind"]].ends(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, ends.n_columns)
