@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 import pydantic
 import yaml
-from pydantic_core import PydanticCustomError
+from pydantic import GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from widthwise.bundled import recipe_path
 from widthwise.merging import merge, replaced_keys
@@ -45,7 +47,11 @@ class Config(pydantic.BaseModel):
     """Base of every config: frozen, strict, closed. Unknown keys are refused with the nearest valid name."""
 
     model_config = pydantic.ConfigDict(
-        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        defer_build=True,  # of the many configs a command uses few
     )
 
     @pydantic.model_validator(mode="before")
@@ -58,6 +64,18 @@ class Config(pydantic.BaseModel):
             context = {"key": str(unknown[0]), "hint": nearest_hint(str(unknown[0]), cls.model_fields)}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
         return {key: _of_default_kind(cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """With the docstring of each field as its description."""
+        from widthwise.attribute_docs import attribute_docs
+
+        found = handler(schema)
+        fields = handler.resolve_ref_schema(found).get("properties", {})
+        for name, text in attribute_docs(cls).items():
+            if name in fields:
+                fields[name].setdefault("description", text)
+        return found
 
 
 def options_of(mixin: type[Config], config: Config) -> dict[str, Any]:

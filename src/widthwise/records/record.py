@@ -29,7 +29,7 @@ class Record(pydantic.BaseModel):
     was read. Keys that this version does not know are ignored.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True)
+    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore", defer_build=True)
 
     def __getitem__(self, key: str) -> Any:
         """A field by its key in the file, as in `result["val_loss"]`. Raises KeyError if there is no such field."""
