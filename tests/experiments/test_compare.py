@@ -19,6 +19,7 @@ from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
 from widthwise.records.comparison import Comparison
 from widthwise.run_dir import RunDir, RunFailed
+from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
 
 RECIPE = {
@@ -126,7 +127,7 @@ def test_runs_that_saw_other_data_are_refused(done, tmp_path: Path) -> None:
 
 
 def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path, monkeypatch) -> None:
-    def interrupt(recipe, path, observer):
+    def interrupt(recipe, path, observer, shelf):
         raise Interrupted(f"{path}: stopped", 2)
 
     monkeypatch.setattr(crew, "train_or_resume", interrupt)
@@ -160,6 +161,28 @@ def short(tmp_path: Path) -> ComparisonPlan:
     return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
 
 
+class Stages(Silence):
+    """The stages in which data are prepared, and the runs, as they come."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        if self.found[-1:] != [stage]:
+            self.found.append(stage)
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self.found.append(name)
+
+
+def test_data_are_read_and_checked_for_the_first_run_alone(short: ComparisonPlan, tmp_path: Path) -> None:
+    run_plan(short, tmp_path / "before", COMMAND)  # the data are in the cache then
+    stages = Stages()
+    run_plan(short, tmp_path / "out", COMMAND, stages)
+    runs = ["run 1 of 2, plain-seed3", "run 2 of 2, slow-seed3"]
+    assert stages.found == ["reading", "checking the data", "checking the tokens", *runs]
+
+
 def share(plan: ComparisonPlan, folder: Path) -> Comparison:
     return run_plan(plan, folder, COMMAND, storage_url=sqlite_url(folder.parent / "study.db"))
 
@@ -167,7 +190,7 @@ def share(plan: ComparisonPlan, folder: Path) -> Comparison:
 def test_a_run_that_fails_in_a_shared_comparison_stops_its_worker_and_waits_for_another(
     short: ComparisonPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def diverge(recipe, path, observer):
+    def diverge(recipe, path, observer, shelf):
         raise RunFailed(f"{path}: loss is nan")
 
     with monkeypatch.context() as patch:

@@ -196,7 +196,7 @@ def small(folder: Path, **section: Any) -> SweepPlan:
 def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
-    def interrupt(recipe, path, observer):
+    def interrupt(recipe, path, observer, shelf):
         raise Interrupted(f"{path}: stopped", 15)
 
     with monkeypatch.context() as patch:
@@ -217,10 +217,10 @@ def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_pa
 def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
-    def full(recipe, path, observer):
+    def full(recipe, path, observer, shelf):
         if recipe.optimizer.lr == 0.002:
             raise UserError(f"{path}: disk full")
-        return train_or_resume(recipe, path, observer)
+        return train_or_resume(recipe, path, observer, shelf)
 
     with monkeypatch.context() as patch:
         patch.setattr(crew, "train_or_resume", full)
@@ -234,7 +234,7 @@ def test_a_mistake_fails_its_point_and_the_next_start_tries_it_again(tmp_path: P
 def test_a_process_that_is_lost_fails_no_point(tmp_path: Path, monkeypatch) -> None:
     plan = small(tmp_path)
 
-    def alone(recipe, path, observer):
+    def alone(recipe, path, observer, shelf):
         raise OfOneProcess("process 0: waits for process 1, which has ended")
 
     with monkeypatch.context() as patch:
@@ -247,11 +247,11 @@ def test_a_process_that_is_lost_fails_no_point(tmp_path: Path, monkeypatch) -> N
 def test_a_run_that_another_process_holds_is_waited_for(tmp_path: Path, monkeypatch) -> None:
     plan, calls = small(tmp_path), []
 
-    def held_at_first(recipe, path, observer):
+    def held_at_first(recipe, path, observer, shelf):
         calls.append(path.name)
         if len(calls) < 3:
             raise RunInUse(f"{path}: is in use by process 1")
-        return train_or_resume(recipe, path, observer)
+        return train_or_resume(recipe, path, observer, shelf)
 
     monkeypatch.setattr(crew, "train_or_resume", held_at_first)
     found = run_sweep(plan, tmp_path, COMMAND, heartbeat=Heartbeat(1))

@@ -11,6 +11,7 @@ from widthwise.config_io import UserError
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunFailed
+from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.train import train_or_resume
 from widthwise.training.joining import joined
 from widthwise.training.launch import OfOneProcess
@@ -41,6 +42,7 @@ class Crew:
 
     def __init__(self, processes: Processes):
         self._processes = processes
+        self._shelf = DataShelf()
 
     def do(self, work: Callable[[], T]) -> T:
         """What the first process does, the others helping with each run it trains. All get its value, or its error."""
@@ -49,13 +51,13 @@ class Crew:
         with watch_signals() as watch:
             while isinstance(told := self._processes.first(_not_here), _Order):
                 if not self._signal(watch.received):
-                    _obey(told)
+                    _obey(told, self._shelf)
         return cast(T, told)
 
     def train(self, recipe: Recipe, path: Path, observer: Observer) -> RunResult:
         """`train_or_resume`, by all processes. Only inside of `do`."""
         self._tell(_Order((recipe, path)))
-        return train_or_resume(recipe, path, observer)
+        return train_or_resume(recipe, path, observer, self._shelf)
 
     def wait(self, seconds: float) -> None:
         """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""
@@ -81,11 +83,11 @@ def _not_here() -> NoReturn:
     raise AssertionError("only the first process decides")
 
 
-def _obey(order: _Order) -> None:
+def _obey(order: _Order, shelf: DataShelf) -> None:
     if order.run is None:
         return
     try:
-        train_or_resume(*order.run)
+        train_or_resume(*order.run, shelf=shelf)
     except OfOneProcess:
         raise
     except (UserError, RunFailed, Interrupted):

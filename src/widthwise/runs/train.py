@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, to_yaml
-from widthwise.data.config import open_data
+from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
+from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import is_analysed, run_result
@@ -36,10 +37,12 @@ def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> 
         return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=False)
 
 
-def train_or_resume(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
-    """As `train`, but goes on with an unfinished run of the same recipe."""
+def train_or_resume(
+    recipe: Recipe, out: Path | str, observer: Observer | None = None, shelf: DataShelf | None = None
+) -> RunResult:
+    """As `train`, but goes on with an unfinished run of the same recipe. shelf: of the runs before it."""
     with joined(recipe.train) as processes:
-        return _Launch(RunDir(out), observer, processes).train(recipe, may_resume=True)
+        return _Launch(RunDir(out), observer, processes, shelf).train(recipe, may_resume=True)
 
 
 def resume(path: Path | str, observer: Observer | None = None) -> RunResult:
@@ -56,8 +59,8 @@ def resume(path: Path | str, observer: Observer | None = None) -> RunResult:
 class _Launch:
     """Everything before the first step: whatever can be wrong is found here."""
 
-    def __init__(self, run: RunDir, observer: Observer | None, processes: Processes):
-        self.run, self.processes = run, processes
+    def __init__(self, run: RunDir, observer: Observer | None, processes: Processes, shelf: DataShelf | None = None):
+        self.run, self.processes, self.shelf = run, processes, shelf or DataShelf()
         self.observer = observer if observer is not None and processes.is_first else Silence()
 
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
@@ -162,7 +165,9 @@ class _Launch:
         """The first process reads every token; the others then open what is prepared, on their own machines too."""
         opened: list[OpenedData] = []
         self.processes.first(lambda: opened.append(self._verified_data(recipe)))
-        self.processes.together(lambda: None if opened else opened.append(open_data(recipe.data)))
+        self.processes.together(
+            lambda: None if opened else opened.append(self.shelf.open(recipe.data, ignore_progress))
+        )
         first, *others = self.processes.together(lambda: identity_of(opened[0]))
         for rank, identity in enumerate(others, start=1):
             if identity != first:
@@ -170,7 +175,7 @@ class _Launch:
         return opened[0]
 
     def _verified_data(self, recipe: Recipe) -> OpenedData:
-        data = open_data(recipe.data, self.observer.preparing)
+        data = self.shelf.open(recipe.data, self.observer.preparing)
         tokenizer, vocab_size = data.tokenizer, recipe.explicit_model.vocab_size
         if tokenizer.vocab_size > vocab_size:
             raise UserError(
@@ -179,7 +184,7 @@ class _Launch:
             )
         recipe.held_out(data).check()
         # The run vouches for the checksums, and a stray token would stop it later.
-        recipe.data.check(data, self.observer.preparing)
+        self.shelf.check(recipe.data, self.observer.preparing)
         return data
 
     def _check_same_data(self, data: OpenedData) -> None:
