@@ -8,7 +8,7 @@ SMALL = ("model.d_model=64", "model.n_layers=2", "model.vocab_size=300", "seq_le
 def test_a_small_recipe_is_measured() -> None:
     found = memory.measured(memory.recipe_of(*SMALL))
     assert found["measured_bytes"] > 0
-    assert memory.said(memory.recipe_of(*SMALL)).total_bytes > 0
+    assert memory.memory_on_cpu(memory.recipe_of(*SMALL)).total_bytes > 0
 
 
 def test_recipes_differ_in_what_needs_memory() -> None:
