@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from widthwise.config_io import Config, UserError, differences, parse, parse_yaml, read_text, shortened, to_data
 from widthwise.files import (
     FileRecord,
@@ -235,6 +233,8 @@ class RunDir:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it."""
+        from filelock import FileLock, Timeout  # slow to import, and verbs that only read hold nothing
+
         holder = self.path / "holder"
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
