@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from widthwise.analysis import attention_calls
 from widthwise.analysis.attention_calls import AttentionCalls
+from widthwise.kernels.attention import fused
 
 N_TEXTS, N_HEADS, N_TOKENS, HEAD_DIM = 2, 4, 7, 3
 
@@ -78,3 +79,15 @@ def test_weights_are_in_single_precision_even_under_autocast():
         found = seen[0].first_key_weights()
     scores = HEAD_DIM**-0.5 * (queries.double() @ queries.double().mT)
     torch.testing.assert_close(found, scores.softmax(dim=-1)[..., 0].float(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("documents", [None, torch.tensor([[0, 0, 0, 1, 1, 1, 1], [-1, -2, 0, 0, 0, 0, 0]])])
+def test_attention_in_blocks_is_seen_too(documents):
+    values = torch.zeros(N_TEXTS, 2, N_TOKENS, HEAD_DIM, dtype=torch.float64)
+    values[:, :, 0] = 1.0
+    seen = []
+    with AttentionCalls(lambda number, call: seen.append((number, call))) as calls:
+        out = fused.attention(heads(N_HEADS, 0), heads(2, 1), values, 0.7, documents)
+    ((number, call),) = seen
+    assert (number, calls.n_calls) == (0, 1)
+    torch.testing.assert_close(call.first_key_weights(), out[..., 0], rtol=0, atol=1e-12)

@@ -8,8 +8,8 @@ from model_cases import config, decoder, random_tokens
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from widthwise.config_io import UserError, parse, to_data
+from widthwise.kernels.attention import sdpa
 from widthwise.model.attention import AttentionConfig, AttentionTemplate, QKNormConfig
-from widthwise.model.attention_module import attend
 from widthwise.model.context import PassContext
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.model.rope import rope_table
@@ -21,7 +21,7 @@ HEADS = [(3, 3), (4, 2), (6, 1)]
 
 
 def heads(head_dim, v_head_dim, n_heads=4, n_kv_heads=2, length=9, dtype=torch.float64):
-    """Queries, keys and values, as `attend` takes them."""
+    """Queries, keys and values, as attention takes them."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(n_heads, head_dim), (n_kv_heads, head_dim), (n_kv_heads, v_head_dim)]
     drawn = (torch.randn(2, n, length, size, generator=generator, dtype=torch.float64) for n, size in shapes)
@@ -49,7 +49,7 @@ def test_values_of_any_size_are_weighted_by_the_softmax(head_dim, v_head_dim, n_
     if is_masked:
         mask[5:, 2] = False
     with nullcontext() if backend is None else sdpa_kernel(backend):
-        ours = attend(*inputs, mask[None, None] if is_masked else None, 0.7)
+        ours = sdpa.attention(*inputs, 0.7, mask=mask[None, None] if is_masked else None)
     truth = written_out(*inputs, mask, 0.7)
     assert ours.shape == (2, n_heads, 9, v_head_dim)
     torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
@@ -64,7 +64,7 @@ def test_values_of_any_size_are_weighted_by_the_softmax(head_dim, v_head_dim, n_
 def test_so_they_are_in_fewer_bits(head_dim, v_head_dim, dtype, bound):
     inputs = heads(head_dim, v_head_dim, dtype=dtype)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    ours = attend(*inputs, None, 0.7)
+    ours = sdpa.attention(*inputs, 0.7)
     truth = written_out(*exact, torch.ones(9, 9, dtype=torch.bool).tril(), 0.7)
     assert ours.dtype == dtype
     assert (ours - truth).norm() < bound * truth.norm()
@@ -75,7 +75,7 @@ def test_so_they_are_in_fewer_bits(head_dim, v_head_dim, dtype, bound):
 
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), SIZES)
 def test_what_autograd_keeps_grows_with_the_length_and_not_with_its_square(head_dim, v_head_dim):
-    kept = [kept_bytes(lambda n=n: attend(*heads(head_dim, v_head_dim, length=n), None, 0.7)) for n in (32, 64)]
+    kept = [kept_bytes(lambda n=n: sdpa.attention(*heads(head_dim, v_head_dim, length=n), 0.7)) for n in (32, 64)]
     assert kept[1] == 2 * kept[0]
 
 

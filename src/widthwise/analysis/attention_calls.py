@@ -1,4 +1,6 @@
-"""Attention seen from outside: the arguments of every call of torch's fused function, and weights made from them."""
+"""Attention seen from outside: the arguments of every call of torch's fused function, or of the form in blocks, and
+weights made from them.
+"""
 
 import math
 from collections.abc import Callable
@@ -9,13 +11,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from widthwise.kernels.attention.reference import visible
 from widthwise.kernels.dispatch import without_autocast
 
 SCORES_AT_ONCE = 1 << 23
+IN_BLOCKS = torch.ops.widthwise.attention.default
+"""The operator of `kernels.attention.operators.forward`."""
 
 
 class AttentionCall(NamedTuple):
-    """What scaled_dot_product_attention was asked for. Heads have positions, norms and padding behind them."""
+    """What attention was asked for. Heads have positions, norms and padding behind them."""
 
     queries: Tensor
     """(B, n_heads, T, head_dim)"""
@@ -70,6 +75,9 @@ class AttentionCalls(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             self._see(self.n_calls, _call_of(*args, **kwargs))
             self.n_calls += 1
+        if func is IN_BLOCKS:
+            self._see(self.n_calls, _call_in_blocks(*args))
+            self.n_calls += 1
         return func(*args, **kwargs)
 
 
@@ -85,3 +93,11 @@ def _call_of(
 ) -> AttentionCall:
     """The signature is that of scaled_dot_product_attention."""
     return AttentionCall(query, key, attn_mask, is_causal, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def _call_in_blocks(
+    queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None
+) -> AttentionCall:
+    """The signature is that of IN_BLOCKS."""
+    mask = visible(queries.shape[2], keys.shape[2], documents, queries.device)
+    return AttentionCall(queries, keys, mask, is_causal=False, scale=scale)

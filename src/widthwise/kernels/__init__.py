@@ -1,5 +1,6 @@
 """Fused operations. Each has a readable `reference.py`, which defines it, and a `fused.py` with the same signature."""
 
+from widthwise.kernels.attention import attention
 from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.hyper_connections import read_slots, write_slots
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
@@ -8,6 +9,7 @@ from widthwise.kernels.sliced_swiglu import bucketed_units, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
 
 __all__ = [
+    "attention",
     "bucketed_units",
     "grouped_swiglu",
     "linear_cross_entropy",

@@ -31,7 +31,7 @@ def attention_cost(d_in: float, d_model: float, widths: HeadWidths, n_heads: flo
     """Four projections with their biases, the scores and the weighted sum.
 
     Kept for the backward pass: queries and keys after the rotation, values, the output, and the log-sum-exp of every
-    head.
+    head, which attention in blocks does without.
     """
     projections = linear(d_in, widths.queries) + linear(d_in, widths.keys) + linear(d_in, widths.values)
     biases = vector(widths.queries + widths.keys + widths.values if bias else 0) + vector(d_model if out_bias else 0)
@@ -129,9 +129,10 @@ class AttentionConfig(Config):
 
     @property
     def _n_padding(self) -> int:
-        """What `attend` keeps for a token beside queries, keys, values and output: its zeros, and the padded output.
+        """What torch's fused function keeps for a token beside queries, keys, values and output: zeros, padded output.
 
-        Where there is one head, or values of size 1, the output needs no place of its own, and less is kept.
+        Where there is one head, or values of size 1, the output needs no place of its own, and less is kept. Attention
+        in blocks pads nothing.
         """
         if self.head_dim == self.value_dim:
             return 0

@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.backends.cuda import flash_sdp_enabled
-from torch.nn.functional import pad, scaled_dot_product_attention
 
+from widthwise.kernels import attention
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.axis_sizes import size
 from widthwise.model.context import PassContext
@@ -15,34 +14,6 @@ from widthwise.model.rope import rotate
 
 if TYPE_CHECKING:
     from widthwise.model.attention import AttentionConfig
-
-
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(scale * q k^T) v; see `Attention` for what a mask of None means.
-
-    queries: (B, n_heads, T, head_dim); keys: (B, n_kv_heads, S, head_dim); values: (B, n_kv_heads, S, v_head_dim);
-    mask: (B or 1, 1, T, S), bool or to be added to the scores, or None -> (B, n_heads, T, v_head_dim).
-    """
-    head_dim, v_head_dim = keys.shape[-1], values.shape[-1]
-    if head_dim != v_head_dim and flash_sdp_enabled():
-        # The flash kernels take one size only; the plain form, which takes two, would keep every weight of T x S.
-        # Zeros change no score and no sum.
-        queries, keys, values = (_padded(x, max(head_dim, v_head_dim)) for x in (queries, keys, values))
-    attended = scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=mask,
-        is_causal=mask is None and queries.shape[2] > 1,
-        scale=scale,
-        enable_gqa=queries.shape[1] != keys.shape[1],
-    )
-    return attended[..., :v_head_dim]
-
-
-def _padded(heads: Tensor, head_dim: int) -> Tensor:
-    n_missing = head_dim - heads.shape[-1]
-    return pad(heads, (0, n_missing)) if n_missing else heads
 
 
 class Attention(nn.Module):
@@ -69,7 +40,7 @@ class Attention(nn.Module):
         queries, keys, values = self._project(self.norm.before(x), context)  # (B, heads, T, sizes of heads)
         if cache is not None:
             keys, values = cache.write(context.start, keys, values)
-        attended = attend(queries, keys, values, context.mask, self.config.scale)
+        attended = attention(queries, keys, values, self.config.scale, context.documents, context.mask)
         return self.norm.after(self.w_o(attended.transpose(1, 2).flatten(2)))
 
     def _project(self, x: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Tensor]:

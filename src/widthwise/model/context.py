@@ -26,8 +26,8 @@ class PassContext:
     positions: Tensor | None = None
     """integers (B or 1, T), where queries and keys stand; None where only layers are run."""
     documents: Tensor | None = None
-    """integers (B, T): a query looks at earlier tokens of equal number alone, which `mask` then says too; None where
-    rows are not divided. For a form of attention that needs no mask."""
+    """integers (B, S), over cached and new tokens: a query looks at earlier tokens of equal number alone, which `mask`
+    then says too; None where rows are not divided. For a form of attention that needs no mask."""
 
     def ahead(self, k: int) -> "PassContext":
         """Of a pass without cache and padding: all positions but the last k, with the tokens k places on from them."""

@@ -15,7 +15,7 @@ from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.initial_weights import drawn, part_stds
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
-from widthwise.model.masks import all_real, causal_mask, document_mask
+from widthwise.model.masks import all_real, causal_mask, document_mask, padding_documents
 from widthwise.model.memory import allocating, check_room
 from widthwise.model.mtp_module import MTPDepth
 from widthwise.model.recompute import KEEP_ALL
@@ -282,10 +282,11 @@ class Decoder(nn.Module):
         tables = {rope: rope_table(positions, rope) for rope in ropes if rope is not None}
         wide = torch.promote_types(self.progress.dtype, torch.float32)  # in bf16 a fraction is off by whole units
         forced = None if width_fraction is None else torch.full_like(self.progress, width_fraction, dtype=wide)
-        if documents is None:
-            mask = causal_mask(real, start, n_new, tokens.device)
-        else:
+        if documents is not None:
             mask = document_mask(documents, compute_dtype(self.embedding.weight))
+        else:
+            mask = causal_mask(real, start, n_new, tokens.device)
+            documents = None if real is None else padding_documents(real)
         return PassContext(tokens, tables, mask, self.progress, forced, start, positions, documents)
 
 

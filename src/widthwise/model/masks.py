@@ -33,3 +33,11 @@ def document_mask(documents: Tensor, dtype: torch.dtype) -> Tensor:
     """
     may_look = (documents[:, :, None] == documents[:, None, :]).tril()
     return torch.zeros_like(may_look, dtype=dtype).masked_fill_(~may_look, -torch.inf)[:, None]
+
+
+def padding_documents(real: Tensor) -> Tensor:
+    """Documents of which each token sees its own: the real tokens of a row are one, each token of left padding is one.
+
+    real: bool (B, S) -> integers (B, S).
+    """
+    return torch.where(real, 0, -1 - torch.arange(real.shape[1], device=real.device))

@@ -1,0 +1,54 @@
+"""Causal attention within documents."""
+
+import torch
+from torch import Tensor
+from torch.backends.cuda import flash_sdp_enabled
+
+from widthwise.kernels.attention import fused, sdpa
+from widthwise.kernels.dispatch import reference_wanted
+
+__all__ = ["attention"]
+
+MIN_QUERIES = 32
+"""Fewer are not worth a block, nor measured."""
+MIN_FORWARD_QUERIES = 256
+"""The same without a backward pass."""
+MIN_WIDE_QUERIES = 512
+"""The same in fp32 and fp64, where documents keep tokens apart."""
+
+
+def attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float,
+    documents: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """See `reference.attention`; in blocks where that is faster, else by torch's fused function.
+
+    mask: what `reference.visible` makes of the documents and the numbers of queries and keys, or that as numbers to be
+    added to scores, where it is made already for all layers; it says nothing else.
+    """
+    is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
+    in_blocks = (
+        queries.device.type == "cpu"
+        and blocks_are_faster(queries.shape[2], fused.compute_type(queries), is_differentiated, documents is not None)
+        and flash_sdp_enabled()  # else somebody wants the plain form, to count it or to differentiate it twice
+        and not reference_wanted()
+    )
+    if in_blocks:
+        return fused.attention(queries, keys, values, scale, documents)
+    return sdpa.attention(queries, keys, values, scale, documents, mask)
+
+
+def blocks_are_faster(n_queries: int, dtype: torch.dtype, is_differentiated: bool, has_documents: bool) -> bool:
+    """Whether blocks are faster than torch's fused function on a CPU.
+
+    `benchmarks/attention.py` measures it. In bf16 they take 0.3 to 0.9 of the time with the backward pass, and without
+    it less than all of the time from 256 tokens on. In fp32 they take 1.0 to 1.8 of it, but 0.6 where each of 512
+    tokens sees one of four documents, because they leave out the others.
+    """
+    if dtype == torch.bfloat16:
+        return n_queries >= (MIN_QUERIES if is_differentiated else MIN_FORWARD_QUERIES)
+    return dtype in (torch.float32, torch.float64) and has_documents and n_queries >= MIN_WIDE_QUERIES

@@ -1,0 +1,253 @@
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from widthwise.kernels import attention
+from widthwise.kernels.attention import blocks, blocks_are_faster, fused, operators, reference, sdpa
+
+SCALE = 0.7
+
+
+def heads(shape, dtype=torch.float64, n_keys=None, seed=0):
+    """Queries, keys and values as projections leave them: (B, heads, T, size), in memory (B, T, heads, size)."""
+    n_texts, n_heads, n_kv_heads, n_queries, head_dim, v_head_dim = shape
+    generator = torch.Generator().manual_seed(seed)
+    n_keys = n_keys or n_queries
+    shapes = [(n_queries, n_heads, head_dim), (n_keys, n_kv_heads, head_dim), (n_keys, n_kv_heads, v_head_dim)]
+    drawn = (torch.randn(n_texts, *each, generator=generator, dtype=torch.float64) for each in shapes)
+    return [x.to(dtype).transpose(1, 2).requires_grad_() for x in drawn]
+
+
+def documents_of(kind, n_texts, n_keys):
+    """None, rows of documents in a line, documents that take turns, or padding on the left."""
+    places = torch.arange(n_keys).expand(n_texts, n_keys)
+    shift = torch.arange(n_texts)[:, None]
+    if kind == "in a line":
+        return (places + shift) // 5
+    if kind == "in turns":
+        return (places + shift) % 3
+    if kind == "padded":
+        return torch.where(places < 2 * shift, -1 - places, 0)
+    return None
+
+
+def gradients(attend, inputs, **options):
+    out = attend(*inputs, SCALE, **options)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return out, *torch.autograd.grad(out, inputs, direction.to(out.dtype))
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """Several blocks, of which the last ones are not full."""
+    monkeypatch.setattr(blocks, "ROWS", 4)
+    monkeypatch.setattr(blocks, "SCORE_BYTES", 8 * 4 * 11 * 2)
+
+
+SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1, 1, 2, 1), (2, 10, 2, 4, 3, 4)]
+"""B, n_heads, n_kv_heads, T, head_dim, v_head_dim."""
+
+
+@pytest.mark.parametrize("kind", [None, "in a line", "in turns", "padded"])
+@pytest.mark.parametrize("n_before", [0, 1, 6])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("attend", [fused.attention, sdpa.attention])
+def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind):
+    n_texts, n_keys = shape[0], shape[3] + n_before
+    inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
+    ours, truth = (gradients(form, inputs, documents=documents) for form in (attend, reference.attention))
+    for own, expected in zip(ours, truth, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-11)
+
+
+def test_the_reference_is_a_sum_over_the_tokens_that_a_token_sees():
+    queries, keys, values = heads((2, 4, 2, 3, 3, 2), n_keys=5)
+    documents = documents_of("in turns", 2, 5)
+    attended = reference.attention(queries, keys, values, SCALE, documents)
+    for text, head, i in [(0, 0, 0), (0, 3, 2), (1, 1, 1), (1, 2, 2)]:
+        seen = [j for j in range(i + 3) if documents[text, j] == documents[text, i + 2]]
+        weights = torch.stack([(SCALE * queries[text, head, i] @ keys[text, head // 2, j]).exp() for j in seen])
+        expected = sum(weight * values[text, head // 2, j] for weight, j in zip(weights, seen)) / weights.sum()
+        torch.testing.assert_close(attended[text, head, i], expected)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("kind", [None, "in a line"])
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
+    inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    ours = gradients(fused.attention, inputs, documents=documents)
+    truth = gradients(reference.attention, exact, documents=documents)
+    for own, expected in zip(ours, truth, strict=True):
+        assert own.dtype == dtype
+        assert (own - expected).norm() <= bound * expected.norm()
+
+
+def test_sizes_of_blocks_make_no_difference(monkeypatch):
+    inputs = heads((2, 4, 2, 13, 6, 3))
+    truth = gradients(fused.attention, inputs)
+    for n_rows, n_bytes in [(1, 1), (6, 10**9), (10**6, 8)]:
+        monkeypatch.setattr(blocks, "ROWS", n_rows)
+        monkeypatch.setattr(blocks, "SCORE_BYTES", n_bytes)
+        for own, expected in zip(gradients(fused.attention, inputs), truth, strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_blocks_leave_out_what_no_query_of_theirs_sees():
+    queries, keys, _ = heads((1, 1, 1, 12, 2, 2))
+    documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3])
+    assert [block.keys for block in blocks.Blocks(queries, keys, None)] == [slice(0, n) for n in (4, 8, 12)]
+    assert [block.keys for block in blocks.Blocks(queries, keys, documents)] == [
+        slice(0, 4),
+        slice(0, 8),
+        slice(5, 12),
+    ]
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
+def test_each_gradient_alone(wanted):
+    inputs = heads((2, 4, 2, 13, 6, 3))
+    _, *truth = gradients(fused.attention, inputs)
+    leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
+    out = fused.attention(*leaves, SCALE)
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for i, gradient in zip(wanted, torch.autograd.grad(out, [leaves[i] for i in wanted], direction), strict=True):
+        assert torch.equal(gradient, truth[i])
+
+
+@pytest.mark.parametrize("kind", [None, "padded"])
+def test_memory_in_another_order_makes_no_difference(kind):
+    inputs, documents = heads((2, 4, 2, 13, 6, 6), n_keys=15), documents_of(kind, 2, 15)
+    truth = gradients(fused.attention, inputs, documents=documents)
+    room = [torch.zeros(*x.shape[:2], 20, 9, dtype=x.dtype) for x in inputs]
+    for own, x in zip(room, inputs, strict=True):
+        own[:, :, 2 : 2 + x.shape[2], 3:9] = x.detach()
+    views = [own[:, :, 2 : 2 + x.shape[2], 3:9].requires_grad_() for own, x in zip(room, inputs, strict=True)]
+    contiguous = [x.detach().contiguous().requires_grad_() for x in inputs]
+    for others in (views, contiguous):
+        for own, expected in zip(gradients(fused.attention, others, documents=documents), truth, strict=True):
+            assert torch.equal(own, expected)
+
+
+def test_inputs_are_left_alone():
+    for shape in ((2, 3, 3, 11, 5, 5), (1, 1, 1, 3, 2, 2)):
+        inputs = [x.detach().contiguous().requires_grad_() for x in heads(shape)]
+        before = [x.detach().clone() for x in inputs]
+        gradients(fused.attention, inputs)
+        assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_makes_the_types_that_torch_makes(dtype):
+    inputs = heads((2, 4, 2, 13, 6, 6), dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, truth = (gradients(form, inputs) for form in (fused.attention, sdpa.attention))
+    for own, expected in zip(ours, truth, strict=True):
+        assert own.dtype == expected.dtype
+        assert (own - expected).norm() <= 2e-2 * expected.norm()
+
+
+def test_mixed_types_meet_under_autocast():
+    queries, keys, values = heads((2, 4, 2, 13, 6, 6), torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = fused.attention(queries, keys, values.bfloat16(), SCALE)
+    assert out.dtype == torch.bfloat16
+
+
+def test_large_scores_stay_finite():
+    inputs = [(100 * x.detach()).requires_grad_() for x in heads((2, 3, 3, 11, 5, 5), torch.float32)]
+    assert all(x.isfinite().all() for x in gradients(fused.attention, inputs))
+
+
+def test_autograd_keeps_queries_keys_and_values_only():
+    inputs, kept = heads((2, 4, 2, 13, 6, 3)), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        fused.attention(*inputs, SCALE)
+    assert sorted(kept) == sorted(x.data_ptr() for x in inputs)
+
+
+def test_checkpointing_runs_it_again():
+    inputs = heads((2, 4, 2, 13, 6, 3))
+    again = partial(checkpoint, fused.attention, use_reentrant=False)
+    for own, expected in zip(gradients(again, inputs), gradients(fused.attention, inputs), strict=True):
+        assert torch.equal(own, expected)
+
+
+def test_the_output_lies_as_the_next_projection_reads_it():
+    out = fused.attention(*heads((2, 4, 2, 13, 6, 3)), SCALE)
+    assert out.transpose(1, 2).is_contiguous()
+
+
+def test_double_backward_fails_loudly():
+    inputs = heads((2, 4, 2, 13, 6, 3))
+    (gradient,) = torch.autograd.grad(fused.attention(*inputs, SCALE).sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("kind", [None, "in a line"])
+def test_the_operators_keep_what_they_promise_to_compilers(shape, kind):
+    inputs, documents = heads(shape, torch.float32, n_keys=shape[3] + 2), documents_of(kind, shape[0], shape[3] + 2)
+    torch.library.opcheck(operators.forward, (*inputs, SCALE, documents))
+
+
+def test_it_is_one_graph_under_a_compiler():
+    torch._dynamo.reset()
+    inputs, documents = heads((2, 4, 2, 13, 6, 3)), documents_of("in a line", 2, 13)
+
+    def attend(*inputs, documents):
+        return 2 * fused.attention(*inputs, documents=documents)
+
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    for own, expected in zip(
+        gradients(compiled, inputs, documents=documents), gradients(attend, inputs, documents=documents), strict=True
+    ):
+        torch.testing.assert_close(own, expected)
+
+
+class TestChoice:
+    """Which form takes so many queries of a type."""
+
+    @pytest.fixture
+    def taken(self, monkeypatch):
+        def form_of(n_queries, dtype=torch.bfloat16, **options):
+            forms = []
+            for form in (fused, sdpa):
+                monkeypatch.setattr(form, "attention", lambda *_, form=form: forms.append(form))
+            inputs = heads((1, 2, 2, n_queries, 2, 2), dtype)
+            attention(*inputs, SCALE, **options)
+            return forms
+
+        return form_of
+
+    def test_a_backward_pass_in_bf16_is_taken_in_blocks(self, taken):
+        assert taken(32) == [fused]
+        assert taken(31) == [sdpa]
+        with torch.autocast("cpu", torch.bfloat16):
+            assert taken(32, torch.float32) == [fused]
+
+    def test_without_one_only_long_texts_are(self, taken):
+        with torch.no_grad():
+            assert taken(255) == [sdpa]
+            assert taken(256) == [fused]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken, dtype):
+        documents = torch.zeros(1, 512, dtype=torch.long)
+        assert taken(512, dtype) == [sdpa]
+        assert taken(512, dtype, documents=documents) == [fused]
+        assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa]
+
+    def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
+        with sdpa_kernel(SDPBackend.MATH):
+            assert taken(64) == [sdpa]
+        monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
+        assert taken(64) == [sdpa]
+
+    def test_no_other_type_is_taken_in_blocks(self):
+        assert not blocks_are_faster(4096, torch.float16, is_differentiated=True, has_documents=True)

@@ -1,0 +1,88 @@
+"""Models whose attention runs in small blocks, beside the same with torch's fused function."""
+
+from contextlib import contextmanager
+from importlib import import_module
+
+import pytest
+import torch
+from model_cases import decoder, random_tokens, variant
+
+from widthwise.kernels.attention import blocks, operators
+from widthwise.model.generate import pad_left
+from widthwise.model.recompute import Recompute
+
+pytestmark = pytest.mark.usefixtures("float64")
+CHOICE = import_module("widthwise.kernels.attention")  # the package; its function has the same name
+NAMES = ["gqa", "values_of_other_sizes", "unrotated", "further_heads", "slots"]
+
+
+@pytest.fixture
+def in_blocks(monkeypatch):
+    """A context in which attention of more than one query runs in blocks; it fails if none did."""
+
+    @contextmanager
+    def entered():
+        ran = []
+        build = blocks.Blocks
+        with monkeypatch.context() as patch:
+            patch.setattr(CHOICE, "blocks_are_faster", lambda n_queries, *_: n_queries > 1)
+            patch.setattr(blocks, "ROWS", 4)
+            patch.setattr(operators, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
+            yield
+        assert ran
+
+    return entered
+
+
+def loss_and_gradients(model, **options):
+    loss = model.loss(random_tokens(3, 11), random_tokens(3, 11, seed=1), **options)
+    loss.objective.backward()
+    found = [loss.losses, *(parameter.grad for parameter in model.parameters())]
+    model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("has_documents", [False, True])
+@pytest.mark.parametrize("every", [None, 2])
+def test_losses_and_gradients_are_the_same(in_blocks, name, has_documents, every):
+    model = decoder(variant("zigzag", name))
+    model.recompute = Recompute(every)
+    options = {"documents": (torch.arange(11) // 4).expand(3, 11)} if has_documents else {}
+    truth = loss_and_gradients(model, **options)
+    with in_blocks():
+        ours = loss_and_gradients(model, **options)
+    for own, expected in zip(ours, truth, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-9, atol=1e-11)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunks", [(9,), (5, 4), (6, 1, 2)])
+def test_padded_rows_and_chunks_into_a_cache_give_the_same(in_blocks, name, chunks):
+    model = decoder(variant("zigzag", name))
+    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (9, 6, 1)]
+    tokens, is_real = pad_left(rows, torch.device("cpu"))
+    with in_blocks():
+        cache, found = model.new_cache(3, 9), []
+        for piece, real in zip(tokens.split(chunks, dim=1), is_real.split(chunks, dim=1), strict=True):
+            found.append(model(piece, cache, real))
+        uncached = model(tokens, is_real=is_real)
+    for i, row in enumerate(rows):
+        alone = model(torch.tensor([row]))[0]
+        for logits in (uncached, torch.cat(found, dim=1)):
+            torch.testing.assert_close(logits[i, 9 - len(row) :], alone, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["plain", "gqa"])
+def test_in_bf16_they_are_as_near_to_fp64_as_those_of_the_fused_function(in_blocks, name):
+    model = decoder(variant("uniform", name))
+    truth = loss_and_gradients(model)
+    model = model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        fused = loss_and_gradients(model)
+        with in_blocks():
+            ours = loss_and_gradients(model)
+    own, usual = ([(x - y).norm() / y.norm() for x, y in zip(found, truth)] for found in (ours, fused))
+    assert own[0] < 2 * usual[0] < 2e-2
+    assert sum(own) < 2 * sum(usual)
