@@ -196,12 +196,15 @@ def test_the_operators_keep_what_they_promise_to_compilers(shape, kind):
     torch.library.opcheck(operators.forward, (*inputs, SCALE, documents))
 
 
-def test_it_is_one_graph_under_a_compiler():
+@pytest.mark.parametrize("kind", [None, "in a line"])
+@pytest.mark.parametrize(("n_queries", "v_head_dim"), [(9, 3), (37, 3), (37, 6)])
+def test_the_choice_is_in_one_graph_under_a_compiler(kind, n_queries, v_head_dim):
     torch._dynamo.reset()
-    inputs, documents = heads((2, 4, 2, 13, 6, 3)), documents_of("in a line", 2, 13)
+    inputs = heads((2, 4, 2, n_queries, 6, v_head_dim), torch.bfloat16)
+    documents = documents_of(kind, 2, n_queries)
 
     def attend(*inputs, documents):
-        return 2 * fused.attention(*inputs, documents=documents)
+        return 2 * attention(*inputs, documents=documents)
 
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     for own, expected in zip(

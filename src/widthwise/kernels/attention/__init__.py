@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.backends.cuda import flash_sdp_enabled
 
 from widthwise.kernels.attention import fused, sdpa
 from widthwise.kernels.dispatch import reference_wanted
@@ -34,7 +33,7 @@ def attention(
     in_blocks = (
         queries.device.type == "cpu"
         and blocks_are_faster(queries.shape[2], fused.compute_type(queries), is_differentiated, documents is not None)
-        and flash_sdp_enabled()  # else somebody wants the plain form, to count it or to differentiate it twice
+        and sdpa.flash_is_enabled()  # else somebody wants the plain form, to count it or to differentiate it twice
         and not reference_wanted()
     )
     if in_blocks:
