@@ -218,11 +218,11 @@ class TestChoice:
 
     @pytest.fixture
     def taken(self, monkeypatch):
-        def form_of(n_queries, dtype=torch.bfloat16, **options):
+        def form_of(n_queries, dtype=torch.bfloat16, head_dim=2, **options):
             forms = []
             for form in (fused, sdpa):
                 monkeypatch.setattr(form, "attention", lambda *_, form=form: forms.append(form))
-            inputs = heads((1, 2, 2, n_queries, 2, 2), dtype)
+            inputs = heads((1, 2, 2, n_queries, head_dim, 2), dtype)
             attention(*inputs, SCALE, **options)
             return forms
 
@@ -234,10 +234,11 @@ class TestChoice:
         with torch.autocast("cpu", torch.bfloat16):
             assert taken(32, torch.float32) == [fused]
 
-    def test_without_one_only_long_texts_are(self, taken):
+    def test_without_one_only_long_texts_of_wide_heads_are(self, taken):
         with torch.no_grad():
-            assert taken(255) == [sdpa]
-            assert taken(256) == [fused]
+            assert taken(255, head_dim=32) == [sdpa]
+            assert taken(256, head_dim=32) == [fused]
+            assert taken(256, head_dim=31) == [sdpa]
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken, dtype):
@@ -253,4 +254,4 @@ class TestChoice:
         assert taken(64) == [sdpa]
 
     def test_no_other_type_is_taken_in_blocks(self):
-        assert not blocks_are_faster(4096, torch.float16, is_differentiated=True, has_documents=True)
+        assert not blocks_are_faster(4096, 64, torch.float16, is_differentiated=True, has_documents=True)

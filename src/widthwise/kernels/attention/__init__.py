@@ -12,8 +12,9 @@ MIN_QUERIES = 32
 """Fewer are not worth a block, nor measured."""
 MIN_FORWARD_QUERIES = 256
 """The same without a backward pass."""
+MIN_FORWARD_HEAD_DIM = 32
 MIN_WIDE_QUERIES = 512
-"""The same in fp32 and fp64, where documents keep tokens apart."""
+"""The same in fp32 and fp64 with or without one, where documents keep tokens apart."""
 
 
 def attention(
@@ -32,7 +33,9 @@ def attention(
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     in_blocks = (
         queries.device.type == "cpu"
-        and blocks_are_faster(queries.shape[2], fused.compute_type(queries), is_differentiated, documents is not None)
+        and blocks_are_faster(
+            *queries.shape[2:], fused.compute_type(queries), is_differentiated, has_documents=documents is not None
+        )
         and sdpa.flash_is_enabled()  # else somebody wants the plain form, to count it or to differentiate it twice
         and not reference_wanted()
     )
@@ -41,13 +44,17 @@ def attention(
     return sdpa.attention(queries, keys, values, scale, documents, mask)
 
 
-def blocks_are_faster(n_queries: int, dtype: torch.dtype, is_differentiated: bool, has_documents: bool) -> bool:
+def blocks_are_faster(
+    n_queries: int, head_dim: int, dtype: torch.dtype, is_differentiated: bool, has_documents: bool
+) -> bool:
     """Whether blocks are faster than torch's fused function on a CPU.
 
-    `benchmarks/attention.py` measures it. In bf16 they take 0.3 to 0.9 of the time with the backward pass, and without
-    it less than all of the time from 256 tokens on. In fp32 they take 1.0 to 1.8 of it, but 0.6 where each of 512
-    tokens sees one of four documents, because they leave out the others.
+    `benchmarks/attention.py` measures it, on one and two threads. In bf16 they take 0.3 to 0.9 of the time with the
+    backward pass, and without it 0.7 to 0.9 of it from 256 tokens on, but for heads of 16. In fp32 they take 0.9 to 2
+    times as long, but 0.5 where each of 512 tokens sees one of four documents, because they leave out the others.
     """
     if dtype == torch.bfloat16:
-        return n_queries >= (MIN_QUERIES if is_differentiated else MIN_FORWARD_QUERIES)
+        if is_differentiated:
+            return n_queries >= MIN_QUERIES
+        return n_queries >= MIN_FORWARD_QUERIES and head_dim >= MIN_FORWARD_HEAD_DIM
     return dtype in (torch.float32, torch.float64) and has_documents and n_queries >= MIN_WIDE_QUERIES
