@@ -93,7 +93,9 @@ def blocks_over_sdpa(case: Case, precision: str, n_threads: int, n_rounds: int =
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "attention_cpu.json", help="JSON file")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="how many threads (default: 1, then 2)")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1], help="how many, one after the other (default: 1)"
+    )
     arguments = parser.parse_args(argv)
     parts = [
         Part(

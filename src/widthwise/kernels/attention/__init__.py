@@ -31,11 +31,10 @@ def attention(
     added to scores, where it is made already for all layers; it says nothing else.
     """
     is_differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
+    (n_queries, head_dim), has_documents = queries.shape[2:], documents is not None
     in_blocks = (
         queries.device.type == "cpu"
-        and blocks_are_faster(
-            *queries.shape[2:], fused.compute_type(queries), is_differentiated, has_documents=documents is not None
-        )
+        and blocks_are_faster(n_queries, head_dim, fused.compute_type(queries), is_differentiated, has_documents)
         and sdpa.flash_is_enabled()  # else somebody wants the plain form, to count it or to differentiate it twice
         and not reference_wanted()
     )
@@ -49,7 +48,7 @@ def blocks_are_faster(
 ) -> bool:
     """Whether blocks are faster than torch's fused function on a CPU.
 
-    `benchmarks/attention.py` measures it, on one and two threads. In bf16 they take 0.3 to 0.9 of the time with the
+    `benchmarks/attention.py` measures it, on one thread. In bf16 they take 0.3 to 0.9 of the time with the
     backward pass, and without it 0.7 to 0.9 of it from 256 tokens on, but for heads of 16. In fp32 they take 0.9 to 2
     times as long, but 0.5 where each of 512 tokens sees one of four documents, because they leave out the others.
     """
