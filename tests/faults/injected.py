@@ -103,10 +103,10 @@ def _at_step(step: int, event: Fault) -> None:
 
     make_step = Learner.make_step
 
-    def interrupted(learner: Learner, number: int, batch: Any) -> Any:
+    def interrupted(learner: Learner, number: int, *arguments: Any) -> Any:
         if number == step:
             event()
-        return make_step(learner, number, batch)
+        return make_step(learner, number, *arguments)
 
     Learner.make_step = interrupted
 
@@ -129,7 +129,7 @@ def before_data(event: Fault) -> Fault:
 
 
 def _before_data(event: Fault) -> None:
-    from widthwise.runs import train as module
+    from widthwise.runs import data_shelf as module
 
     open_data = module.open_data
 
@@ -193,12 +193,12 @@ def _killed_after(n_steps: int, seconds: float) -> None:
     make_step, left, killer = Learner.make_step, n_steps, threading.Timer(seconds, die)
     killer.daemon = True
 
-    def counted(learner: Learner, number: int, batch: Any) -> Any:
+    def counted(learner: Learner, number: int, *arguments: Any) -> Any:
         nonlocal left
         left -= 1
         if left == 0:
             killer.start()
-        return make_step(learner, number, batch)
+        return make_step(learner, number, *arguments)
 
     Learner.make_step = counted
     if n_steps == 0:
