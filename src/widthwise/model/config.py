@@ -115,7 +115,7 @@ class ModelConfig(Config):
         embedding = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
-        head = Cost(flops=self._head_cost.flops) if self.tie_embeddings else self._head_cost
+        head = self._head_cost.shared() if self.tie_embeddings else self._head_cost
         return {
             "embedding": embedding,
             "head": head + Cost(activation_elements=d_model),

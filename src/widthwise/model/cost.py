@@ -6,12 +6,12 @@ softmax, rotary embedding and the embedding lookup are not counted, as in the pa
 too: the shape solver counts before it rounds.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A sum of parts. Everything but the parameters is per token."""
+    """A sum of parts. Everything but the parameters and `n_products` is per token."""
 
     params: float = 0
     active_params: float = 0
@@ -26,9 +26,17 @@ class Cost:
     """Numbers of the compute type that autograd keeps from forward to backward, nothing recomputed."""
     activation_fp32_elements: float = 0
     """The same for numbers kept in fp32 whatever the compute type: norm and softmax statistics."""
+    product_elements: float = 0
+    """Numbers that the matrix products of the forward pass read and write, their weights and attention apart."""
+    n_products: float = 0
+    """Matrix products of a forward pass, however many tokens it has; attention apart."""
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
+
+    def shared(self) -> "Cost":
+        """Of using parameters that are counted elsewhere."""
+        return replace(self, params=0, active_params=0)
 
     def forward_flops(self, seq_len: int, causal: bool = False) -> float:
         """Forward FLOPs per token; `causal` counts only the half of the scores that a causal kernel computes."""
@@ -51,7 +59,9 @@ def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
     """A weight matrix that maps n_vectors of each token; what it keeps for the backward pass (its input) is counted by
     whoever produces it.
     """
-    return Cost(params=n_in * n_out, active_params=n_in * n_out, flops=2 * n_in * n_out * n_vectors)
+    params = n_in * n_out
+    product = Cost(flops=2 * params * n_vectors, product_elements=(n_in + n_out) * n_vectors, n_products=1)
+    return Cost(params=params, active_params=params) + product
 
 
 def vector(n: float) -> Cost:

@@ -69,7 +69,7 @@ class MTPConfig(MTPOptions):
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
         """Of the loss of one depth. Kept beside what the exit keeps: the gradient of the head's input."""
-        cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + Cost(flops=head.flops)
+        cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + head.shared()
         if self.share_reduce:
             n_shared = residual.reduction_params(d_model)
             cost += Cost(params=-n_shared, active_params=-n_shared)

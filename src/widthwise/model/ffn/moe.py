@@ -6,6 +6,7 @@ Sources: Shazeer et al. 2017, arXiv:1701.06538; the variable-width paper's mixtu
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import numpy as np
 import pydantic
 from pydantic import Field
 
@@ -52,9 +53,12 @@ class Routing(Config):
             params=self.n_experts * expert.params,
             active_params=self.top_k * expert.params,
             flops=self.top_k * expert.flops,
+            product_elements=self.top_k * expert.product_elements,
+            n_products=self.n_experts * expert.n_products,
             activation_elements=self.top_k * 2 * d_expert,
         )
-        return router + routed + swiglu_cost(d_model, d_shared, d_out)
+        shared = swiglu_cost(d_model, d_shared, d_out) if np.any(d_shared) else Cost()
+        return router + routed + shared
 
 
 class MoEConfig(Routing, FFNConfig):

@@ -72,6 +72,8 @@ def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynami
     n_entries = n_slots * n_coefficients
     mixing = Cost(
         flops=2 * n_entries * slot_width,
+        product_elements=(3 * n_slots + n_read + n_write) * slot_width,
+        n_products=3,
         activation_elements=n_write * slot_width,
         activation_fp32_elements=n_slots * slot_width / state_every,
     )
