@@ -1,14 +1,19 @@
 """`widthwise design`: solve a shape for a budget and write a recipe."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from widthwise.cli.inspect import cost_table, layer_table
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
+from widthwise.config_io import UserError
 from widthwise.reports.page.formats import si, signed
+
+if TYPE_CHECKING:
+    from widthwise.recipe.design import ShapeRequest
 
 
 def design(
@@ -21,7 +26,17 @@ def design(
     ] = None,
     turn_width: Annotated[float | None, typer.Option(help="Width of that layer, as a share of d_model.")] = None,
     quantum: Annotated[int | None, typer.Option(help="Widths are multiples of this.")] = None,
-    match: Annotated[str, typer.Option(help="What to match: params, active_params, flops or kv_bytes.")] = "params",
+    match: Annotated[
+        str,
+        typer.Option(
+            help="What to match: params, active_params, flops or kv_bytes; or step_time: params, with the turn, where "
+            "not given, chosen so that a training step is predicted to be the shortest."
+        ),
+    ] = "params",
+    rates: Annotated[
+        Path | None,
+        typer.Option(help="For step_time: rates of a machine, as JSON; default: this machine's, measured once."),
+    ] = None,
     rounding: Annotated[
         str, typer.Option(help="nearest (the paper's) or balanced (closer to the budget).")
     ] = "balanced",
@@ -38,14 +53,43 @@ def design(
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
-    text, summary = design_recipe(base, request, overrides or (), out)
+    if match == "step_time":
+        text, summary = _fastest(base, request, rates, overrides or (), out)
+    elif rates is not None:
+        raise UserError("--rates: needs --match step_time")
+    else:
+        text, summary = design_recipe(base, request, overrides or (), out)
     if as_json:
         say_json(summary)
     else:
         say_tables(layer_table(summary), cost_table(summary))
         if "budget" in summary:
             say(budget_line(summary["budget"]))
+        if "step_time" in summary:
+            say(step_time_line(summary["step_time"]))
         say(text if out is None else f"wrote {out}")
+
+
+def _fastest(
+    base: Path, request: "ShapeRequest", rates: Path | None, overrides: Sequence[str], out: Path | None
+) -> tuple[str, dict[str, Any]]:
+    from widthwise.config_io import read_recipe
+    from widthwise.recipe.fastest import design_fastest
+    from widthwise.recipe.recipe import parse_recipe
+    from widthwise.runs.rates import known_rates
+
+    precision = parse_recipe(read_recipe(base, overrides), str(base)).train.precision
+    return design_fastest(base, request, known_rates(precision, rates), overrides, out)
+
+
+def step_time_line(found: dict[str, Any]) -> str:
+    """What the step of the shape chosen is predicted to take, from its inspection."""
+    own, uniform = found["predicted_seconds"], found["uniform_seconds"]
+    left_out = f", {found['n_left_out']} left out" if found["n_left_out"] else ""
+    return (
+        f"step: {own:.3g} s predicted, uniform {uniform:.3g} s ({own / uniform:.3f}); the shortest of "
+        f"{found['n_candidates']} shapes of equal parameters{left_out}, whatever their loss"
+    )
 
 
 def budget_line(budget: dict[str, Any]) -> str:

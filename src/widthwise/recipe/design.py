@@ -33,7 +33,7 @@ class ShapeRequest:
     quantum: int | None = None
     """Widths are multiples of this."""
     match: str = "params"
-    """What is matched: params, active_params, flops or kv_bytes."""
+    """What is matched: params, active_params, flops or kv_bytes. `recipe.fastest` answers step_time."""
     rounding: str = "balanced"
     """`nearest` (the paper's) or `balanced` (closer to the budget)."""
     budget: str | None = None
@@ -73,7 +73,7 @@ def design_recipe(
     base_recipe = parse_recipe(base_data, str(base))
     change = difference(read_recipe(base), base_data)
     if request.budget is not None:
-        d_model = _fitting_d_model(base_recipe, request)
+        d_model = fitting_d_model(base_recipe, request)
         change = merge(change, {"model": {"d_model": d_model}})
     change = merge(change, {"model": {"shape": request.shape()}})
     recipe = parse(Recipe, merge(base_data, change), "design")
@@ -102,8 +102,11 @@ def parse_quantity(text: str, option: str = "--budget") -> float:
     return value
 
 
-def _fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
-    """The uniform d_model whose matched quantity is nearest to the budget, embedding and head included."""
+def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
+    """The uniform d_model whose matched quantity is nearest to request.budget, embedding and head included.
+
+    Raises UserError for a budget that no d_model meets.
+    """
     assert request.budget is not None
     template = recipe.model
     if not isinstance(template, ModelTemplate):
