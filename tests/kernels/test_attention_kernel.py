@@ -6,7 +6,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from widthwise.kernels import attention
-from widthwise.kernels.attention import blocks, blocks_are_faster, fused, operators, reference, sdpa
+from widthwise.kernels.attention import (
+    MIN_CACHED,
+    blocks,
+    blocks_are_faster,
+    fused,
+    one_query,
+    one_query_is_faster,
+    operators,
+    reference,
+    sdpa,
+)
 
 SCALE = 0.7
 
@@ -255,3 +265,55 @@ class TestChoice:
 
     def test_no_other_type_is_taken_in_blocks(self):
         assert not blocks_are_faster(4096, 64, torch.float16, is_differentiated=True, has_documents=True)
+
+
+class TestOneQuery:
+    """The form for the newest token of a text."""
+
+    @pytest.fixture(autouse=True)
+    def without_gradients(self):
+        with torch.no_grad():
+            yield
+
+    @pytest.mark.parametrize("kind", [None, "in turns", "padded"])
+    @pytest.mark.parametrize("n_bytes", [1, 2 * 13 * 5 * 8, 10**9])
+    @pytest.mark.parametrize("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)])
+    def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
+        monkeypatch.setattr(one_query, "BLOCK_BYTES", n_bytes)
+        inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
+        ours, truth = (form.attention(*inputs, SCALE, documents) for form in (one_query, reference))
+        torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-12)
+
+    def test_it_reads_a_cache_with_room(self):
+        queries, keys, values = heads((2, 6, 3, 1, 5, 4), n_keys=9)
+        room = [torch.full((2, 3, 14, x.shape[-1]), torch.nan, dtype=x.dtype) for x in (keys, values)]
+        for own, x in zip(room, (keys, values), strict=True):
+            own[:, :, :9] = x
+        found = one_query.attention(queries, *(own[:, :, :9] for own in room), SCALE)
+        torch.testing.assert_close(found, reference.attention(queries, keys, values, SCALE))
+
+    def test_in_bf16_it_is_nearer_to_fp64_than_a_rounded_output(self):
+        inputs = heads((2, 6, 3, 1, 16, 16), torch.bfloat16, n_keys=200)
+        truth = reference.attention(*(x.double() for x in inputs), SCALE)
+        found = one_query.attention(*inputs, SCALE)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), truth, rtol=2**-8, atol=1e-5)
+
+    def test_it_is_taken_for_bf16_without_a_backward_pass_where_there_is_much_to_read(self):
+        def is_taken(n_queries=1, dtype=torch.bfloat16, n_keys=MIN_CACHED // 32):
+            queries, keys, _ = heads((2, 4, 2, n_queries, 8, 8), dtype, n_keys=n_keys)
+            return one_query_is_faster(queries, keys, dtype)
+
+        assert is_taken()
+        assert not is_taken(n_queries=2)
+        assert not is_taken(dtype=torch.float32)
+        assert not is_taken(n_keys=MIN_CACHED // 32 - 1)
+
+    @pytest.mark.parametrize("has_gradient", [False, True])
+    def test_a_backward_pass_is_left_to_torch(self, has_gradient, monkeypatch):
+        taken, inputs = [], heads((2, 4, 2, 1, 8, 8), torch.bfloat16, n_keys=MIN_CACHED // 32)
+        for form in (one_query, sdpa):
+            monkeypatch.setattr(form, "attention", lambda *_, form=form: taken.append(form))
+        with torch.set_grad_enabled(has_gradient):
+            attention(*inputs, SCALE)
+        assert taken == [sdpa if has_gradient else one_query]

@@ -121,3 +121,14 @@ def test_a_permuted_gradient_is_accepted(gain):
     outputs = [op.rms_norm(x, gain, 1e-5, 8).transpose(1, 2) for op in (fused, reference)]
     for ours, truth in zip(*(torch.autograd.grad(output, (x, gain), direction) for output in outputs)):
         torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gain", [[0.0, 1.0, -2.0], [0.7, 1.0, 3.0]])
+def test_without_gradients_it_is_the_same_to_the_last_bit(dtype, gain):
+    x, gain = tensors((5, 3), dtype, gain)
+    before = x.detach().clone()
+    with torch.no_grad():
+        found = fused.rms_norm(x, gain, 1e-5, 4)
+    assert torch.equal(found, fused.rms_norm(x, gain, 1e-5, 4))
+    assert torch.equal(x, before)

@@ -14,14 +14,19 @@ SMALLEST_GAIN = 1e-3
 """If any |gain| is smaller, output / gain is too inexact, and the normalised input is kept instead."""
 
 
+def _normalise(x: Tensor, eps: float, norm_dim: int) -> tuple[Tensor, Tensor]:
+    """x over its root mean square, and one over that, in fp32 or wider."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
+    return wide * inverse_rms, inverse_rms
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, norm_dim: int, dtype: torch.dtype) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # vector_norm takes one pass and stays in fp32 under autocast, where a dot product would run in bf16.
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse_rms = norm.square_().div_(norm_dim).add_(eps).rsqrt_()
-        normalised = wide * inverse_rms
+        normalised, inverse_rms = _normalise(x, eps, norm_dim)
         recoverable = bool(gain.detach().abs().amin() > SMALLEST_GAIN)
         output = (normalised.mul_(gain) if recoverable else normalised * gain).to(dtype)
         ctx.save_for_backward(output, None if recoverable else normalised, inverse_rms, gain)
@@ -48,4 +53,6 @@ class _RMSNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float, norm_dim: int) -> Tensor:
     """See `reference.rms_norm`."""
+    if not torch.is_grad_enabled():
+        return _normalise(x, eps, norm_dim)[0].mul_(gain).to(compute_dtype(x))
     return _RMSNorm.apply(x, gain, eps, norm_dim, compute_dtype(x))
