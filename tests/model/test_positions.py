@@ -89,7 +89,7 @@ def test_drafts_of_further_heads_see_later_tokens_as_training_does(stream):
         model.depths[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[1]))
         cache = model.new_mtp_cache(1, 11)
         model.mtp_slots(1, whole[:, :4], tokens[:, 1:5], cache)
-        cache.advance(torch.ones(1, 4, dtype=torch.bool))
+        cache.advance(4)
         model.mtp_slots(1, whole[:, 4:], tokens[:, 5:10], cache)
         torch.testing.assert_close(torch.cat(seen, dim=1), entered[:, 1:10])
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from model_cases import random_tokens
 from mtp_cases import STREAMS, mtp_config, mtp_decoder
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import build
@@ -176,3 +177,30 @@ def test_a_stream_says_what_each_pass_added():
     counts = Speculation()
     added = list(stream_drafted(successor(2), [2], 6, counts))
     assert added == [successors(2, 1), successors(2, 4)[1:], successors(2, 6)[4:]]
+
+
+class Looks(TorchDispatchMode):
+    """Counts the numbers that Python asks of tensors one by one, each of which waits for a GPU."""
+
+    n = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.n += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("n_depths", [1, 3])
+def test_neither_a_depth_nor_a_pass_looks_at_single_numbers(n_depths):
+    model = mtp_decoder("virtual_x", n_depths)
+    with Looks() as looks:
+        generate_drafted(model, PROMPTS, 9)
+    assert looks.n == 0
+
+
+def test_neither_does_a_step_of_plain_decoding():
+    model, found = mtp_decoder("plain", 1), []
+    for max_new_tokens in (2, 9):
+        with Looks() as looks:
+            generate(model, PROMPTS, max_new_tokens, GREEDY)
+        found.append(looks.n)
+    assert found[0] == found[1]

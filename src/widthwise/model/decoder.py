@@ -154,7 +154,7 @@ class Decoder(nn.Module):
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
         stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache)
         if cache is not None:
-            cache.advance(torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real)
+            cache.advance(tokens.shape[1], is_real)
         return stream
 
     def _run_layers(
@@ -270,8 +270,7 @@ class Decoder(nn.Module):
         """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
         assert cache is is_real is None or documents is positions is None, "rows of documents are read whole"
         n_new, start = tokens.shape[1], 0 if cache is None else cache.length
-        seen = None if cache is None or start == 0 else cache.is_real[:, :start]
-        real = all_real(tokens, seen, is_real)
+        real = all_real(tokens, None if cache is None else cache.seen, is_real)
         if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         elif positions is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.decoder import Decoder
+from widthwise.model.kv_cache import KVCache
 from widthwise.model.memory import allocating
 
 
@@ -99,14 +100,33 @@ def stream_tokens(
     capacity = tokens.shape[1] + max_new_tokens
     with allocating(f"generate: a cache for {capacity} tokens of {len(prompts)} texts does not fit into memory"):
         cache = model.new_cache(len(prompts), capacity)
-    mask = None if bool(is_real.all()) else is_real
+    yield from continue_cached(
+        model, cache, tokens, None if bool(is_real.all()) else is_real, max_new_tokens, sampling, generator
+    )
+
+
+@torch.no_grad()
+def continue_cached(
+    model: Decoder,
+    cache: KVCache,
+    tokens: Tensor,
+    is_real: Tensor | None,
+    max_new_tokens: int,
+    sampling: SamplingConfig,
+    generator: torch.Generator | None,
+) -> Iterator[Tensor]:
+    """Yields the next token ids (B,) behind what the cache holds and `tokens` (B, T), `max_new_tokens` times.
+
+    is_real: bool (B, T), False on left padding; None: nothing is. generator: of draws at a temperature above 0.
+    """
     for _ in range(max_new_tokens):
-        hidden = model.hidden(tokens, cache, mask)[:, -1]
+        hidden = model.hidden(tokens, cache, is_real)[:, -1]
         following = draw(model.logits(hidden), sampling, generator)
         yield following
-        tokens, mask = following[:, None], None
+        tokens, is_real = following[:, None], None
 
 
+@torch.inference_mode()
 def generate(
     model: Decoder,
     prompts: Sequence[Sequence[int]],

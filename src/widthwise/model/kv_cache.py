@@ -29,10 +29,10 @@ class LayerCache:
 
         keys: (B, n_kv_heads, T, head_dim), values: (B, n_kv_heads, T, v_head_dim) -> the same with start + T for T.
         """
-        stop = start + keys.shape[2]
-        self.keys[:, :, start:stop] = keys
-        self.values[:, :, start:stop] = values
-        return self.keys[:, :, :stop], self.values[:, :, :stop]
+        n_new = keys.shape[2]
+        self.keys.narrow(2, start, n_new).copy_(keys)
+        self.values.narrow(2, start, n_new).copy_(values)
+        return self.keys.narrow(2, 0, start + n_new), self.values.narrow(2, 0, start + n_new)
 
 
 class KVCache:
@@ -47,6 +47,7 @@ class KVCache:
         self.layers = [LayerCache(shape, batch_size, capacity, **tensor_options) for shape in shapes]
         self.capacity = capacity
         self.length = 0
+        self.has_padding = False
         self.is_real = torch.zeros(batch_size, capacity, dtype=torch.bool, device=tensor_options.get("device"))
 
     def check_room(self, batch_size: int, n_tokens: int) -> None:
@@ -55,10 +56,16 @@ class KVCache:
             holds = f"a cache for {len(self.is_real)} texts of {self.capacity} tokens with {self.length} of them filled"
             raise ValueError(f"{holds} cannot take {n_tokens} tokens of {batch_size} texts")
 
-    def advance(self, is_real: Tensor) -> None:
-        """Counts the tokens just written as seen. is_real: bool (B, T), False on padding."""
-        self.is_real[:, self.length : self.length + is_real.shape[1]] = is_real
-        self.length += is_real.shape[1]
+    @property
+    def seen(self) -> Tensor | None:
+        """bool (B, length): which of the tokens seen so far are real; None: all, which is known without a look."""
+        return self.is_real[:, : self.length] if self.has_padding and self.length else None
+
+    def advance(self, n_tokens: int, is_real: Tensor | None = None) -> None:
+        """Counts the tokens just written as seen. is_real: bool (B, n_tokens), False on padding; None: all are real."""
+        self.has_padding = self.has_padding or is_real is not None
+        self.is_real[:, self.length : self.length + n_tokens] = True if is_real is None else is_real
+        self.length += n_tokens
 
     def rewind(self, length: int) -> None:
         """Forgets the tokens from `length` on. Raises ValueError where it holds fewer than that."""

@@ -5,8 +5,11 @@ from torch import Tensor
 
 
 def all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
-    """bool (B, S) over cached and new tokens, or None where nothing is padding."""
-    if is_real is None and (seen is None or bool(seen.all())):
+    """bool (B, S) over cached and new tokens, or None where nothing is padding.
+
+    seen, is_real: of cached and of new tokens, None: all are real. No tensor is looked into, which on a GPU would wait.
+    """
+    if is_real is None and seen is None:
         return None
     new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
     return new if seen is None else torch.cat((seen, new), dim=1)

@@ -74,7 +74,7 @@ class Drafter:
             logits = model.logits(model.depths[k - 1].hidden(slots[:, -1:]))
             tokens[:, stop + k] = logits[:, -1].argmax(dim=-1)
         n_certain = max(0, n_known - len(model.depths) - start)
-        self._cache.advance(torch.ones_like(tokens[:, :n_certain], dtype=torch.bool))
+        self._cache.advance(n_certain)
         self._slots = kept[:, n_certain:]
 
 
@@ -96,21 +96,22 @@ def stream_drafted(
         stream = model.stream(tokens[:, cache.length : n_known + n_drafts], cache)
         found = model.logits(model.exit(stream)[:, -n_drafts - 1 :]).argmax(dim=-1)
         is_right = found[:, :n_drafts] == tokens[:, n_known : n_known + n_drafts]
-        n_right = int(is_right.long().cumprod(dim=1).sum())
-        added = found[:, : n_right + 1]
-        tokens[:, n_known : n_known + n_right + 1] = added
+        # Both at once: on a GPU every look at a number waits for all that is under way.
+        n_right, *answer = torch.cat((is_right.long().cumprod(dim=1).sum(dim=1), found[0])).tolist()
+        tokens[:, n_known : n_known + n_right + 1] = found[:, : n_right + 1]
         n_known += n_right + 1
         cache.rewind(n_known - 1)
         counts.n_passes += 1
         counts.n_drafted += n_drafts
         counts.n_accepted += n_right
-        yield added[0].tolist()
+        yield answer[: n_right + 1]
         slots = model.slots(stream)
         n_seen = slots.shape[1] - n_drafts + n_right
         n_drafts = max(0, min(len(model.depths), capacity - n_known - 1))
         drafter.draft(tokens, n_known, slots[:, :n_seen], n_drafts)
 
 
+@torch.inference_mode()
 def generate_drafted(
     model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int, eos_id: int | None = None
 ) -> tuple[list[list[int]], Speculation]:
