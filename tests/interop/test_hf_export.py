@@ -10,6 +10,8 @@ import pytest
 import torch
 from hf_models import CONFIGS, TOLERANCE, VOCAB_SIZE, hf_folder, hf_logits, hf_model, own_logits
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+from widthwise_models import left_padded, prompts
 
 from widthwise.config_io import UserError, options_of, parse, to_data
 from widthwise.interop import hf_export
@@ -17,6 +19,7 @@ from widthwise.interop.hf_export import Surroundings, export_hf, hf_config
 from widthwise.interop.hf_import import import_hf
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
+from widthwise.model.generate import SamplingConfig, generate
 from widthwise.shape.template import ModelTemplate
 
 PLAIN = Surroundings(n_positions=64)
@@ -54,6 +57,18 @@ def test_what_was_imported_is_exported_bit_by_bit(tmp_path: Path, name: str, dty
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert {weight.dtype for weight in after.values()} == {dtype}
+
+
+def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
+    """Of prompts of different lengths, with heads that share keys and values."""
+    attention = {"n_heads": 6, "kv_group_size": 3}
+    model = build(template(attention=attention), seed=3, dtype=torch.float64)
+    assert export_hf(model.config, model.state_dict(), tmp_path / "out", PLAIN, torch.float64) == "llama"
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float64).eval()
+    batch = left_padded(prompts())
+    found = theirs.generate(**batch, max_new_tokens=9, do_sample=False, pad_token_id=0)
+    expected = generate(model, prompts(), 9, SamplingConfig(temperature=0))
+    assert found[:, batch["input_ids"].shape[1] :].tolist() == expected
 
 
 @pytest.mark.parametrize("name", ["llama_llama3", "qwen3_tied_biased", "olmo2", "gpt2"])
