@@ -55,6 +55,11 @@ def records(folder: Path) -> dict[str, list[dict[str, object]]]:
 class Heard(Silence):
     def __init__(self) -> None:
         self.names: list[str] = []
+        self.stages: list[str] = []
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        if self.stages[-1:] != [stage]:
+            self.stages.append(stage)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self.names.append(name)
@@ -67,6 +72,7 @@ def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> No
     together = run_plan(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
+    assert heard.stages.count("checking the data") == 1
     assert sorted(heard.names) == [
         f"run {n} of 4, {run}" for n, run in enumerate(("a-seed1", "b-seed1", "a-seed2", "b-seed2"), 1)
     ]

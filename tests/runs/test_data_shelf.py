@@ -1,5 +1,6 @@
 """Data are read and checked once, as long as no file of them changes."""
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,14 @@ def test_the_second_run_reads_nothing(stages, progress):
     assert before[-2:] == CHECKS
     assert both(shelf, SYNTHETIC, progress) is first
     assert stages == before
+
+
+def test_another_process_checks_nothing_again(stages, progress):
+    shelf = DataShelf()
+    both(shelf, SYNTHETIC, progress)
+    del stages[:]
+    both(pickle.loads(pickle.dumps(shelf)), SYNTHETIC, progress)
+    assert not set(CHECKS) & set(stages)
 
 
 def test_each_shelf_checks_for_itself(folder, stages, progress):

@@ -11,7 +11,7 @@ from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_data, check_same_data, variant_of, windows
+from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
@@ -21,6 +21,7 @@ from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
+from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import command_line
 from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
@@ -53,13 +54,13 @@ def run_plan(
     def work() -> Comparison:
         runs = _Runs(plan, folder, processes, observer)
         if jobs.n > 1:
-            check_data(plan.recipes[plan.baseline], observer)
+            processes.check_data(plan.recipes[plan.baseline], observer)
         if storage_url is None:
             runs.train(jobs)
         else:
             place = folder, storage_url, study_name or plan.title, heartbeat
             with interruption_adds(WORDS.advice):
-                share_with_others(partial(_join, plan, *place), jobs, observer)
+                share_with_others(partial(_join, plan, processes.shelf, *place), jobs, observer)
             runs.share(_queue(plan, *place))
         comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
         comparison.write(folder)
@@ -74,10 +75,16 @@ def _queue(plan: ComparisonPlan, folder: Path, url: str, study: str, heartbeat: 
 
 
 def _join(
-    plan: ComparisonPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None, observer: Observer
+    plan: ComparisonPlan,
+    shelf: DataShelf,
+    folder: Path,
+    url: str,
+    study: str,
+    heartbeat: Heartbeat | None,
+    observer: Observer,
 ) -> None:
     """What another worker on this machine does."""
-    with crew(plan.recipes[plan.baseline]) as processes:
+    with crew(plan.recipes[plan.baseline], shelf) as processes:
         _Runs(plan, folder, processes, observer).share(_queue(plan, folder, url, study, heartbeat))
 
 
@@ -90,7 +97,7 @@ class _Runs:
 
     def train(self, jobs: Jobs) -> None:
         """Trains every run that has not finished."""
-        train = self._crew.train if jobs.n == 1 else train_or_resume
+        train = self._crew.train if jobs.n == 1 else partial(train_or_resume, shelf=self._crew.shelf)
         tasks = {
             key: partial(train, self._plan.run_recipe(name, seed), self._run(name, seed).path)
             for key, (name, seed) in self._plan.runs.items()

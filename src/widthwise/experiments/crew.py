@@ -31,18 +31,20 @@ class _Order:
 
 
 @contextmanager
-def crew(recipe: Recipe) -> Iterator["Crew"]:
-    """The processes that were started together. recipe: any of the experiment. Raises UserError as `joined`."""
+def crew(recipe: Recipe, shelf: DataShelf | None = None) -> Iterator["Crew"]:
+    """The processes that were started together.
+
+    recipe: any of the experiment; shelf: of another crew on this machine. Raises UserError as `joined`.
+    """
     with joined(recipe.train) as processes:
-        yield Crew(processes)
+        yield Crew(processes, shelf or DataShelf())
 
 
 class Crew:
     """The first process decides what is trained, for example by a queue that it shares with other workers."""
 
-    def __init__(self, processes: Processes):
-        self._processes = processes
-        self._shelf = DataShelf()
+    def __init__(self, processes: Processes, shelf: DataShelf):
+        self._processes, self.shelf = processes, shelf
 
     def do(self, work: Callable[[], T]) -> T:
         """What the first process does, the others helping with each run it trains. All get its value, or its error."""
@@ -51,13 +53,19 @@ class Crew:
         with watch_signals() as watch:
             while isinstance(told := self._processes.first(_not_here), _Order):
                 if not self._signal(watch.received):
-                    _obey(told, self._shelf)
+                    _obey(told, self.shelf)
         return cast(T, told)
 
     def train(self, recipe: Recipe, path: Path, observer: Observer) -> RunResult:
         """`train_or_resume`, by all processes. Only inside of `do`."""
         self._tell(_Order((recipe, path)))
-        return train_or_resume(recipe, path, observer, self._shelf)
+        return train_or_resume(recipe, path, observer, self.shelf)
+
+    def check_data(self, recipe: Recipe, observer: Observer) -> None:
+        """Prepares and checks the data of all runs. Raises UserError where there are none, before a run does."""
+        data = self.shelf.open(recipe.data, observer.preparing)
+        recipe.held_out(data).check()
+        self.shelf.check(recipe.data, observer.preparing)
 
     def wait(self, seconds: float) -> None:
         """Waits. Raises Interrupted after Ctrl-C or SIGTERM. Only inside of `do`."""

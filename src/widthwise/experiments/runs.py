@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.data.config import open_data
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
@@ -19,7 +18,6 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_identity
 from widthwise.runs.other_work import is_shared
 from widthwise.shape.breakdown import ratios
-from widthwise.training.observer import Observer
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
 CONFIDENCE = 0.95
@@ -38,11 +36,6 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 def run_path(name: str, seed: int) -> Path:
     """Path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
-
-
-def check_data(recipe: Recipe, observer: Observer) -> None:
-    """Prepares the data if need be. Raises UserError if there are none, before any run fails for that reason."""
-    recipe.held_out(open_data(recipe.data, observer.preparing)).check()
 
 
 def arrived(run: RunDir) -> RunResult:

@@ -1,7 +1,8 @@
-"""Data that several runs of one process read: opened and checked for the first of them."""
+"""Data that several runs read: opened by each process once, and checked for the first of them."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from widthwise.data.config import DataSection, open_data
 from widthwise.data.documents import ProgressCallback
@@ -12,38 +13,37 @@ Stamps = dict[Path, tuple[int, int, int]]
 """File -> its inode, its size in bytes, and when it was changed, in ns."""
 
 
-@dataclass
-class _Opened:
-    data: OpenedData
-    stamps: Stamps
-    """As the files were when they were opened, before any check."""
-    is_checked: bool = False
-
-
 class DataShelf:
     """What was opened for a data section stays, with what its check found, until one of its files changes.
 
-    A comparison keeps one for all its runs; a run that is trained alone begins with an empty one.
+    A comparison keeps one for all its runs; a run that is trained alone begins with an empty one. In another process,
+    to which it is sent by pickle, data are opened again, but not checked again.
     """
 
-    def __init__(self) -> None:
-        self._opened: dict[str, _Opened] = {}
+    def __init__(self, checked: Mapping[str, Stamps] = MappingProxyType({})):
+        """checked: section, as JSON -> its files as they were when they passed the check."""
+        self._checked = dict(checked)
+        self._opened: dict[str, tuple[OpenedData, Stamps]] = {}
+
+    def __reduce__(self) -> tuple[type["DataShelf"], tuple[Mapping[str, Stamps]]]:
+        return DataShelf, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
         """As `open_data`, once."""
         key = section.model_dump_json()
         kept = self._opened.get(key)
-        if kept is None or kept.stamps != _stamps(kept.data):
+        if kept is None or kept[1] != _stamps(kept[0]):
             data = open_data(section, progress)
-            kept = self._opened[key] = _Opened(data, _stamps(data))
-        return kept.data
+            kept = self._opened[key] = data, _stamps(data)  # of the files before any check
+        return kept[0]
 
     def check(self, section: DataSection, progress: ProgressCallback) -> None:
         """As the section's `check` of what was opened for it, once."""
-        kept = self._opened[section.model_dump_json()]
-        if not kept.is_checked:
-            section.check(kept.data, progress)
-            kept.is_checked = True
+        key = section.model_dump_json()
+        data, stamps = self._opened[key]
+        if self._checked.get(key) != stamps:
+            section.check(data, progress)
+            self._checked[key] = stamps
 
 
 def _stamps(data: OpenedData) -> Stamps:

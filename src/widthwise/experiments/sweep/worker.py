@@ -9,7 +9,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.jobs import Jobs, share_with_others
-from widthwise.experiments.runs import check_data, run_path, seeded
+from widthwise.experiments.runs import run_path, seeded
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, StorageAway, sqlite_url
 from widthwise.experiments.sharing.worker import Words, Worker, shared_queue
@@ -18,6 +18,7 @@ from widthwise.experiments.sweep.summary import Findings
 from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
+from widthwise.runs.data_shelf import DataShelf
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
@@ -46,13 +47,13 @@ def run_sweep(
 
     def work() -> Sweep:
         says = observer or Silence()
-        check_data(plan.reference[1], says)  # before points fail for that reason
+        processes.check_data(plan.reference[1], says)
         url = storage_url or sqlite_url(folder / STUDY_FILE)
         place = folder, url, study_name or plan.title, heartbeat
         queue = _queue(plan, *place)
         queue.try_mistakes_again()
         with interruption_adds(WORDS.advice):
-            share_with_others(partial(_join, plan, command, *place), jobs or Jobs(), says)
+            share_with_others(partial(_join, plan, processes.shelf, command, *place), jobs or Jobs(), says)
         return _SweepWorker(plan, queue, folder, command, processes, says).work()
 
     with crew(plan.reference[1]) as processes:
@@ -65,6 +66,7 @@ def _queue(plan: SweepPlan, folder: Path, url: str, study: str, heartbeat: Heart
 
 def _join(
     plan: SweepPlan,
+    shelf: DataShelf,
     command: str,
     folder: Path,
     url: str,
@@ -73,7 +75,7 @@ def _join(
     observer: Observer,
 ) -> None:
     """What another worker on this machine does."""
-    with crew(plan.reference[1]) as processes:
+    with crew(plan.reference[1], shelf) as processes:
         _SweepWorker(plan, _queue(plan, folder, url, study, heartbeat), folder, command, processes, observer).work()
 
 
