@@ -92,6 +92,11 @@ class TestParse:
                 {"items": [{"name": "a", "colour": {"height": 3}}]},
                 "recipe: items.0.colour.kind: is required but missing",
             ),
+            (
+                {"items": [{"name": "a", "colour": {"kind": "blue", "depth": 3}}]},
+                "recipe: items.0.colour.depth: unknown key of kind blue; allowed: height, kind; "
+                "to change the kind, replace the section: 'items.0.colour={kind: blue}'",
+            ),
             ({"items": [{}]}, "recipe: items.0.name: is required but missing"),
             ({"size": 13}, "recipe: size: got 13, which is unlucky"),
             ({3: 1}, "recipe: 3: unknown key; allowed: by_number, is_open, items, pairs, size, text"),

@@ -61,9 +61,17 @@ class Config(pydantic.BaseModel):
             return data
         unknown = [key for key in data if key not in cls.model_fields]
         if unknown:
-            context = {"key": str(unknown[0]), "hint": nearest_hint(str(unknown[0]), cls.model_fields)}
+            hint = nearest_hint(str(unknown[0]), cls.model_fields)
+            section = cls._section(data["kind"]) if "kind" in data else ""
+            context = {"key": str(unknown[0]), "hint": hint, "kind": str(data.get("kind")), "section": section}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
         return {key: _of_default_kind(cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
+
+    @classmethod
+    def _section(cls, kind: Any) -> str:
+        """The smallest section of this kind, as `{kind: uniform}`, with dots where more is required."""
+        more = ", ..." if any(field.is_required() for field in cls.model_fields.values()) else ""
+        return f"{{kind: {kind}{more}}}"
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -278,7 +286,7 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
     value = first.get("input")
     match first["type"]:
         case "unknown_key":
-            text = f"{'.'.join([*path, context['key']])}: unknown key; {context['hint']}"
+            text = f"{'.'.join([*path, context['key']])}: {_unknown_key('.'.join(path), **context)}"
         case "missing":
             text = f"{'.'.join([*path, str(first['loc'][-1])])}: is required but missing"
         case "union_tag_invalid":
@@ -296,6 +304,14 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
             allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             text = f"{'.'.join(path) or 'the recipe'}: got {shortened(value)}; {allowed}"
     return text + (f" (and {more} more)" if more else "")
+
+
+def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str:
+    """What is wrong with a key: often it is of the kind that its section had before an override named another."""
+    if not section or hint.startswith("did you mean"):
+        return f"unknown key; {hint}"
+    remedy = f"; to change the kind, replace the section: '{path}={section}'" if path else ""
+    return f"unknown key of kind {kind}; {hint}{remedy}"
 
 
 def _data_at_fault(error: pydantic.ValidationError) -> dict[Any, Any]:

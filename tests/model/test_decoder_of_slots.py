@@ -187,7 +187,10 @@ class TestTokens:
             {"residual": {"write_init": "circular"}},
             r"model: residual.write_init: got 'circular'; input should be 'tail_cyclic'",
         ),
-        ({"residual": {"rate": 2}}, r"model: residual.rate: unknown key; allowed: dynamic, embedding"),
+        (
+            {"residual": {"rate": 2}},
+            r"model: residual.rate: unknown key of kind hyper_connections; allowed: dynamic, embedding",
+        ),
     ],
 )
 def test_mistakes_are_named_in_one_line(changes, message):

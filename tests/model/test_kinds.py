@@ -57,7 +57,11 @@ def test_the_json_schema_has_every_kind():
         ({"radius": 1.0}, "shapes.0.kind: is required but missing"),
         ({"kind": "circle"}, "shapes.0.radius: is required but missing"),
         ({"kind": "circle", "radius": "1"}, "shapes.0.radius: got '1'; input should be a valid number"),
-        ({"kind": "circle", "radius": 1.0, "sides": []}, "shapes.0.sides: unknown key; allowed: kind, radius"),
+        (
+            {"kind": "circle", "radius": 1.0, "sides": []},
+            "shapes.0.sides: unknown key of kind circle; allowed: kind, radius; "
+            "to change the kind, replace the section: 'shapes.0={kind: circle, ...}'",
+        ),
         (7, "shapes.0: got 7; input should be a valid dictionary or object to extract fields from"),
     ],
 )

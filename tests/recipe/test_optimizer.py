@@ -336,7 +336,10 @@ def test_muon_reads_back_equal():
         ("optimizer={kind: moun, lr: 0.1}", r"optimizer\.kind: got 'moun'; did you mean 'muon'\?"),
         ("optimizer={kind: [muon], lr: 0.1}", r"optimizer\.kind: got .*; did you mean 'muon'\?"),
         ("optimizer={kind: muon, lr: 0.1}", r"optimizer\.adamw: is required but missing"),
-        ("optimizer={kind: muon, lr: 0.1, betas: [0, 0], adamw: {lr: 1}}", r"optimizer\.betas: unknown key; "),
+        (
+            "optimizer={kind: muon, lr: 0.1, betas: [0, 0], adamw: {lr: 1}}",
+            r"optimizer\.betas: unknown key of kind muon; ",
+        ),
         ("optimizer={kind: muon, lr: 0.1, momentum: 1.0, adamw: {lr: 1}}", r"optimizer\.momentum: got 1.0; "),
         ("optimizer={kind: muon, lr: 0.1, adamw: {lr: 0}}", r"optimizer\.adamw\.lr: got 0; "),
         ("optimizer={lr: 0.1, scaled: {embedding.weight: 0}}", r"optimizer\.scaled\.embedding\.weight: got 0; "),
