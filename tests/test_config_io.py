@@ -332,6 +332,13 @@ class TestInheritance:
         self.write(tmp_path, a=f"extends: {extends}")
         refusal(read_recipe, tmp_path / "a.yaml")
 
+    def test_a_folder_is_told_what_was_expected(self, tmp_path):
+        assert refusal(read_recipe, tmp_path) == f"{tmp_path}: is a folder; expected a recipe file"
+        (tmp_path / "config.yaml").write_text("a: 1")
+        assert refusal(read_recipe, tmp_path).endswith(
+            f"; expected a recipe file, such as {tmp_path}/config.yaml, that of this run"
+        )
+
     def test_unreadable_files(self, tmp_path):
         (tmp_path / "latin.yaml").write_bytes(b"a: \xe9")
         (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")

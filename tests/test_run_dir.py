@@ -55,6 +55,22 @@ class TestRun:
         with pytest.raises(UserError):
             RunDir(tmp_path).begin("a: 1", {})
 
+    @pytest.mark.parametrize(
+        ("file", "content", "remedy"),
+        [
+            ("comparison.json", "{}", "it is a comparison, whose runs are {}/runs/NAME"),
+            ("sweep.json", "{}", "it is a sweep, whose runs are {}/runs/NAME"),
+            ("runs/x-seed1/config.yaml", "a: 1", "it holds several runs, which are {}/runs/NAME"),
+            ("config.json", '{"model_type": "llama"}', "it is a Hugging Face folder: `widthwise import {} RUN` makes"),
+        ],
+    )
+    def test_another_folder_is_told_what_it_is(self, file, content, remedy, tmp_path):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(content)
+        with pytest.raises(UserError) as refused:
+            RunDir(tmp_path).config_yaml()
+        assert f"is not a run directory (no config.yaml); {remedy.format(tmp_path)}" in str(refused.value)
+
     @pytest.mark.parametrize("name", ["environment", "result"])
     def test_a_file_that_holds_no_mapping_is_a_user_error(self, name, tmp_path):
         (tmp_path / f"{name}.json").write_text("[]")

@@ -7,6 +7,7 @@ back equal.
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -185,7 +186,10 @@ def parse_yaml(text: str, where: str) -> Any:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping."""
+    """A YAML file that holds a mapping, such as a recipe."""
+    if os.path.isdir(path):  # False of what no file can be called
+        own = f", such as {path}/config.yaml, that of this run" if os.path.isfile(Path(path) / "config.yaml") else ""
+        raise UserError(f"{path}: is a folder; expected a recipe file{own}")
     data = parse_yaml(read_text(path), str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {type(data).__name__}, not a mapping of keys to values")

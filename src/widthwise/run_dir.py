@@ -37,6 +37,8 @@ WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.jso
 """What only the process that holds the run writes."""
 RECIPE = "recipe"
 """Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
+OF_SEVERAL_RUNS = {"comparison.json": "a comparison", "sweep.json": "a sweep"}
+"""File that tells what a folder of several runs is -> what it is called."""
 CHECKSUMS = "checksums"
 """Where result.json keeps those of its entries, and its seal."""
 OF_PROCESSES = ("train.shards", "train.hang_seconds")
@@ -107,7 +109,7 @@ class RunDir:
     def config_yaml(self) -> str:
         """The resolved recipe. Raises UserError where `path` is no run directory, or its recipe was changed later."""
         if not self.exists:
-            raise UserError(f"{self.path}: is not a run directory (no config.yaml)")
+            raise UserError(f"{self.path}: is not a run directory (no config.yaml){other_folder(self.path)}")
         text = read_text(self.path / "config.yaml")
         changes = _differences(self._begun_with(text), text, _is_another_run)
         if changes:
@@ -267,6 +269,18 @@ class RunDir:
             )
         self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
         return True
+
+
+def other_folder(path: Path) -> str:
+    """`; it is ...`: what a folder that is no run directory holds, and how a run comes of it; "" if nobody knows."""
+    for file, name in OF_SEVERAL_RUNS.items():
+        if (path / file).is_file():
+            return f"; it is {name}, whose runs are {path}/runs/NAME"
+    if any((path / "runs").glob("*/config.yaml")):
+        return f"; it holds several runs, which are {path}/runs/NAME"
+    if (path / "config.json").is_file() and "model_type" in read_json_mapping(path / "config.json"):
+        return f"; it is a Hugging Face folder: `widthwise import {path} RUN` makes a run of it"
+    return ""
 
 
 def _differences(

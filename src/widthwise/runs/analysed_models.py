@@ -21,7 +21,7 @@ from widthwise.interop.hf_import import CONFIG
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
-from widthwise.run_dir import RunDir
+from widthwise.run_dir import RunDir, other_folder
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.hf_folder import (
     FolderModel,
@@ -152,4 +152,6 @@ def model_source(path: Path) -> ModelSource:
         return RunSource(path)
     if is_model_folder(path):
         return OwnFormatSource(path) if is_own_format(path) else HFSource(path)
-    raise UserError(f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG})")
+    raise UserError(
+        f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG}){other_folder(path)}"
+    )
