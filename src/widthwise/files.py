@@ -49,6 +49,15 @@ def writing(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror})") from None
 
 
+@contextmanager
+def as_readable_as_others(path: Path) -> Iterator[None]:
+    """The file that the block writes gets the permissions of any new file; safetensors keeps its own from others."""
+    path.touch()
+    mode = path.stat().st_mode
+    yield
+    path.chmod(mode)
+
+
 def parse_json(text: str, where: str) -> Any:
     """JSON that a stranger may have written. Raises UserError, which begins with `where`, for anything else.
 

@@ -1,5 +1,7 @@
 """Tensors that lie in one file, or by rows in several."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,12 @@ def test_tensors_written_one_by_one_are_those_that_were_read(tmp_path: Path, n_s
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor)
+
+
+def test_files_of_weights_are_as_readable_as_others(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_tensors({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.files import check_free, fsync_file, new_folder, write_atomic
+from widthwise.files import as_readable_as_others, check_free, fsync_file, new_folder, write_atomic
 from widthwise.interop.architecture import Architecture, HFTensor
 from widthwise.interop.architectures import WIDTHWISE, architecture_of
 from widthwise.interop.fields import Fields
@@ -107,7 +107,8 @@ def _write(
             write_atomic(partial / TOKENIZER, surroundings.tokenizer)
             write_atomic(partial / TOKENIZER_CONFIG, json.dumps(_tokenizer_config(surroundings), indent=2) + "\n")
         try:
-            save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
+            with as_readable_as_others(partial / ONE_FILE):
+                save_file(tensors, partial / ONE_FILE, metadata={"format": "pt"})
         except SafetensorError as error:
             raise UserError(f"{folder}: cannot be written ({error})") from None
         fsync_file(partial / ONE_FILE)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from widthwise.config_io import UserError
-from widthwise.files import fsync_file
+from widthwise.files import as_readable_as_others, fsync_file
 from widthwise.model.shards import rows_of_shard
 
 BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
@@ -43,7 +43,8 @@ def file_names(stem: str, n_shards: int) -> list[str]:
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a file that survives a power cut once this returns. Raises OSError and SafetensorError."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    with as_readable_as_others(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     fsync_file(path)
 
 
