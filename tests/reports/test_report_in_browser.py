@@ -127,3 +127,9 @@ def test_the_keyboard_reaches_the_content_and_everything_that_scrolls(browser: P
     missed = f"{SCROLLED}.filter(each => !reached.has(each)).map(each => each.getAttribute('aria-label'))"
     assert browser.evaluate(f"{SCROLLED}.length") > 0
     assert browser.evaluate(missed) == []
+
+
+def test_the_main_table_has_room_on_a_small_laptop(browser: Page, report: Path) -> None:
+    browser.open(report, 1280)
+    hidden = "[...document.querySelectorAll('#results .scroll')].map(each => each.scrollWidth - each.clientWidth)"
+    assert all(n_pixels == 0 for n_pixels in browser.evaluate(hidden))

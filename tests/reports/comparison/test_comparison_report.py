@@ -207,3 +207,9 @@ def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(comparison: Pa
     assert "KV bytes" in label
     assert "tokens per second" not in label
     assert "bits per byte" not in label
+
+
+def test_parts_without_parameters_are_left_out(comparison: Path) -> None:
+    record = Comparison.model_validate(json.loads((comparison / "comparison.json").read_text()))
+    assert all(variant.cost.params["residual"] == 0 for variant in record.variants)
+    assert plots.part_names(record.variants) == ["embedding", "attention", "ffn", "norm", "head"]

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
@@ -15,6 +14,7 @@ from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel, panels, sequence
 from widthwise.reports.page.plots import label_axes
 from widthwise.reports.page.svg import CARD, Style, draw, line_legend
+from widthwise.reports.page.ticks import TickFormatter
 
 Values = Callable[[AnalysedModel], dict[int, float]]
 """Layer or depth -> value."""
@@ -135,8 +135,7 @@ def _depth_figure(
 
     def paint(axes: Axes) -> None:
         _paint_lines(axes, curves, styles)
-        label_axes(axes, axis.name, y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=not axis.is_fraction))
+        label_axes(axes, axis.name, y_label, whole=not axis.is_fraction)
 
     parts = [f"{shorten(name, 40)} {_extremes(curve)}" for name, curve in curves.items()]
     label = f"{y_label} by {axis.name}. {'; '.join(parts)}."
@@ -177,7 +176,7 @@ def _density_figure(analysis: Analysis, styles: Mapping[str, Style]) -> Markup |
         axes.set_ylim(0, None)
         if thresholds.min() > 0:
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+            axes.xaxis.set_major_formatter(TickFormatter())
             axes.tick_params(length=0, which="minor")
 
     middle = len(thresholds) // 2

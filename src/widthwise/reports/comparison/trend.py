@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from widthwise.records.comparison import Comparison, Trend, Variant
 from widthwise.records.record import finite
@@ -14,6 +13,7 @@ from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shor
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.page.table import Table
+from widthwise.reports.page.ticks import number_axis
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, 
         shown = _apart(values)
         axes.set_xticks(shown, [tick(value) for value in shown])
         axes.set_xticks([], minor=True)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        number_axis(axes.yaxis, 8)
         axes.margins(x=0.08)
         axes.grid(axis="y")
         axes.tick_params(length=0)

@@ -9,17 +9,19 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.records.comparison import Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports.page.curves import Curve, thin
-from widthwise.reports.page.formats import clean, interval, minus, ratio, shorten, si, signed, tick
+from widthwise.reports.page.formats import clean, interval, ratio, shorten, si, signed
 from widthwise.reports.page.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
+from widthwise.reports.page.ticks import number_axis
 
 _CURVE_INCHES = (5.4, 3.3)
+SEED_WIDTH, SEED_ALPHA = 0.9, 0.65
+"""Of the thin lines of single seeds: enough of their colour to tell the variants apart."""
 
 
 def matched_words(quantity: str | None) -> str:
@@ -45,7 +47,7 @@ def curve_figure(
     crop: bool = False,
     growths: Sequence[float] = (),
 ) -> Markup | None:
-    """Curves of all bundles, or None where no curve has a value. `crop` lets the first steep tenth run off the top.
+    """Curves over what is counted, or None where none has a value. `crop` lets the first steep tenth run off the top.
 
     growths: where on the x axis models grew, which dashed lines mark.
     """
@@ -61,7 +63,7 @@ def curve_figure(
             _paint_bundle(axes, bundle)
         if crop:
             _crop_to_the_late_part(axes, [curve for bundle in drawn for curve in bundle.seeds])
-        label_axes(axes, x_label, y_label)
+        label_axes(axes, x_label, y_label, whole=True)
 
     label = f"{y_label} over {x_label}. Last mean value of each line: {last}."
     if growths:
@@ -74,7 +76,7 @@ def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
     style = bundle.style
     if len(bundle.seeds) > 1:
         for curve in map(thin, bundle.seeds):
-            axes.plot(curve.x, curve.y, color=style.colour, linewidth=0.7, alpha=0.35)
+            axes.plot(curve.x, curve.y, color=style.colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA)
     mean = thin(bundle.mean)
     n_marks = max(1, math.ceil(len(mean.x) / 8))
     axes.plot(
@@ -100,13 +102,12 @@ def _crop_to_the_late_part(axes: Axes, curves: Sequence[Curve]) -> None:
         axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
-def label_axes(axes: Axes, x_label: str, y_label: str) -> None:
-    """Titles, about five round numbers on either axis, and lines across."""
+def label_axes(axes: Axes, x_label: str, y_label: str, whole: bool = False) -> None:
+    """Titles, a few round numbers on either axis, and lines across. whole: what x counts has no fractions."""
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    number_axis(axes.xaxis, whole=whole)
+    number_axis(axes.yaxis, 8)
     axes.grid(axis="y")
     axes.tick_params(length=0)
 
@@ -183,8 +184,7 @@ def difference_figure(
         axes.set_ylim(len(compared) - 0.5, -0.5)
         axes.set_xlabel(f"held-out loss minus that of {shorten(baseline, 22)}: left of 0 is better")
         axes.margins(x=0.12)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{value:+.4g}") if value else "0"))
+        number_axis(axes.xaxis, 6, sign="+")
         axes.grid(axis="x")
         axes.spines["left"].set_visible(False)
         axes.tick_params(length=0)
@@ -198,8 +198,8 @@ def difference_figure(
 
 
 def part_names(variants: Sequence[Variant]) -> list[str]:
-    """The parts that any of the models has, in the order of their cost tables."""
-    names = dict.fromkeys(name for variant in variants for name in variant.cost.params)
+    """The parts in which any of the models has parameters, in the order of their cost tables."""
+    names = dict.fromkeys(name for variant in variants for name, size in variant.cost.params.items() if size)
     return [name for name in names if name not in ("total", "active")]
 
 
@@ -214,7 +214,6 @@ def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
             left += sizes
         _paint_rows(axes, [shorten(variant.name, 22) for variant in variants], "parameters")
         axes.set_xlim(0, None)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
     totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
     label = f"Parameters by part of the model. Totals: {totals}."
@@ -260,7 +259,7 @@ def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_xlabel(x_label)
-    axes.xaxis.set_major_locator(MaxNLocator(5))
+    number_axis(axes.xaxis)
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from widthwise.records.analysis import AnalysedModel
 from widthwise.records.dynamic_width import LayerWidths, TokenWidths
@@ -15,6 +14,7 @@ from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, s
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw
 from widthwise.reports.page.table import Table
+from widthwise.reports.page.ticks import number_axis
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Marku
         axes.set_yticks(range(len(widths.layers)), [str(layer.layer) for layer in widths.layers])
         axes.set_xlabel("fraction of d_ff used by a token")
         axes.set_ylabel("layer")
-        axes.xaxis.set_major_locator(MaxNLocator(5))
+        number_axis(axes.xaxis)
         axes.grid(axis="x")
         axes.tick_params(length=0)
 

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from widthwise.records.record import finite
 from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.curves import Curve, by_step, mean_over_seeds
-from widthwise.reports.page.formats import MISSING, capital, fixed, shorten, tick
+from widthwise.reports.page.formats import MISSING, capital, fixed, shorten
 from widthwise.reports.page.html import Panel
+from widthwise.reports.page.plots import SEED_ALPHA, SEED_WIDTH
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
+from widthwise.reports.page.ticks import number_axis
 
 SHARE_SHOWN = 0.1
 """Share of a run's steps that a figure shows on each side of a growth."""
@@ -136,8 +137,8 @@ def _figure(key: str, step: int, lines: Sequence[_Line], y_label: str) -> Markup
             _paint(axes, step, line)
         axes.set_xlabel("step")
         axes.set_ylabel(y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        number_axis(axes.xaxis, 6, whole=True)
+        number_axis(axes.yaxis, 8)
         axes.grid(axis="y")
         axes.tick_params(length=0)
 
@@ -154,7 +155,7 @@ def _paint(axes: Axes, step: int, line: _Line) -> None:
     colour = line.style.colour
     if len(line.seeds) > 1:
         for curve in line.seeds:
-            axes.plot(curve.x, curve.y, color=colour, linewidth=0.7, alpha=0.35)
+            axes.plot(curve.x, curve.y, color=colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA)
     mean = mean_over_seeds(line.seeds)
     axes.plot(mean.x, mean.y, color=colour, linestyle=line.style.dash, linewidth=1.9)
     if line.losses is not None:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.records.record import finite
 from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
 from widthwise.reports.page.formats import clean, fixed, shorten, tick
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
+from widthwise.reports.page.ticks import RoundSteps, TickFormatter
 
 _N_CURVE_POINTS = 80
 _MOST_TICKS = 7
@@ -96,10 +97,10 @@ def _paint_arrow(axes: Axes, saving: Saving, style: Style, number: int) -> None:
 def _tick(axes: Axes, low: float, high: float) -> None:
     """Round numbers: matplotlib names only powers of ten, of which a loss has none."""
     axes.xaxis.set_major_locator(FixedLocator(round_steps(low, high)))
-    axes.yaxis.set_major_locator(FixedLocator(MaxNLocator(6).tick_values(*axes.get_ylim())))
+    axes.yaxis.set_major_locator(FixedLocator(RoundSteps(8, most_letters=math.inf).tick_values(*axes.get_ylim())))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        axis.set_major_formatter(TickFormatter())
 
 
 def round_steps(low: float, high: float) -> list[float]:

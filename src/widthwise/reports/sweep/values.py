@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.page.formats import clean, fixed, plain, shorten, signed, tick
+from widthwise.reports.page.ticks import TickFormatter
 
 _WIDE_RANGE = 8.0
 """Positive numbers that differ by more than this factor get a logarithmic axis."""
@@ -74,7 +75,7 @@ class AxisScale:
         """Applies the scale, its ticks and labels to the x axis."""
         if self.is_log:
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+            axes.xaxis.set_major_formatter(TickFormatter())
         if self.values and len(self.values) <= 9:
             axes.set_xticks([self.at(value) for value in self.values], [shown(value) for value in self.values])
             axes.xaxis.set_minor_locator(NullLocator())
