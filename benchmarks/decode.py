@@ -152,13 +152,13 @@ def parts(quick: bool) -> list[Part]:
     n_rounds = 2 if quick else 5
     toys = [Case(64, 16, 3, 9, 4, precision, n_layers=4, vocab_size=97) for precision in DTYPES]
     return [
-        Part(case.name, lambda _, case=case: decoding(case, n_rounds), seconds=60)
+        Part(case.name, lambda _, case=case: decoding(case, n_rounds), seconds=150)
         for case in (toys if quick else cases())
     ]
 
 
 def main(argv: list[str] | None = None) -> int:
-    return cpu_command(__doc__, "decode", parts, 600, argv)
+    return cpu_command(__doc__, "decode", parts, 1500, argv)
 
 
 if __name__ == "__main__":

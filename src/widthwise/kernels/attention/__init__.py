@@ -63,7 +63,7 @@ def blocks_are_faster(
 def one_query_is_faster(queries: Tensor, keys: Tensor, dtype: torch.dtype) -> bool:
     """Whether `one_query` is faster than torch's fused function on a CPU, without a backward pass.
 
-    In bf16 it takes 0.4 to 0.6 of the time, and 0.2 to 0.4 where 3 or 4 heads share a key-value head; in fp32 0.9 to
+    In bf16 it takes 0.4 to 0.7 of the time, and 0.15 to 0.35 where 3 or 4 heads share a key-value head; in fp32 0.9 to
     1.2, and for more queries mostly longer too. Not in a compiled graph, which would have a loop of every length.
     """
     return (
