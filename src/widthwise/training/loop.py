@@ -12,6 +12,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
+from widthwise.training.freed_memory import keep_freed_memory
 from widthwise.training.journal import Journal
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
@@ -38,6 +39,8 @@ class TrainingLoop:
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
         self.config = recipe.train
         self.name = run.path.resolve().name
+        if processes.device.type == "cpu":
+            keep_freed_memory()
         self._memory = PeakMemory(processes.device)
         torch.manual_seed(self.config.seed)
         self.learner = Learner.untrained(recipe, recipe.phases[0], processes)

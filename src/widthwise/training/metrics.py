@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from widthwise.training.freed_memory import give_back_freed_memory
 from widthwise.training.peak_flops import peak_flops_per_second
 from widthwise.training.processes import Processes
 
@@ -43,6 +44,7 @@ class PeakMemory:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
+        give_back_freed_memory()  # else what earlier runs have freed would count
         try:
             Path("/proc/self/clear_refs").write_text("5")  # see proc(5): the peak becomes the memory held now
         except OSError:

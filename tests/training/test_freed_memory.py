@@ -1,0 +1,56 @@
+"""In processes of their own, because what glibc is told holds for a whole process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+from widthwise.training.freed_memory import give_back_freed_memory, keep_freed_memory
+
+def n_faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def touch():  # 81 blocks of 1 MB, free again afterwards
+    before = n_faults()
+    [bytearray(b"x") * 2**20 for _ in range(81)]
+    return n_faults() - before
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+touch()
+again = touch()
+give_back_freed_memory()
+print(again, touch())
+"""
+
+
+def faults(how, **environment):
+    """Pages asked for when memory that was freed is needed again, and when it was given back before."""
+    command = [sys.executable, "-c", SCRIPT, how]
+    found = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=True
+    )
+    return [int(n) for n in found.stdout.split()]
+
+
+@pytest.fixture(autouse=True)
+def needs_glibc():
+    try:
+        os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, OSError, ValueError):
+        pytest.skip("this system has another allocator")
+
+
+def test_freed_memory_is_there_again_until_it_is_given_back():
+    n_pages = 81 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    again, after_giving_back = faults("keep")
+    assert again < n_pages / 10
+    assert after_giving_back > n_pages / 2
+
+
+def test_the_environment_has_precedence():
+    n_pages = 81 * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="65536")[0] > n_pages / 2
