@@ -1,6 +1,6 @@
 """The modules of the masks: how each falls from 1 to 0, and what it has as derivative."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -83,11 +83,31 @@ class StraightThroughMask(TemperedMask):
     """A step whose gradient is that of sigmoid((w - c) / T)."""
 
     def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+        given = temperature if isinstance(temperature, Tensor) else torch.tensor(temperature, dtype=torch.float64)
+
         def mask(width: Tensor, centres: Tensor) -> Tensor:
-            soft = torch.sigmoid((width - centres) / temperature)
-            return step(width, centres) + (soft - soft.detach())  # the difference is exactly 0
+            return _StraightThrough.apply(width, centres, given)
 
         return Edge(mask, torch.inf)
+
+
+class _StraightThrough(torch.autograd.Function):
+    """`step` whose derivative is that of a sigmoid, which only the backward pass computes."""
+
+    @staticmethod
+    def forward(ctx: Any, width: Tensor, centres: Tensor, temperature: Tensor) -> Tensor:
+        ctx.save_for_backward(width, centres, temperature)
+        return step(width, centres)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        width, centres, temperature = ctx.saved_tensors
+        argument = (width - centres).div_(temperature)
+        by_argument = torch.ops.aten.sigmoid_backward(grad, torch.sigmoid(argument))
+        by_temperature = None
+        if ctx.needs_input_grad[2]:
+            by_temperature = -((by_argument * argument).sum() / temperature).view_as(temperature)
+        return by_argument.sum_to_size(width.shape) / temperature, None, by_temperature
 
 
 class LinearRampMask(TemperedMask):
