@@ -2,6 +2,10 @@
 
 import importlib
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,6 +315,25 @@ def test_a_run_that_no_format_can_say_leaves_as_our_own_and_comes_back(
     assert (tmp_path / "twice" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     prompt = ("--prompt", "def a", "--max-new-tokens", 5, "--temperature", 0)
     assert widthwise("generate", run, *prompt)[1] == widthwise("generate", again, *prompt)[1]
+
+
+def test_the_python_of_a_card_runs_as_it_stands(widthwise: Run, recipe: Path, tmp_path: Path) -> None:
+    """With the package where the folder has no code, and without it where it has."""
+    changes = ("model.ffn.kind=hourglass", "model.ffn.n_blocks=2", "data.tokenizer=bpe-300", "model.vocab_size=300")
+    assert widthwise("train", recipe, *changes, "--out", tmp_path / "run")[0] == 0
+    for name, options, hidden in (("out", (), ()), ("alone", ("--standalone",), ("widthwise",))):
+        assert widthwise("export", tmp_path / "run", tmp_path / name, *options)[0] == 0
+        card = (tmp_path / name / "README.md").read_text()
+        assert "A decoder, x-shaped" in card or "A decoder, uniform in width" in card
+        assert "hourglass feed-forwards" in card
+        assert re.search(r"\| data \| \S+ \w{12}, tokenizer bpe-300", card)
+        (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
+        hide = f"import sys; sys.modules.update(dict.fromkeys({hidden}))\n"
+        surroundings = os.environ | {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", hide + code]
+        done = subprocess.run(command, cwd=tmp_path, env=surroundings, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("Once upon a time")
 
 
 def test_a_model_trained_here_is_loaded_by_transformers(widthwise: Run, recipe: Path, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.decoder import blueprint
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.environment import shown_path
 from widthwise.runs.import_ import IMPORTED
-from widthwise.runs.model_card import model_card
+from widthwise.runs.model_card import Folder, model_card
 from widthwise.runs.trained import newest_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
@@ -60,9 +61,11 @@ def export_run(
     tokenizer = _tokenizer_if_any(run)
     surroundings = _surroundings(tokenizer, n_positions, origin.get("token_ids"))
     is_own = leaving.reason is not None
-    card = model_card(run, leaving.model_type, leaving.config, recipe, step)
+    has_code = is_own and standalone
+    folder = Folder(str(shown_path(Path(out))), leaving.model_type, has_code, surroundings.tokenizer is not None)
+    card = model_card(run, folder, leaving.config, recipe, step)
     surroundings = replace(surroundings, texts={CARD: card})
-    if is_own and standalone:
+    if has_code:
         surroundings = replace(surroundings, model_keys=AUTO_MAP, texts={CARD: card, **model_code()})
     export_hf(leaving.config, weights, out, surroundings, DTYPES[dtype], is_own)
     return {
@@ -73,7 +76,7 @@ def export_run(
         "dtype": dtype,
         "n_positions": n_positions,
         "tokenizer": surroundings.tokenizer is not None,
-        "standalone": is_own and standalone,
+        "standalone": has_code,
         "padded": None if padding is None else _padding(padding, recipe.seq_len),
         "damages": [str(damage) for damage in damages],
     }

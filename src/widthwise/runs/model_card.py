@@ -1,12 +1,16 @@
 """README.md of an exported model: how to use it, its shape, what it costs, how it was trained, how good it is."""
 
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from widthwise.files import read_json_mapping
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
+from widthwise.runs.architecture_words import architecture_words
+from widthwise.runs.data_identity import KEY, recorded_identity
 from widthwise.shape.breakdown import layer_rows
 
 LONGEST_BAR = 48
@@ -17,11 +21,23 @@ HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags: [w
 Row = tuple[Any, ...]
 
 
-def model_card(run: RunDir, model_type: str, config: ModelConfig, recipe: Recipe, step: int) -> str:
+@dataclass(frozen=True)
+class Folder:
+    """What a card says of the folder that it lies in."""
+
+    name: str
+    """As a command that is called from the same place names it."""
+    model_type: str
+    has_code: bool
+    """Whether the code of a `widthwise` model is in it."""
+    has_tokenizer: bool
+
+
+def model_card(run: RunDir, folder: Folder, config: ModelConfig, recipe: Recipe, step: int) -> str:
     """As Markdown. config: of the exported model; step: of its weights."""
     name = run.path.resolve().name
     sections = {
-        "Use": _usage(model_type),
+        "Use": _usage(folder),
         "Shape": ["```", *_picture(config), "```"],
         "Cost": [
             *_table(*_layers(config, recipe.seq_len)),
@@ -32,13 +48,29 @@ def model_card(run: RunDir, model_type: str, config: ModelConfig, recipe: Recipe
         "Evaluation": _table(("on", "metric", "value", "standard error"), *_evaluations(run, step)),
     }
     body = [f"## {title}\n\n" + "\n".join(lines) + "\n" for title, lines in sections.items()]
-    return "\n".join([HEAD, f"# {name}\n", *body])
+    return "\n".join([HEAD, f"# {name}\n", f"{architecture_words(config)}\n", *body])
 
 
-def _usage(model_type: str) -> list[str]:
-    own = "import widthwise.hf  # or trust_remote_code=True, where modeling_widthwise.py is in the folder"
-    code = ["from transformers import AutoModelForCausalLM", *([own] if model_type == "widthwise" else [])]
-    return ["```python", *code, "", 'model = AutoModelForCausalLM.from_pretrained("THIS_FOLDER")', "```"]
+def _usage(folder: Folder) -> list[str]:
+    """Python that runs as it stands where the model was exported."""
+    needs_package = folder.model_type == "widthwise" and not folder.has_code
+    trust = ", trust_remote_code=True" if folder.has_code else ""
+    names = ["AutoModelForCausalLM", *(["AutoTokenizer"] if folder.has_tokenizer else [])]
+    code = [
+        f"from transformers import {', '.join(names)}",
+        *(["import widthwise.hf  # needs widthwise to be installed"] if needs_package else []),
+        "",
+        f"folder = {json.dumps(folder.name)}",
+        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})",
+    ]
+    if folder.has_tokenizer:
+        code += [
+            f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})",
+            'prompt = tokenizer("Once upon a time", return_tensors="pt")',
+            "tokens = model.generate(**prompt, max_new_tokens=20)",
+            "print(tokenizer.decode(tokens[0]))",
+        ]
+    return ["```python", *code, "```"]
 
 
 def _picture(config: ModelConfig) -> Iterator[str]:
@@ -68,6 +100,8 @@ def _whole(config: ModelConfig, recipe: Recipe) -> Iterator[Row]:
 
 def _training(run: RunDir, recipe: Recipe, step: int) -> Iterator[Row]:
     train, result = recipe.train, run.result()
+    if run.environment().get(KEY):
+        yield "data", str(recorded_identity(run))
     yield "steps", f"{step} of {train.steps}"
     yield "tokens per step", train.batch_size * recipe.seq_len
     yield "tokens per sequence", recipe.seq_len
