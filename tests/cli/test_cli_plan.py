@@ -1,11 +1,13 @@
 """`widthwise plan` from argument to output."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from widthwise.recipe.recipe import load_recipe
+from widthwise.reports.page.formats import duration
 
 SMALL = ("seq_len=512", "model.vocab_size=512", "data.tokenizer=bpe-512")
 
@@ -49,6 +51,19 @@ def test_without_flops_it_says_what_the_days_need(recipe: Path, widthwise) -> No
     assert f"need {flops / 0.0864 / 1e12:.3g} TFLOP/s in use on each device" in out
 
 
+def test_without_flops_the_devices_with_about_this_memory_are_named(recipe: Path, widthwise) -> None:
+    """An RTX 3090 has 71 TFLOP/s, of which 40% are in use."""
+    found = json.loads(widthwise("plan", recipe, "--device", "rtx3090", "--json")[1])
+    hours = found["run_hours"]
+    for days, said in ((2 * hours / 24, "with about 23.0GB, "), (1e-12, "with about 23.0GB is so fast; ")):
+        out = widthwise("plan", recipe, "--device", "23GB", "--days", days)[1]
+        assert said in out
+        assert f"RTX 3090 in {duration(hours)}" in out
+        assert all(name in out for name in ("RTX 4090 in", "A10 in", "L4 in"))
+        assert "H100" not in out
+    assert "no device known by name has about 1.00TB" in widthwise("plan", recipe, "--device", "1TB", "--days", 1)[1]
+
+
 def test_json_is_the_record(recipe: Path, widthwise) -> None:
     numbers = ("--memory", "24GB", "--tflops", "82", "--bandwidth", "1TB/s", "--mfu", "0.5")
     code, out, _ = widthwise("plan", recipe, *numbers, "--json")
@@ -63,10 +78,13 @@ def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> Non
     asked = ("--params", "2M", "--shape", "x", "--device", "rtx3060")
     code, text, _ = widthwise("plan", *SMALL, *asked, "--out", out)
     assert code == 0
-    assert text.startswith("proposed: the size nearest to 2,000,000 parameters; 20 tokens per parameter")
+    assert text.startswith("proposed: the size nearest to 2,000,000 parameters, ")
+    proposed = [int(each.replace(",", "")) for each in re.findall(r"parameters, ([\d,]+) \(", text)]
+    assert f" ({proposed[0] / 2e6 - 1:+.1%}); 20 tokens per parameter" in text
     assert f"wrote {out}" in text
     written = load_recipe(out)
     assert len(set(written.explicit_model.widths)) > 1
+    assert proposed == [written.explicit_model.cost().params]
     assert written.model.vocab_size == 512  # type: ignore
     written.check()
     code, again, _ = widthwise("plan", out, "--device", "rtx3060")
@@ -81,6 +99,8 @@ def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> Non
     [
         ((), "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
         (("--device", "rtx409"), "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
+        (("--device", "4090"), "--device: got '4090'; allowed: RTX 4090; for any other"),
+        (("350M", "--device", "24GB"), "350M: no such recipe; for a model of so many parameters, give --params 350M"),
         (("--memory", "24"), "--memory: got '24'; expected a size above 0"),
         (("--device", "24"), "--device: got '24'; expected a size above 0"),
         (("--device", "a100", "--tflops", "0"), "--tflops: got 0; must be a number above 0"),

@@ -1,10 +1,12 @@
 """`widthwise plan`: what fits on a device, how long it takes, and what could be trained there."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from widthwise.bundled import recipe_path
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import UserError, dump_yaml
@@ -67,6 +69,7 @@ def plan(
     """
     from widthwise.experiments.variants import read_one
     from widthwise.runs.devices import Device
+    from widthwise.runs.plan import hours_on_known
     from widthwise.runs.plan import plan as plan_of
 
     recipe, overrides = _recipe_and_overrides(arguments or [])
@@ -88,7 +91,8 @@ def plan(
     else:
         if proposal is not None:
             say(f"proposed: {proposal.law}")
-        show_plan(found)
+        is_unknown = on.peak_flops_per_second is None and days is not None
+        show_plan(found, hours_on_known(planned, on.memory_bytes, n_devices, mfu) if is_unknown else ())
         if proposal is not None:
             say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
     if all(setup.micro_batch_size is None for setup in found.setups):
@@ -97,8 +101,14 @@ def plan(
 
 
 def _recipe_and_overrides(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    """The first argument is a recipe unless it is a change."""
+    """The first argument is a recipe unless it is a change. Raises UserError for a number of parameters."""
+    from widthwise.recipe.design import is_quantity
+
     if arguments and "=" not in arguments[0]:
+        if is_quantity(arguments[0]) and not recipe_path(arguments[0]).exists():
+            raise UserError(
+                f"{arguments[0]}: no such recipe; for a model of so many parameters, give --params {arguments[0]}"
+            )
         return Path(arguments[0]), arguments[1:]
     return None, arguments
 
@@ -137,14 +147,18 @@ def _proposal(
     return found
 
 
-def show_plan(found: Plan) -> None:
-    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd."""
+def show_plan(found: Plan, known: Sequence[tuple[str, float]]) -> None:
+    """Prints a plan: the answer, memory by part, what fits, time and data, and what is odd.
+
+    known: names of devices with about as much memory as one whose FLOPs are not known, and hours on each, fastest
+    first.
+    """
     say(verdict(found), "")
     say_tables(part_table(found), setup_table(found))
     data = found.data
     say(
         f"training: {si(found.tokens)} tokens ({found.tokens_per_param:.3g} per parameter) in {found.steps:,} steps, "
-        f"{found.training_flops:.3g} FLOPs; {_time(found)}",
+        f"{found.training_flops:.3g} FLOPs; {_time(found, known)}",
         f"data: {si(data.disk_bytes)}B on disk from {si(data.text_bytes)}B of text, prepared in "
         f"{duration(data.prepare_core_hours)} of one core",
         *(f"remark: {each}" for each in found.remarks),
@@ -169,13 +183,14 @@ def verdict(found: Plan) -> str:
     return f"{line}; {changes}{best.activation_checkpointing} would fit"
 
 
-def _time(found: Plan) -> str:
+def _time(found: Plan, known: Sequence[tuple[str, float]]) -> str:
     if found.run_hours is None:
         line = "time needs a device with known FLOPs, or --tflops"
         if found.asked_hours is None:
             return line
         rate = found.training_flops / found.n_devices / found.asked_hours / 3600
-        return f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device; {line}"
+        needed = f"{duration(found.asked_hours)} need {rate / 1e12:.3g} TFLOP/s in use on each device"
+        return f"{needed}; {_known(found, known)}; {line}"
     where = counted(found.n_devices, "device")
     line = f"{duration(found.run_hours)} on {where} at {found.mfu:.0%} of the peak"
     if found.asked_hours is None:
@@ -184,6 +199,18 @@ def _time(found: Plan) -> str:
         return f"{line}, within {duration(found.asked_hours)}"
     part = found.asked_hours / found.run_hours
     return f"{line}, more than {duration(found.asked_hours)}, which are enough for {si(part * found.tokens)} tokens"
+
+
+def _known(found: Plan, known: Sequence[tuple[str, float]]) -> str:
+    """Whether devices with about this memory are fast enough."""
+    about = f"about {si(found.device_memory_bytes)}B"
+    if not known:
+        return f"no device known by name has {about}"
+    assert found.asked_hours is not None
+    times = ", ".join(f"{name} in {duration(hours)}" for name, hours in known)
+    if known[0][1] > found.asked_hours:
+        return f"no device known by name with {about} is so fast; {times}"
+    return f"with {about}, {times}"
 
 
 def part_table(found: Plan) -> Table:

@@ -102,6 +102,14 @@ def parse_quantity(text: str, option: str = "--budget") -> float:
     return value
 
 
+def is_quantity(text: str) -> bool:
+    """Whether `parse_quantity` reads it."""
+    try:
+        return parse_quantity(text) > 0
+    except UserError:
+        return False
+
+
 def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     """The uniform d_model whose matched quantity is nearest to request.budget, embedding and head included.
 

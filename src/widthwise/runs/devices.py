@@ -11,6 +11,10 @@ from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 DEFAULT_MFU = 0.4
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
+SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B)")
+ABOUT_AS_MUCH = 0.1
+"""Share by which memories differ that are about the same."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -30,8 +34,7 @@ class Device:
         key = _key(name)
         found = [each for each in DEVICES if _key(each.name) == key]
         if not found:
-            similar = [each.name for each in DEVICES if key and _key(each.name).startswith(key)]
-            allowed = ", ".join(similar or [each.name for each in DEVICES])
+            allowed = ", ".join(_similar(name) or [each.name for each in DEVICES])
             raise UserError(
                 f"--device: got {name!r}; allowed: {allowed}; for any other: its memory, as 24GB, and --tflops"
             )
@@ -42,7 +45,8 @@ class Device:
         """What the options say, numbers over the data sheet's. device: a name, or a memory. Raises UserError."""
         if device is None and memory is None:
             raise UserError("--device: is required; give a name, as rtx4090, or a memory, as 24GB")
-        if device is None or device[:1].isdigit():
+        is_number = device is not None and device[:1].isdigit()
+        if device is None or (is_number and (memory or SIZE.fullmatch(device) or not _similar(device))):
             size = memory or device
             assert size is not None
             found = cls("the device", parse_bytes("--memory" if memory else "--device", size))
@@ -75,10 +79,22 @@ def checked_mfu(mfu: float | None) -> float:
 
 def parse_bytes(option: str, text: str) -> int:
     """ "24GB" -> 24 * 10**9. Raises UserError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kKMGT]i?B)", text)
+    match = SIZE.fullmatch(text)
     if match is None or match[2] not in UNITS or not float(match[1]) > 0:
         raise UserError(f"{option}: got {text!r}; expected a size above 0 such as 24GB or 80GiB")
     return round(float(match[1]) * UNITS[match[2]])
+
+
+def known_with(memory_bytes: int) -> list[Device]:
+    """The devices of DEVICES with about so much memory."""
+    return [each for each in DEVICES if abs(each.memory_bytes - memory_bytes) <= ABOUT_AS_MUCH * memory_bytes]
+
+
+def _similar(name: str) -> list[str]:
+    """The devices whose names begin with this, or hold it, as 4090."""
+    key = _key(name)
+    names = [each.name for each in DEVICES if key and key in _key(each.name)]
+    return [each for each in names if _key(each).startswith(key)] or names
 
 
 def _key(name: str) -> str:

@@ -16,7 +16,7 @@ from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.records.cost import PARTS
 from widthwise.records.dry_run import RankMemory
 from widthwise.records.plan import DataCost, PartMemory, Plan, Setup
-from widthwise.runs.devices import DEFAULT_MFU, Device
+from widthwise.runs.devices import DEFAULT_MFU, Device, known_with
 from widthwise.runs.dry_run import work
 from widthwise.runs.layout import Layout
 from widthwise.runs.rank_memory import BF16_BYTES, FP32_BYTES, ShardedModel
@@ -42,6 +42,15 @@ def plan(
     do not divide each other. What `train` would refuse is among the remarks.
     """
     return Planner(recipe, device, n_devices, mfu).plan(days)
+
+
+def hours_on_known(
+    recipe: Recipe, memory_bytes: int, n_devices: int = 1, mfu: float | None = None
+) -> list[tuple[str, float]]:
+    """The devices by name that have about so much memory, and the hours of a run on each, fastest first."""
+    planners = [Planner(recipe, device, n_devices, mfu) for device in known_with(memory_bytes)]
+    hours = [(each.device.name, each.run_hours(recipe.train)) for each in planners]
+    return sorted([(name, found) for name, found in hours if found is not None], key=lambda pair: pair[1])
 
 
 @dataclass

@@ -88,6 +88,9 @@ def propose(wish: Wish, family: Family) -> Proposal:
     pass_of = Planner(recipe, wish.device, wish.n_devices, wish.mfu).setup(kind).micro_batch_size or 1
     changes = {"activation_checkpointing": kind, "micro_batch_size": pass_of}
     recipe, data = family.recipe(size, n_tokens, changes)
+    if wish.n_params is not None:
+        n_params = recipe.explicit_model.cost().params
+        law += f", {n_params:,} ({n_params / wish.n_params - 1:+.1%})"
     text = f"{law}; {tokens_per_param:.3g} tokens per parameter"
     if is_short:
         text += ", all that the compute gives"
