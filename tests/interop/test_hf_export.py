@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[], ModelConfig], str]] = {
     ),
     "further heads": (
         lambda: template(mtp={"n_depths": 1}),
-        "mtp: got .*; llama has null there, because it has no place",
+        "^mtp: the model has it, llama has none, because it has no place for further heads$",
     ),
     "a multiplier": (lambda: uniform(embedding_multiplier=2.0), "embedding_multiplier: got 2.0; llama has 1.0 there"),
     "a multiple of the update": (

@@ -48,10 +48,7 @@ def check_fit(config: ModelConfig, read_back: ModelConfig, model_type: str) -> N
     if found is None:
         return
     reason = next((REASONS[key] for key in reversed(found.path) if key in REASONS), None)
-    raise UserError(
-        f"{'.'.join(found.path)}: got {_short(found.ours)}; {model_type} has {_short(found.theirs)} there"
-        + (f", because {reason}" if reason else "")
-    )
+    raise UserError(_in_words(found, model_type) + (f", because {reason}" if reason else ""))
 
 
 def _comparable(config: ModelConfig) -> dict[str, Any]:
@@ -97,6 +94,16 @@ def _are_equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, float) and isinstance(theirs, float):
         return math.isclose(ours, theirs, rel_tol=TOLERANCE)
     return ours == theirs
+
+
+def _in_words(found: Difference, model_type: str) -> str:
+    """What a format has in the place where the model has something else."""
+    path = ".".join(found.path)
+    if isinstance(found.ours, dict) and found.theirs is None:
+        return f"{path}: the model has it, {model_type} has none"
+    if isinstance(found.theirs, dict) and found.ours is None:
+        return f"{path}: the model has none, {model_type} has it"
+    return f"{path}: got {_short(found.ours)}; {model_type} has {_short(found.theirs)} there"
 
 
 def _short(value: Any) -> str:
