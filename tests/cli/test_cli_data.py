@@ -78,7 +78,44 @@ def test_a_held_out_book_is_validated_on_and_listed(tmp_path, more):
 
 def test_a_fraction_and_a_held_out_source_together_are_refused(tmp_path):
     result = run("synthetic", "--out", tmp_path / "out", "--held-out", "0.1", "--held-out-from", tmp_path)
-    assert "held_out: got 0.1 beside held_out_from; give one of them" in str(result.exception)
+    assert "--held-out: got 0.1 beside --held-out-from; give one of them" in str(result.exception)
+
+
+def test_a_path_is_no_fraction_and_a_name_no_path(tmp_path):
+    (tmp_path / "books").mkdir()
+    for n in range(2):
+        (tmp_path / f"books/{n}.txt").write_text(f"Book {n}.\n" * 9)
+    result = run(tmp_path / "books", "--out", tmp_path / "out", "--held-out", "books/1.txt")
+    assert str(result.exception).startswith(
+        "--held-out: got 'books/1.txt'; expected a fraction between 0 and 1; `--held-"
+    )
+    for source in ("books", "books/1.txt"):
+        for name in ("1.txt", "1.txt#3"):
+            result = run(tmp_path / source, "--out", tmp_path / "out", "--held-out-from", name)
+            expected = f"--held-out-from: got {name!r}; expected a path; did you mean '{tmp_path}/books/1.txt'?"
+            assert str(result.exception) == expected
+    result = run(tmp_path / "books", "--out", tmp_path / "out", "--held-out-from", "3.txt")
+    assert "3.txt: no such file or folder" in str(result.exception)
+
+
+def test_an_empty_split_names_the_options(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    result = run(tmp_path / "a.txt", "--out", tmp_path / "out", "--held-out", "0.000001", "--tokenizer", "bytes")
+    assert "(on the command line --held-out), or cut the text into more documents (--document-bytes)" in str(
+        result.exception
+    )
+
+
+def test_both_spellings_of_a_split_are_read_and_others_refused_in_one_line(tmp_path):
+    run("synthetic", "--out", tmp_path / "out", "--tokenizer", "bytes")
+    usual, *others = (
+        run_verb("list", tmp_path / "out", *options, "--json").stdout
+        for options in ((), ("--split", "held-out"), ("--split", "held_out"))
+    )
+    assert json.loads(usual)
+    assert others == [usual, usual]
+    result = run_verb("list", tmp_path / "out", "--split", "val")
+    assert str(result.exception) == "--split: got 'val'; allowed: held-out, train"
 
 
 def test_workers_and_processes_together_are_refused(tmp_path):

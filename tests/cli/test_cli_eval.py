@@ -116,7 +116,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--task-file", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["--text", "recipe.yaml"], "recipe.yaml: "),
-        (["--data", "nowhere"], "nowhere: no such folder"),
+        (["--data", "nowhere"], f"nowhere: no such folder; looked at {Path('nowhere').absolute()}"),
         (["--num-fewshot", "2"], "num_fewshot: got 2 without tasks"),
     ],
 )

@@ -1,6 +1,8 @@
 """`widthwise data`: text or Megatron-LM shards -> a folder to train on."""
 
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from widthwise.data.manifest import Manifest
 
 OutOption = Annotated[Path, typer.Option("--out", help="The folder to write; it must be new or empty.")]
+SPLITS: Mapping[str, Literal["held_out", "train"]] = {"held_out": "held_out", "train": "train"}
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")]
 
 data_app = typer.Typer(
@@ -45,7 +48,8 @@ def prepare_command(
         ),
     ] = "bpe-4096",
     held_out: Annotated[
-        float | None, typer.Option(help="Fraction of documents kept for validation; 0.05 where nothing is said.")
+        str | None,
+        typer.Option(metavar="FLOAT", help="Fraction of documents kept for validation; 0.05 where nothing is said."),
     ] = None,
     held_out_from: Annotated[
         list[str] | None,
@@ -76,9 +80,10 @@ def prepare_command(
     Example: `widthwise data prepare books/ --out data/books --tokenizer bpe-8192 --document-bytes 20000`
     """
     if held_out is not None and held_out_from:
-        raise UserError(f"held_out: got {held_out} beside held_out_from; give one of them")
+        raise UserError(f"--held-out: got {held_out} beside --held-out-from; give one of them")
     options = {"tokenizer": tokenizer, "max_tokens": max_tokens}
-    fraction = 0.05 if held_out is None else held_out
+    fraction = 0.05 if held_out is None else _fraction(held_out)
+    _check_held_out_from(held_out_from or (), source)
     reading = {"field": field, "document_bytes": document_bytes}
     with _progress_shown() as progress:
         if workers is None:
@@ -145,7 +150,7 @@ def verify_command(
 @data_app.command("list")
 def list_command(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A folder made by prepare, or its URL.")],
-    split: Annotated[Literal["held_out", "train"], typer.Option(help="Which documents to list.")] = "held_out",
+    split: Annotated[str, typer.Option(metavar="held-out|train", help="Which documents to list.")] = "held-out",
     n: Annotated[int, typer.Option("--n", min=1, help="How many at most; --json prints all.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print all names and tokens instead of a table.")] = False,
 ) -> None:
@@ -155,17 +160,40 @@ def list_command(
     """
     from widthwise.data.prepared import PreparedData
 
+    asked = SPLITS.get(split.replace("-", "_"))
+    if asked is None:
+        raise UserError(f"--split: got {split!r}; allowed: held-out, train")
     with _progress_shown() as progress:
         data = PreparedData.open(folder, progress)
-    documents = data.documents(split)
+    documents = data.documents(asked)
     if as_json:
         say_json([{"name": name, "n_tokens": n_tokens} for name, n_tokens in documents])
         return
-    n_documents = getattr(data.manifest.splits, split).n_documents
+    n_documents = getattr(data.manifest.splits, asked).n_documents
     shown = f"{n_documents:,}" if n_documents <= n else f"the first {n:,} of {n_documents:,}"
-    title = f"documents {'held out' if split == 'held_out' else 'to train on'}: {shown}, in {data.path}"
+    title = f"documents {'held out' if asked == 'held_out' else 'to train on'}: {shown}, in {data.path}"
     rows = [[clean(name), f"{n_tokens:,}"] for name, n_tokens in islice(documents, n)]
     say_tables(Table(clean(title), ["document", "tokens"], rows))
+
+
+def _fraction(held_out: str) -> float:
+    """Raises UserError for what is no number."""
+    try:
+        return float(held_out)
+    except ValueError:
+        raise UserError(
+            f"--held-out: got {held_out!r}; expected a fraction between 0 and 1; `--held-out-from {held_out}` holds "
+            "out the documents of a path"
+        ) from None
+
+
+def _check_held_out_from(paths: Sequence[str], source: str) -> None:
+    """Raises UserError for the name of a document of `source`, as `data list` shows it, in place of a path."""
+    folder = source if os.path.isdir(source) else os.path.dirname(source)
+    for path in paths:
+        file = os.path.join(folder, re.split("[#:]", path)[0])
+        if not os.path.exists(path) and os.path.isfile(file):
+            raise UserError(f"--held-out-from: got {path!r}; expected a path; did you mean {file!r}?")
 
 
 def _refuse_both(processes: int) -> None:

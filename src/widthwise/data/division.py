@@ -68,7 +68,8 @@ class ByFraction(Division):
         change = "lower" if n_train == 0 else "raise"
         return (
             f"held_out {self.fraction} puts {n_train} of {found.n_documents} documents in training and "
-            f"{found.n_held_out} in held-out; {change} held_out, or cut the text into more documents (document_bytes)"
+            f"{found.n_held_out} in held-out; {change} held_out "
+            "(on the command line --held-out), or cut the text into more documents (--document-bytes)"
         )
 
 

@@ -38,7 +38,8 @@ class PreparedData:
         """
         path = fetched(path, progress) if isinstance(path, str) and is_url(path) else Path(path)
         if not path.is_dir():
-            raise UserError(f"{path}: no such folder")
+            looked_at = "" if path.is_absolute() else f"; looked at {path.absolute()}"
+            raise UserError(f"{path}: no such folder{looked_at}")
         if not is_prepared(path):
             raise UserError(
                 f"{path}: has no {MANIFEST}; it is not a prepared corpus, or its preparation never finished"
