@@ -64,6 +64,8 @@ def test_result_holds_what_reports_and_comparisons_read(finished):
     assert (result["seed"], result["steps"], result["tokens"]) == (3, 9, 9 * 4 * 17)
     assert result["loss_window_steps"] == 5
     assert len(result["val_window_losses"]) == 90 // 17
+    assert result.n_val_tokens == 90 // 17 * 17
+    assert result.data.n_train_tokens > result.data.n_held_out_tokens >= result.n_val_tokens
     assert result["val_loss"] == pytest.approx(statistics.fmean(result["val_window_losses"]))
     assert result["tokens_per_second"] > 0
     assert result["notes"] == []

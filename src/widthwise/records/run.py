@@ -36,6 +36,16 @@ class GrowthRecord(Record):
     loss_after: Known = None
 
 
+class DataCounts(Record):
+    """How much text a run had to read, all sources of a mixture together; bytes are those of UTF-8."""
+
+    n_train_tokens: int
+    n_train_bytes: int
+    n_held_out_tokens: int
+    """Of all the held-out text; the loss is measured on the first `train.validation_tokens` of them."""
+    n_held_out_bytes: int
+
+
 class RunResult(StoredRecord):
     """A finished run. Optional fields are absent for some kinds of models or from files of older versions."""
 
@@ -60,6 +70,7 @@ class RunResult(StoredRecord):
     val_bits_per_byte: Known = None
     val_window_losses: Sequence[float] = ()
     """Mean loss of every held-out window, in order: what a paired comparison pairs."""
+    data: DataCounts | None = None
     val_losses: Mapping[str, float] | None = None
     """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
     tokens_per_second: Known = None
@@ -83,6 +94,11 @@ class RunResult(StoredRecord):
     """Growths in order of time; empty if the model stayed the same."""
     notes: Sequence[str] = ()
     """Remarks that a reader of the numbers should know."""
+
+    @property
+    def n_val_tokens(self) -> int | None:
+        """Held-out tokens over which `val_loss` is the mean; None where the windows or their length are unknown."""
+        return len(self.val_window_losses) * (self.cost.seq_len or 0) or None
 
 
 @dataclass(frozen=True)

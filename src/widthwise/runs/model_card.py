@@ -121,8 +121,9 @@ def _evaluations(run: RunDir, step: int) -> Iterator[Row]:
     """What the run itself found, and what `widthwise eval` did."""
     result = run.result()
     if result is not None and result.steps == step:
-        yield "held-out text", "nats_per_token", result.val_loss, None
-        yield "held-out text", "bits_per_byte", result.val_bits_per_byte, None
+        text = f"held-out text{f', {result.n_val_tokens:,} tokens' if result.n_val_tokens else ''}"
+        yield text, "nats_per_token", result.val_loss, None
+        yield text, "bits_per_byte", result.val_bits_per_byte, None
     for path in sorted((run.path / "evaluations").glob(f"step_{step:08d}-*.json")):
         record = read_json_mapping(path)
         for found in (record["texts"], record["tasks"]):

@@ -7,10 +7,11 @@ from typing import Any
 from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.analysis.virtual_width import analyse_virtual_width, has_virtual_width
 from widthwise.data.held_out import HeldOut
+from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
-from widthwise.records.run import DESCENTS, GrowthRecord, RunResult
+from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult
 from widthwise.training.compute import accounted
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import notes_on_spikes
@@ -50,6 +51,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         val_perplexity=validation.perplexity,
         val_bits_per_byte=validation.bits_per_byte,
         val_window_losses=validation.window_losses,
+        data=_counts(loop.data),
         tokens_per_second=recipe.tokens_per_step / statistics.median(step_seconds),
         wall_seconds=state.wall_seconds,
         peak_memory_bytes=max((record.get("memory_bytes") or 0 for record in _since(records, DESCENTS)), default=0)
@@ -59,6 +61,17 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         pflops_days=pflops_days(spent.training_flops, 1),
         **{key: value for key, value in found.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
+    )
+
+
+def _counts(data: OpenedData) -> DataCounts:
+    opened = list(data.sources.values()) if isinstance(data, MixedData) else [data]
+    train, held_out = zip(*((each.manifest.splits.train, each.manifest.splits.held_out) for each in opened))
+    return DataCounts(
+        n_train_tokens=sum(split.n_tokens for split in train),
+        n_train_bytes=sum(split.n_bytes for split in train),
+        n_held_out_tokens=sum(split.n_tokens for split in held_out),
+        n_held_out_bytes=sum(split.n_bytes for split in held_out),
     )
 
 

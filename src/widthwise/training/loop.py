@@ -37,7 +37,7 @@ class TrainingLoop:
     def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):
         """Builds the model of a resolved recipe at step 0; `restore` moves it to a checkpoint."""
         self.recipe, self.run, self.observer, self.processes = recipe, run, observer, processes
-        self.config = recipe.train
+        self.config, self.data = recipe.train, data
         self.name = run.path.resolve().name
         if processes.device.type == "cpu":
             keep_freed_memory()

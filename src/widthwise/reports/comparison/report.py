@@ -12,6 +12,7 @@ from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.trend import trend_section
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds
+from widthwise.reports.page.data import data_table, loss_words
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
@@ -48,7 +49,8 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         title=f"{comparison.title} · widthwise comparison",
         comparison=comparison,
         has_intervals=main_table.has_intervals(comparison),
-        mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}",
+        mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}{_measured_on(results)}",
+        data_table=data_table({name: own[0] for name, own in runs.items()}),
         question=_question(comparison),
         confidence=percentage(comparison.confidence),
         columns=main_table.main_columns(comparison),
@@ -90,6 +92,12 @@ def _question(comparison: Comparison) -> str:
 def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, RunResult]:
     """Variant -> result of its first seed, if that has finished."""
     return {name: own[0].result for name, own in runs.items() if own[0].result}
+
+
+def _measured_on(results: Mapping[str, RunResult]) -> str:
+    """On how much text the held-out losses were measured, where it is the same for all."""
+    words = {loss_words(result) for result in results.values()}
+    return f"; held-out loss{words.pop()}" if len(words) == 1 and words != {""} else ""
 
 
 def _mean_curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Curve]:

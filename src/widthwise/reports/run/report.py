@@ -10,6 +10,7 @@ from widthwise.files import write_atomic
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import by_step, further_heads
+from widthwise.reports.page.data import data_table
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.page.svg import Style, styles
@@ -62,6 +63,7 @@ def _page(runs: Sequence[Run]) -> str:
         answers=growth_answers(named),
         commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
         run_table=tables.run_table(named),
+        data_table=data_table(named),
         source_table=tables.source_table(results),
         notes=_notes(results),
         mtp_table=tables.mtp_table(results),
