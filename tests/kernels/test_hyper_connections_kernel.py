@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from widthwise.kernels import read_slots, write_slots
-from widthwise.kernels.hyper_connections import fused, reference
+from widthwise.kernels.hyper_connections import coefficients, fused, reference
 
 SITES = [
     (1, 4, 1, 7),
@@ -95,6 +95,18 @@ def test_fused_equals_reference(site, dynamic):
         assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
 
 
+@pytest.mark.parametrize(("site", "n_bytes"), [((2, 3, 2, 5), 1), ((2, 3, 2, 5), 1000), ((4, 16, 4, 6), 9000)])
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("state_every", [1, 2])
+def test_any_number_of_tokens_at_a_time(site, n_bytes, dynamic, state_every, monkeypatch):
+    """One token, and three, by which 10 cannot be divided; 16 slots have more coefficients than numbers."""
+    chain = Chain(site, n_sites=2, tokens=(2, 5), dynamic=dynamic)
+    truth = chain.reference()
+    monkeypatch.setattr(coefficients, "CHUNK_BYTES", n_bytes)
+    ours = chain.fused(state_every)
+    assert_same([ours, *chain.gradients(ours)], [truth, *chain.gradients(truth)], 1e-10)
+
+
 @pytest.mark.parametrize("site", SITES)
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_gradcheck(site, dynamic):
@@ -148,7 +160,7 @@ def test_tanh_is_exact_to_the_rounding_of_a_coefficient():
     for sign in (1.0, -1.0):
         _, kept = fused.read_slots(sign * state, static, projection, torch.ones(1, 3), 1, 1000.0, 1)
         _, truth = reference.read_slots(sign * state.double(), static, projection.double(), torch.ones(1, 3), 1, 1000.0)
-        torch.testing.assert_close(kept.carry.flatten().double(), truth[..., 1].flatten(), rtol=0, atol=2.5e-7)
+        torch.testing.assert_close(kept.write.flatten().double(), truth[..., 2].flatten(), rtol=0, atol=2.5e-7)
 
 
 @pytest.mark.parametrize(("dynamic", "state_every"), [(True, 2), (False, 3), (True, 5), (False, 9)])
