@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
@@ -248,3 +249,11 @@ def test_wall_seconds_count_all_processes(finished, tmp_path):
 def test_a_folder_that_is_no_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="not a run directory"):
         resume(tmp_path)
+
+
+def test_inside_of_somebodys_autocast_no_cast_of_a_weight_outlives_its_update(tmp_path):
+    recipe = tiny_recipe("train.precision=bf16")
+    train(recipe, tmp_path / "alone")
+    with torch.autocast("cpu", enabled=False):
+        train(recipe, tmp_path / "inside")
+    assert outcome(tmp_path / "inside") == outcome(tmp_path / "alone")
