@@ -61,7 +61,8 @@ def run_plan(
             place = folder, storage_url, study_name or plan.title, heartbeat
             with interruption_adds(WORDS.advice):
                 share_with_others(partial(_join, plan, processes.shelf, *place), jobs, observer)
-            runs.share(_queue(plan, *place))
+            with jobs.threads():
+                runs.share(_queue(plan, *place))
         comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
         comparison.write(folder)
         return comparison

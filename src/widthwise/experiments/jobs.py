@@ -40,7 +40,7 @@ class Jobs:
 
     n: int = 1
     n_threads: int | None = None
-    """Of each training; None: those that the process has."""
+    """Threads of each training; None: as many as this process has."""
 
     @classmethod
     def of(cls, recipes: Iterable[Recipe], n_tasks: int, asked: int | None = None) -> "Jobs":

@@ -40,21 +40,21 @@ def run_sweep(
     """Works on a sweep, with all other workers, until all points have finished or failed; writes sweep.json.
 
     storage_url: a database that Optuna can use; default: a file in the folder. jobs: how many runs are trained here at
-    a time. Returns the sweep. Raises UserError
-    for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same call continues. Under torchrun all processes
-    call this, and train each run together.
+    a time. Returns the sweep. Raises UserError for a user mistake, and Interrupted after Ctrl-C or SIGTERM; the same
+    call continues. Under torchrun all processes call this, and train each run together.
     """
 
     def work() -> Sweep:
-        says = observer or Silence()
+        says, at_a_time = observer or Silence(), jobs or Jobs()
         processes.check_data(plan.reference[1], says)
         url = storage_url or sqlite_url(folder / STUDY_FILE)
         place = folder, url, study_name or plan.title, heartbeat
         queue = _queue(plan, *place)
         queue.try_mistakes_again()
         with interruption_adds(WORDS.advice):
-            share_with_others(partial(_join, plan, processes.shelf, command, *place), jobs or Jobs(), says)
-        return _SweepWorker(plan, queue, folder, command, processes, says).work()
+            share_with_others(partial(_join, plan, processes.shelf, command, *place), at_a_time, says)
+        with at_a_time.threads():
+            return _SweepWorker(plan, queue, folder, command, processes, says).work()
 
     with crew(plan.reference[1]) as processes:
         return processes.do(work)
