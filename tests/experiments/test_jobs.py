@@ -179,6 +179,30 @@ def test_threads_depend_on_the_recipes_alone(tmp_path: Path, monkeypatch: pytest
     assert Jobs.of([small], 9, 2) == Jobs(2, 5)
 
 
+@pytest.mark.parametrize(
+    ("value", "n_threads"),
+    [
+        (" 3 ", 3),
+        ("2,1", 2),
+        (" 4 , 3, 2", 4),
+        ("0", 1),
+        ("", 1),
+        (" ", 1),
+        (",2", 1),
+        ("-2", 1),
+        ("2.5", 1),
+        ("all", 1),
+    ],
+)
+def test_the_first_number_of_openmp_counts_and_anything_else_is_ignored(
+    value: str, n_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(BASE))
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert Jobs.of([load_recipe(path)], 9, 2) == Jobs(2, n_threads)
+
+
 def test_under_torchrun_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(BASE))

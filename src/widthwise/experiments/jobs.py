@@ -47,8 +47,8 @@ class Jobs:
         """As many as the machine has room for, or as were asked for.
 
         The number of threads depends on the recipes and the machine alone, because results depend on it by a rounding:
-        one where all steps are small, else all. OMP_NUM_THREADS overrules it. Raises UserError for several jobs under
-        torchrun, whose processes train every run together.
+        one where all steps are small, else all. A number in OMP_NUM_THREADS overrules it. Raises UserError for several
+        jobs under torchrun, whose processes train every run together.
         """
         if is_launched():
             if asked not in (None, 1):
@@ -59,7 +59,7 @@ class Jobs:
         recipes = list(recipes)
         n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         is_small = all(recipe.training_flops / recipe.train.steps <= SMALL_STEP_FLOPS for recipe in recipes)
-        n_threads = int(os.environ.get("OMP_NUM_THREADS", 1 if is_small else n_cores))
+        n_threads = _n_threads_of_openmp() or (1 if is_small else n_cores)
         is_short = n_tasks * max(recipe.training_flops for recipe in recipes) <= SHORT_FLOPS
         n_jobs = asked or (1 if is_short else min(n_cores // n_threads, _n_with_room(recipes)))
         return cls(max(1, min(n_tasks, n_jobs)), n_threads)
@@ -73,6 +73,15 @@ class Jobs:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+def _n_threads_of_openmp() -> int | None:
+    """What OMP_NUM_THREADS says; of a list such as "4,2", which is for nested regions, its first number.
+
+    None where it is not set or does not begin with a positive whole number.
+    """
+    first, *_ = os.environ.get("OMP_NUM_THREADS", "").split(",")
+    return int(first) or None if first.strip().isdecimal() else None
 
 
 def _n_with_room(recipes: Iterable[Recipe]) -> int:
