@@ -17,7 +17,7 @@ from widthwise.experiments import crew
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, StorageAway, sqlite_url
 from widthwise.experiments.sharing.trials import TaskState
-from widthwise.experiments.sharing.worker import shared_queue
+from widthwise.experiments.sharing.worker import SharedPlace
 from widthwise.experiments.statistics import paired_difference
 from widthwise.experiments.sweep.plan import SweepPlan, read_sweep
 from widthwise.experiments.sweep.summary import Findings
@@ -281,7 +281,7 @@ class Impatient(Silence):
 
 def test_a_signal_ends_the_waiting_for_others(tmp_path: Path) -> None:
     plan = small(tmp_path)
-    other = shared_queue(WORDS, plan.identity, tmp_path, sqlite_url(tmp_path / "study.db"), "tiny", None)
+    other = SharedPlace(tmp_path, sqlite_url(tmp_path / "study.db"), "tiny", None).queue(WORDS, plan.identity)
     other.fill(plan.keys)
     assert all(other.claim() for _ in plan.keys)
     with pytest.raises(Interrupted, match="stopped while waiting; the same sweep command goes on") as stopped:

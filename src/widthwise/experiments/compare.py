@@ -15,7 +15,7 @@ from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_
 from widthwise.experiments.sentences import difference_sentence, interval, seeds
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
-from widthwise.experiments.sharing.worker import Words, Worker, shared_queue
+from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
@@ -58,11 +58,11 @@ def run_plan(
         if storage_url is None:
             runs.train(jobs)
         else:
-            place = folder, storage_url, study_name or plan.title, heartbeat
+            place = SharedPlace(folder, storage_url, study_name or plan.title, heartbeat)
             with interruption_adds(WORDS.advice):
-                share_with_others(partial(_join, plan, processes.shelf, *place), jobs, observer)
+                share_with_others(partial(_join, plan, place, processes.shelf), jobs, observer)
             with jobs.threads():
-                runs.share(_queue(plan, *place))
+                runs.share(place.queue(WORDS, plan.identity))
         comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
         comparison.write(folder)
         return comparison
@@ -71,22 +71,10 @@ def run_plan(
         return processes.do(work)
 
 
-def _queue(plan: ComparisonPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None) -> Queue:
-    return shared_queue(WORDS, plan.identity, folder, url, study, heartbeat)
-
-
-def _join(
-    plan: ComparisonPlan,
-    shelf: DataShelf,
-    folder: Path,
-    url: str,
-    study: str,
-    heartbeat: Heartbeat | None,
-    observer: Observer,
-) -> None:
+def _join(plan: ComparisonPlan, place: SharedPlace, shelf: DataShelf, observer: Observer) -> None:
     """What another worker on this machine does."""
     with crew(plan.recipes[plan.baseline], shelf) as processes:
-        _Runs(plan, folder, processes, observer).share(_queue(plan, folder, url, study, heartbeat))
+        _Runs(plan, place.folder, processes, observer).share(place.queue(WORDS, plan.identity))
 
 
 class _Runs:

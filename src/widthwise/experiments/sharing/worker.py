@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from widthwise.experiments.crew import Crew
 from widthwise.experiments.sharing.queue import Claim, ClaimLost, Queue
@@ -34,23 +35,33 @@ class Words:
         return f"the same {self.verb} command goes on with the {self.experiment}"
 
 
-def shared_queue(
-    words: Words, identity: str, folder: Path, storage_url: str, study_name: str, heartbeat: Heartbeat | None
-) -> Queue:
-    """The queue of an experiment whose workers share a folder.
+class SharedPlace(NamedTuple):
+    """Where the workers of an experiment meet."""
 
-    identity: equal for experiments that may share a study. Raises UserError if the study belongs to another one, or its
-    workers use another folder.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    storage = Storage(storage_url, heartbeat or Heartbeat())
-    mark = write_first(folder / f"{words.experiment}_id", secrets.token_hex(16) + "\n").strip()
-    advice = {
-        identity: f"is one of another {words.experiment}; name another study with --study",
-        mark: f"its workers use another folder than {folder}; all need one, on a disk they share; say it with --out, "
-        "or begin another study with --study",
-    }
-    return Queue(storage, study_name, advice)
+    folder: Path
+    """The experiment's folder, into which all of them write."""
+    url: str
+    """Address of a database that Optuna can use."""
+    study: str
+    """Name of the study in the database."""
+    heartbeat: Heartbeat | None
+    """None: the default one."""
+
+    def queue(self, words: Words, identity: str) -> Queue:
+        """The queue of the experiment, and its folder, each made where there is none.
+
+        identity: equal for experiments that may share a study. Raises UserError if the study belongs to another one, or
+        its workers use another folder.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        storage = Storage(self.url, self.heartbeat or Heartbeat())
+        mark = write_first(self.folder / f"{words.experiment}_id", secrets.token_hex(16) + "\n").strip()
+        advice = {
+            identity: f"is one of another {words.experiment}; name another study with --study",
+            mark: f"its workers use another folder than {self.folder}; all need one, on a disk they share; say it with "
+            "--out, or begin another study with --study",
+        }
+        return Queue(storage, self.study, advice)
 
 
 class Worker:

@@ -12,7 +12,7 @@ from widthwise.experiments.jobs import Jobs, share_with_others
 from widthwise.experiments.runs import run_path, seeded
 from widthwise.experiments.sharing.queue import Claim, Queue
 from widthwise.experiments.sharing.storage import Heartbeat, StorageAway, sqlite_url
-from widthwise.experiments.sharing.worker import Words, Worker, shared_queue
+from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.sweep.plan import SweepPlan, SweepPoint, point_name
 from widthwise.experiments.sweep.summary import Findings
 from widthwise.records.record import finite
@@ -48,11 +48,11 @@ def run_sweep(
         says, at_a_time = observer or Silence(), jobs or Jobs()
         processes.check_data(plan.reference[1], says)
         url = storage_url or sqlite_url(folder / STUDY_FILE)
-        place = folder, url, study_name or plan.title, heartbeat
-        queue = _queue(plan, *place)
+        place = SharedPlace(folder, url, study_name or plan.title, heartbeat)
+        queue = place.queue(WORDS, plan.identity)
         queue.try_mistakes_again()
         with interruption_adds(WORDS.advice):
-            share_with_others(partial(_join, plan, processes.shelf, command, *place), at_a_time, says)
+            share_with_others(partial(_join, plan, place, processes.shelf, command), at_a_time, says)
         with at_a_time.threads():
             return _SweepWorker(plan, queue, folder, command, processes, says).work()
 
@@ -60,23 +60,11 @@ def run_sweep(
         return processes.do(work)
 
 
-def _queue(plan: SweepPlan, folder: Path, url: str, study: str, heartbeat: Heartbeat | None) -> Queue:
-    return shared_queue(WORDS, plan.identity, folder, url, study, heartbeat)
-
-
-def _join(
-    plan: SweepPlan,
-    shelf: DataShelf,
-    command: str,
-    folder: Path,
-    url: str,
-    study: str,
-    heartbeat: Heartbeat | None,
-    observer: Observer,
-) -> None:
+def _join(plan: SweepPlan, place: SharedPlace, shelf: DataShelf, command: str, observer: Observer) -> None:
     """What another worker on this machine does."""
     with crew(plan.reference[1], shelf) as processes:
-        _SweepWorker(plan, _queue(plan, folder, url, study, heartbeat), folder, command, processes, observer).work()
+        queue = place.queue(WORDS, plan.identity)
+        _SweepWorker(plan, queue, place.folder, command, processes, observer).work()
 
 
 class _SweepWorker:
