@@ -8,50 +8,27 @@ from typing import Any
 import pytest
 import torch
 from hf_models import VOCAB_SIZE
-from widthwise_models import N_POSITIONS, own_model, prompts, written
+from widthwise_models import N_POSITIONS, models, own_model, prompts, sized, written
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.generate import SamplingConfig, generate
-from widthwise.shape.template import ModelTemplate
 
 vllm: Any = pytest.importorskip("vllm", reason="needs the extra [vllm]")
 
 pytestmark = pytest.mark.slow
 N_NEW = 9
-X: dict[str, Any] = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": 32}
-GROUPED: dict[str, Any] = {"head_dim": 32, "kv_group_size": 2, "qk_norm": {"over": "head"}}
-SHAPED: dict[str, Any] = {"shape": {**X, "quantum": 64}, "attention": GROUPED}
-MODELS: dict[str, dict[str, Any]] = {
-    "grouped": SHAPED,
-    "full": {"shape": {**X, "endpoints": "full"}, "attention": {"head_dim": 32}},
-    "projection": {
-        "shape": {**X, "endpoints": "full"},
-        "attention": {"head_dim": 32},
-        "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
-        "tie_embeddings": True,
-        "embedding_multiplier": 1.5,
-        "logit_multiplier": 0.6,
-    },
-    "reordered": {
-        **SHAPED,
-        "norm": {"placement": "reordered"},
-        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
-    },
-    "positions": {
-        "shape": X,
-        "norm": {"kind": "layer"},
-        "attention": {"head_dim": 32, "rope_base": None, "bias": True, "out_bias": True},
-        "positions": {"n_positions": N_POSITIONS},
-    },
-    "hourglass": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
-    "hourglass_shared": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True}},
-    "mtp": {**SHAPED, "mtp": {"n_depths": 2}},
+NAMES = ("slim_grouped", "full", "projection", "reordered", "layer_norm", "hourglass", "hourglass_shared", "mtp")
+HEAD_DIM = 32
+"""One of those that vLLM's attention on CPUs has."""
+INSTEAD: dict[str, dict[str, Any]] = {
+    "layer_norm": {
+        "attention": {"head_dim": HEAD_DIM, "rope_base": None, "bias": True, "out_bias": True},
+        "ffn": {"kind": "swiglu", "ratio": 1.5},
+    }
 }
-"""As in `widthwise_models`, with a head_dim that vLLM's attention on CPUs has."""
-TWO_DEVICES: dict[str, Any] = {**SHAPED, "d_model": 256, "shape": {**X, "quantum": 128}}
-"""Of which every layer has an even number of heads, key-value heads and hidden units."""
+"""Sections that vLLM needs otherwise: one head_dim for all layers, and a feed-forward that it runs."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,9 +42,8 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     vllm.distributed.cleanup_dist_env_and_memory()
 
 
-def _config(said: dict[str, Any]) -> ModelConfig:
-    data = {"vocab_size": VOCAB_SIZE, "d_model": 128, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
-    return parse(ModelTemplate, {**data, **said}).resolve(seq_len=16)
+def _config(name: str) -> ModelConfig:
+    return sized(name, HEAD_DIM, 4 * HEAD_DIM, **INSTEAD.get(name, {}))
 
 
 def _grown(config: ModelConfig) -> ModelConfig:
@@ -108,15 +84,15 @@ def _assert_same(model: Decoder, engine: Any, texts: list[list[int]]) -> None:
                 assert math.isclose(found.logprob, float(expected[step, token]), rel_tol=0, abs_tol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_engine_says_what_our_decoding_says(name: str, tmp_path: Path) -> None:
     """Texts of three lengths in one batch, each layer with heads of its own in the cache."""
-    model = own_model(_config(MODELS[name]))
+    model = own_model(_config(name))
     _assert_same(model, _engine(model, tmp_path), prompts())
 
 
 def test_constants_of_a_grown_model_are_kept(tmp_path: Path) -> None:
-    model = own_model(_grown(_config(SHAPED)))
+    model = own_model(_grown(_config("slim_grouped")))
     _assert_same(model, _engine(model, tmp_path), prompts())
 
 
@@ -124,14 +100,16 @@ def test_constants_of_a_grown_model_are_kept(tmp_path: Path) -> None:
 def test_compiled_and_on_two_devices_it_says_the_same(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every layer has an even number of heads, key-value heads and hidden units."""
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-    model = own_model(_config(TWO_DEVICES))
+    shape = {**models(HEAD_DIM)["slim_grouped"]["shape"], "quantum": 4 * HEAD_DIM}
+    model = own_model(sized("slim_grouped", HEAD_DIM, 8 * HEAD_DIM, shape=shape))
     _assert_same(model, _engine(model, tmp_path, **options), prompts())
 
 
 def test_a_prompt_in_parts_and_one_seen_before_change_nothing(tmp_path: Path) -> None:
     """Chunked prefill and the cache of prefixes."""
-    model = own_model(_config(SHAPED))
+    model = own_model(_config("slim_grouped"))
     engine = _engine(model, tmp_path, max_num_batched_tokens=16, enable_prefix_caching=True, block_size=32)
     generator = torch.Generator().manual_seed(6)
     text = torch.randint(0, VOCAB_SIZE, (43,), generator=generator).tolist()
@@ -140,6 +118,6 @@ def test_a_prompt_in_parts_and_one_seen_before_change_nothing(tmp_path: Path) ->
 
 
 def test_a_model_that_does_not_run_is_refused_where_it_is_loaded(tmp_path: Path) -> None:
-    model = own_model(_config({"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2}, "attention": GROUPED}))
+    model = own_model(_config("moe"))
     with pytest.raises(UserError, match=r"model: vLLM cannot run this model: layer 0: feed_forward moe; supported: "):
         _engine(model, tmp_path)

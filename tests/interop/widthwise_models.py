@@ -21,80 +21,87 @@ transformers = pytest.importorskip("transformers", reason="needs the extra [hf]"
 
 N_POSITIONS = 64
 PLAIN = Surroundings(N_POSITIONS, {"eos_token_id": None})
-X: dict[str, Any] = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": 6}
-GROUPED: dict[str, Any] = {"head_dim": 6, "kv_group_size": 2, "qk_norm": {"over": "head"}}
-SHAPED: dict[str, Any] = {"shape": {**X, "quantum": 12}, "attention": GROUPED}
 
-MODELS: dict[str, dict[str, Any]] = {
-    "slim": {"shape": X, "attention": {"head_dim": 6}},
-    "slim_grouped": SHAPED,
-    "full": {"shape": {**X, "endpoints": "full"}, "attention": {"head_dim": 6}},
-    "zero": {"shape": X, "attention": {"head_dim": 6}, "residual": {"kind": "plain", "resize": "zero"}},
-    "projection": {
-        "shape": {**X, "endpoints": "full"},
-        "attention": {"head_dim": 6},
-        "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
-        "tie_embeddings": True,
-        "embedding_multiplier": 1.5,
-        "logit_multiplier": 0.6,
-    },
-    "reordered": {
-        **SHAPED,
-        "norm": {"placement": "reordered"},
-        "attention": {**GROUPED, "qk_norm": {"over": "all_heads"}},
-    },
-    "layer_norm": {
-        "shape": X,
-        "norm": {"kind": "layer"},
-        "attention": {"n_heads": 3, "rope_base": None, "bias": True, "out_bias": True},
-        "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
-        "positions": {"n_positions": N_POSITIONS},
-    },
-    "hourglass": {**SHAPED, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
-    "hourglass_shared": {
-        **SHAPED,
-        "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
-    },
-    "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": GROUPED},
-    "moe": {**SHAPED, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},
-    "slots": {
-        **SHAPED,
-        "residual": {"kind": "hyper_connections", "slot_width": 12, "n_slots": 6, "group_norm": "rms"},
-    },
-    "slots_static": {
-        "attention": GROUPED,
-        "residual": {
-            "kind": "hyper_connections",
-            "dynamic": False,
-            "n_fractions": 3,
-            "n_slots": 6,
-            "embedding": "slot",
-            "reduce": "slot",
-            "group_norm": "layer",
-            "multiplier": 0.9,
+
+def models(head_dim: int) -> dict[str, dict[str, Any]]:
+    """Name -> what its recipe says of the model, with heads of head_dim."""
+    x = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": head_dim}
+    grouped = {"head_dim": head_dim, "kv_group_size": 2, "qk_norm": {"over": "head"}}
+    shaped = {"shape": {**x, "quantum": 2 * head_dim}, "attention": grouped}
+    return {
+        "slim": {"shape": x, "attention": {"head_dim": head_dim}},
+        "slim_grouped": shaped,
+        "full": {"shape": {**x, "endpoints": "full"}, "attention": {"head_dim": head_dim}},
+        "zero": {"shape": x, "attention": {"head_dim": head_dim}, "residual": {"kind": "plain", "resize": "zero"}},
+        "projection": {
+            "shape": {**x, "endpoints": "full"},
+            "attention": {"head_dim": head_dim},
+            "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
+            "tie_embeddings": True,
+            "embedding_multiplier": 1.5,
+            "logit_multiplier": 0.6,
         },
-    },
-    "slots_expanded": {
-        "attention": GROUPED,
-        "residual": {"kind": "hyper_connections", "n_slots": 2, "embedding": "expand"},
-        "tie_embeddings": True,
-    },
-    "dynamic": {**SHAPED, "ffn": {"kind": "dynamic", "ratio": 1.5}},
-    "dynamic_sliced": {
-        **SHAPED,
-        "ffn": {"kind": "dynamic", "execution": "sliced", "score": {"kind": "mlp"}, "mask": {"kind": "hard"}},
-    },
-    "dynamic_soft": {
-        "attention": GROUPED,
-        "ffn": {
-            "kind": "dynamic",
-            "score": {"kind": "token", "vocab_size": VOCAB_SIZE},
-            "mask": {"kind": "soft", "learn_temperature": True},
+        "reordered": {
+            **shaped,
+            "norm": {"placement": "reordered"},
+            "attention": {**grouped, "qk_norm": {"over": "all_heads"}},
         },
-    },
-    "mtp": {**SHAPED, "mtp": {"n_depths": 2}},
-}
-"""Name -> what its recipe says of the model."""
+        "layer_norm": {
+            "shape": x,
+            "norm": {"kind": "layer"},
+            "attention": {"n_heads": 3, "rope_base": None, "bias": True, "out_bias": True},
+            "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
+            "positions": {"n_positions": N_POSITIONS},
+        },
+        "hourglass": {**shaped, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
+        "hourglass_shared": {
+            **shaped,
+            "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
+        },
+        "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": grouped},
+        "moe": {**shaped, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},
+        "slots": {
+            **shaped,
+            "residual": {"kind": "hyper_connections", "slot_width": 2 * head_dim, "n_slots": 6, "group_norm": "rms"},
+        },
+        "slots_static": {
+            "attention": grouped,
+            "residual": {
+                "kind": "hyper_connections",
+                "dynamic": False,
+                "n_fractions": 3,
+                "n_slots": 6,
+                "embedding": "slot",
+                "reduce": "slot",
+                "group_norm": "layer",
+                "multiplier": 0.9,
+            },
+        },
+        "slots_expanded": {
+            "attention": grouped,
+            "residual": {"kind": "hyper_connections", "n_slots": 2, "embedding": "expand"},
+            "tie_embeddings": True,
+        },
+        "dynamic": {**shaped, "ffn": {"kind": "dynamic", "ratio": 1.5}},
+        "dynamic_sliced": {
+            **shaped,
+            "ffn": {"kind": "dynamic", "execution": "sliced", "score": {"kind": "mlp"}, "mask": {"kind": "hard"}},
+        },
+        "dynamic_soft": {
+            "attention": grouped,
+            "ffn": {
+                "kind": "dynamic",
+                "score": {"kind": "token", "vocab_size": VOCAB_SIZE},
+                "mask": {"kind": "soft", "learn_temperature": True},
+            },
+        },
+        "mtp": {**shaped, "mtp": {"n_depths": 2}},
+    }
+
+
+HEAD_DIM = 6
+MODELS = models(HEAD_DIM)
+X, GROUPED = MODELS["slim"]["shape"], MODELS["slim_grouped"]["attention"]
 
 
 def _frozen(layer: dict[str, Any]) -> None:
@@ -127,8 +134,13 @@ def config_of(name: str) -> ModelConfig:
         for layer in grown["layers"]:
             change(layer)
         return parse(ModelConfig, grown)
-    data = {"vocab_size": VOCAB_SIZE, "d_model": 36, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
-    return parse(ModelTemplate, {**data, **MODELS[name]}).resolve(seq_len=16)
+    return sized(name, HEAD_DIM, d_model=36)
+
+
+def sized(name: str, head_dim: int, d_model: int, **said: Any) -> ModelConfig:
+    """One of `models`; said: sections that it has instead of those of `models`, or besides."""
+    data = {"vocab_size": VOCAB_SIZE, "d_model": d_model, "n_layers": 5, "ffn": {"kind": "swiglu", "ratio": 1.5}}
+    return parse(ModelTemplate, {**data, **models(head_dim)[name], **said}).resolve(seq_len=16)
 
 
 def own_model(config: ModelConfig, dtype: torch.dtype = torch.float32) -> Decoder:
