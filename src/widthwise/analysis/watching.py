@@ -19,7 +19,7 @@ def watched_layers(
     """In every pass of the layers, which run uncompiled meanwhile, calls show(depth, what goes into the first layer or
     comes out of layer `depth`), and shows the watcher the attention. One pass: the layers' attention is counted on.
 
-    Of what a layer returns as a tuple the first counts.
+    Where a layer returns a tuple, its first entry counts.
     """
 
     def enter(module: Any, args: Any, kwargs: Any) -> None:

@@ -21,7 +21,7 @@ COSTS = {
     "kv_bytes": QUANTITY["kv_bytes"],
     "activation_bytes": QUANTITY["activation_bytes"],
 }
-"""Of a layer."""
+"""Cost of a layer -> what it is called and how it is shown."""
 
 
 def inspect(

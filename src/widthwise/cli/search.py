@@ -167,7 +167,7 @@ def search_table(summary: dict[str, Any], base: str) -> Table:
 
 
 def _totals(row: dict[str, Any]) -> list[str]:
-    """Of a candidate or of the baseline."""
+    """The share and costs of a candidate or of the baseline, a cell each."""
     share = fixed(row["attention_params"] / row["layer_params"], 2)
     return [share, *(shown(row[each.name], each) for each in COSTS), str(row["n_residual_additions"])]
 

@@ -19,7 +19,7 @@ WORD_WIDTH = 9
 N_LOOSE_COLUMNS = 8
 """A table with more columns than this has one space between them instead of two."""
 _STYLES = {"better": "bold green", "worse": "bold red", "baseline": "dim"}
-"""Of cells that hold these words, in columns of words."""
+"""Word -> the style of a cell that holds it, in columns of words."""
 
 
 def say_tables(*tables: Table) -> None:

@@ -1,5 +1,5 @@
 """The border to the terminal: whatever a verb prints goes through here, and no control character reaches a screen.
-Of several processes that do the same only the first prints.
+Where several processes do the same, only the first prints.
 
 Names of files and runs, columns of tables and generated text come from anywhere; an escape code among them could
 repaint the screen or rename its window.

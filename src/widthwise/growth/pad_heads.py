@@ -24,7 +24,7 @@ from widthwise.model.layer import LayerConfig
 from widthwise.model.qk_norm import QKNormConfig
 
 KERNEL_MULTIPLE = 8
-"""Of a head size, which the fast kernels of attention want."""
+"""What the fast kernels of attention want a head size to be a multiple of."""
 
 
 def pad_heads_plan(model: ModelConfig, multiple: int = KERNEL_MULTIPLE) -> GrowthPlan:
@@ -87,7 +87,7 @@ def _attention_maps(old: Decoder, new: Decoder) -> Iterator[tuple[str, tuple[Axi
 
 
 def _maps(weight: Weight, heads: AttentionMaps) -> tuple[AxisMap, ...]:
-    """Of rows and columns; of a vector, of its entries."""
+    """The maps of a matrix's rows and columns, or of a vector's entries."""
     sizes = {"head_dim": heads.head_dim, "v_head_dim": heads.v_head_dim}
 
     def along(axes: Axes) -> AxisMap:

@@ -90,12 +90,12 @@ class ModelConfig(Config):
 
     @property
     def widths_before(self) -> list[int]:
-        """Of each layer what its predecessor wrote; of the first d_model."""
+        """How many coordinates the predecessor of each layer wrote; d_model for the first layer."""
         return [self.d_model, *(layer.d_out for layer in self.layers[:-1])]
 
     @property
     def stream_width(self) -> int:
-        """Of the whole stream: all slots, or the widest layer where layers write a prefix of one vector."""
+        """Coordinates of the stream: of all slots, or of the widest layer where layers write a prefix of one vector."""
         return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
@@ -137,11 +137,11 @@ class ModelConfig(Config):
         return parts
 
     def cost(self) -> Cost:
-        """Of training: with the further heads."""
+        """The cost of training, the further heads included."""
         return sum(self.costs().values(), Cost())
 
     def inference_cost(self) -> Cost:
-        """Of the model alone, whose function does not need the further heads."""
+        """The cost of the model without the further heads, which its function does not need."""
         return sum((cost for part, cost in self.costs().items() if part != "mtp"), Cost())
 
 

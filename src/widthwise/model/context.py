@@ -30,7 +30,7 @@ class PassContext:
     then says too; None where rows are not divided. For a form of attention that needs no mask."""
 
     def ahead(self, k: int) -> "PassContext":
-        """Of a pass without cache and padding: all positions but the last k, with the tokens k places on from them."""
+        """All positions but the last k, with the tokens k places on from them. For a pass without cache and padding."""
         n = self.tokens.shape[1] - k
         rope = {kind: (cos[:, :n], sin[:, :n]) for kind, (cos, sin) in self.rope.items()}
         mask = None if self.mask is None else self.mask[..., :n, :n]

@@ -35,7 +35,7 @@ class Cost:
         return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
 
     def shared(self) -> "Cost":
-        """Of using parameters that are counted elsewhere."""
+        """The cost of using parameters that are counted elsewhere."""
         return replace(self, params=0, active_params=0)
 
     def forward_flops(self, seq_len: int, causal: bool = False) -> float:

@@ -32,7 +32,7 @@ class MTPOptions(Config):
     n_depths: int = Field(default=1, gt=0, le=16)
     """Tokens predicted beyond the next one."""
     coefficient: pydantic.NonNegativeFloat = 0.3
-    """Of the mean of their losses in the objective; never part of the reported loss."""
+    """Factor in the objective of the mean of their losses, which is never part of the reported loss."""
     final_coefficient: pydantic.NonNegativeFloat | None = None
     """What the coefficient comes to at the end of training, in a straight line; null: it stays."""
     share_reduce: bool = True
@@ -43,23 +43,24 @@ class MTPConfig(MTPOptions):
     """Further heads with the sizes written out."""
 
     layer: LayerConfig
-    """Of every depth."""
+    """The layer of every depth."""
     slot_norm: NormConfig
-    """Of the two halves of a slot, each alone, before they are joined."""
+    """The norm of each half of a slot, before the two are joined."""
     final_norm: NormConfig
     """The norm before the head."""
 
     def cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """Of all depths, in training, as if each were asked at every position: depth k is left without the last k.
+        """The cost in training of all depths, as if each were asked at every position; depth k lacks the last k.
 
-        head: of the product with the head, whose parameters are the model's.
+        head: cost of the product with the head, whose parameters are the model's.
         """
         depth = self.slots_cost(residual, d_model) + self.exit_cost(residual, d_model, head)
         return sum([depth] * self.n_depths, Cost())
 
     def slots_cost(self, residual: Residual, d_model: int) -> Cost:
-        """Of making the slots of one depth. Kept for the backward pass beside what the layer keeps: what the norms of
-        the halves keep, and the halves joined.
+        """The cost of making the slots of one depth.
+
+        For the backward pass are kept: what the layer keeps, what the norms of the halves keep, and the halves joined.
         """
         n_slots, slot_width = residual.slot_shape(d_model)
         norm = self.slot_norm.cost(slot_width, n_slots, is_read=False)  # joining them makes copies
@@ -68,7 +69,7 @@ class MTPConfig(MTPOptions):
         return sum(self.layer.costs(residual, d_model).values(), join)
 
     def exit_cost(self, residual: Residual, d_model: int, head: Cost) -> Cost:
-        """Of the loss of one depth. Kept beside what the exit keeps: the gradient of the head's input."""
+        """The cost of the loss of one depth. It keeps what the exit keeps, and the gradient of the head's input."""
         cost = residual.exit_cost(d_model) + self.final_norm.cost(d_model, is_read=False) + head.shared()
         if self.share_reduce:
             n_shared = residual.reduction_params(d_model)

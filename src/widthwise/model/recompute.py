@@ -63,7 +63,7 @@ class Recompute:
     def kept_by_layer(self, model: ModelConfig) -> list[Cost]:
         """What is kept of each layer and further head, in the order of the forward pass.
 
-        Of one that runs again that is its input, as far as no layer before it keeps the same.
+        A layer that runs again keeps its input, as far as no layer before it keeps the same.
         """
         with torch.device("meta"):
             inputs = _inputs(model)
@@ -105,7 +105,7 @@ class Recompute:
         return sum(cost.forward_flops(seq_len) for i, cost in self._indexed_costs(model) if self.is_recomputed(i))
 
     def _indexed_costs(self, model: ModelConfig) -> Iterator[tuple[int, Cost]]:
-        """Of each layer and further head: its index, as `run` is told it, and its cost."""
+        """Index, as `run` is told it, and cost of each layer and further head."""
         residual = model.residual if self.every is None else model.residual.within_layers()
         for i, (layer, d_before) in enumerate(zip(model.layers, model.widths_before, strict=True)):
             yield i, sum(layer.costs(residual, d_before).values(), Cost())
@@ -114,7 +114,7 @@ class Recompute:
 
 
 def _mtp_exit(model: ModelConfig) -> Cost:
-    """Of one further head; its product with the head's matrix keeps nothing."""
+    """The cost of the exit of one further head; its product with the head's matrix keeps nothing."""
     assert model.mtp is not None
     return model.mtp.exit_cost(model.residual, model.d_model, head=Cost())
 
@@ -126,7 +126,7 @@ def activations_of(*costs: Cost) -> Cost:
 
 
 def _inputs(model: ModelConfig) -> list[tuple[int, Any]]:
-    """Of each layer and further head: its index, as `run` is told it, and the streams that enter it, of one token.
+    """Index, as `run` is told it, of each layer and further head, and the streams of one token that enter it.
 
     Found by passing a stream through the residual alone, since only that knows what a stream consists of.
     """

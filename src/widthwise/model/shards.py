@@ -1,6 +1,6 @@
 """Tensors of which this process may hold only some rows, as `fully_shard` leaves parameters.
 
-Of n shards the k-th, counted from 0, holds rows k * c to (k + 1) * c with c = ceil(rows / n), as far as there are any.
+The k-th of n shards, counted from 0, holds rows k * c to (k + 1) * c with c = ceil(rows / n), as far as there are any.
 Nothing here imports torch.distributed, which takes a second: a tensor that is whole is a plain one.
 """
 

@@ -27,7 +27,7 @@ class Speculation:
     """How the drafts of some continuations fared."""
 
     n_passes: int = 0
-    """Of the model, over prompts too; each ends with one token that is no draft."""
+    """Passes of the model, those over prompts included; each ends with one token that is no draft."""
     n_drafted: int = 0
     n_accepted: int = 0
     """Drafts that were what greedy decoding takes."""

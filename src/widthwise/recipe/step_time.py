@@ -27,7 +27,7 @@ class StepTime:
 
 
 def predicted_step(model: ModelConfig, n_tokens: int, seq_len: int, rates: Rates, n_passes: int = 1) -> StepTime:
-    """Of n_tokens in sequences of seq_len, in so many passes.
+    """The predicted time of a step over n_tokens in sequences of seq_len, in n_passes passes.
 
     Layers are supposed to run once, without boundaries of documents in a sequence, and AdamW to update the weights.
     """

@@ -27,7 +27,7 @@ class RankMemory(Record):
     """Its blocks of the gradients that are there; where a step has several passes all gradients, which stay whole until
     the last."""
     optimizer_bytes: int
-    """Of its blocks of the parameters."""
+    """The optimizer's state for its blocks of the parameters."""
     root_bytes: int
     """The parameters that belong to no layer, gathered from the forward to the end of the backward pass."""
     cast_weight_bytes: int
@@ -53,17 +53,17 @@ class StepTraffic(Record):
     reduce_scatter_bytes: int
     all_reduce_bytes: int
     broadcast_bytes: int
-    """Of Muon, whose matrices are made orthogonal by one process each; what it gathers for that counts above."""
+    """Muon's updates, because one process makes each matrix orthogonal; what it gathers for that counts above."""
 
 
 class Times(Record):
     """Predicted times, on devices and at rates that somebody assumed."""
 
     compute_seconds: float
-    """Of a step."""
+    """Computation of a step."""
     communication_seconds: float
-    """Of a step. Where it is hidden behind computation, a step takes as long as the longer of the two; where it is not,
-    as both."""
+    """Communication of a step. A step takes as long as the longer of the two where communication is hidden behind
+    computation, and as both together where it is not."""
     run_days: float
     """Computation of all steps of the run."""
 
@@ -85,7 +85,7 @@ class Deployment(Record):
     memory: RankMemory
     traffic: StepTraffic
     training_flops: Number
-    """Of a process in a step."""
+    """FLOPs of a process in a step."""
     times: Times | None = None
     """None without a device."""
     fits: bool | None = None

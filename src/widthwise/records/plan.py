@@ -12,14 +12,14 @@ class PartMemory(Record):
     part: str
     """One of `records.cost.PARTS`, or what layers that run again leave."""
     params: int
-    """Of the whole model."""
+    """All its parameters, however many devices share them."""
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     cast_weight_bytes: int
     """Its matrices in bf16."""
     activation_bytes: int
-    """Of one pass."""
+    """Activations that one pass keeps."""
 
 
 class Setup(Record):
@@ -38,9 +38,9 @@ class DataCost(Record):
     """What the tokens of a run take before training."""
 
     disk_bytes: int
-    """Of the token files."""
+    """Size of the token files."""
     text_bytes: int
-    """Of the text that they are made from, at BYTES_PER_TOKEN."""
+    """Size of the text that they are made from, at BYTES_PER_TOKEN."""
     prepare_core_hours: Number
     """Hours of one CPU core, at TEXT_BYTES_PER_CORE_SECOND."""
 

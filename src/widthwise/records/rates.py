@@ -18,13 +18,13 @@ class Rates(Record):
     precision: str
     """fp32 or bf16."""
     seconds_per_flop: Number
-    """Of a matrix product in the limit of large ones."""
+    """For every FLOP of a matrix product, in the limit of large ones."""
     seconds_per_product_element: Number
     """For every number that a product of the forward pass reads or writes; see `Cost.product_elements`."""
     seconds_per_product: Number
     """For every product of the forward pass, however small: calling the operations around it."""
     seconds_per_score_flop: Number
-    """Of the products of causal attention, their forward FLOPs below the diagonal counted."""
+    """For every forward FLOP below the diagonal in the products of causal attention."""
     seconds_per_score: Number
     """For every pair of tokens below the diagonal and head: the softmax."""
     seconds_per_kept_byte: Number

@@ -42,7 +42,7 @@ class DataCounts(Record):
     n_train_tokens: int
     n_train_bytes: int
     n_held_out_tokens: int
-    """Of all the held-out text; the loss is measured on the first `train.validation_tokens` of them."""
+    """All the held-out text; the loss is measured on the first `train.validation_tokens` of them."""
     n_held_out_bytes: int
 
 

@@ -43,7 +43,7 @@ class Identity(Config):
 
 
 class DataIdentity(Identity):
-    """Of one prepared folder."""
+    """What makes one prepared folder the data it is."""
 
     corpus: CorpusIdentity
     files: dict[str, str]
@@ -67,7 +67,7 @@ class SourceIdentity(Config):
 
 
 class MixtureIdentity(Identity):
-    """Of several prepared folders and the proportions in which they are read."""
+    """What makes a mixture the data it is: its prepared folders and the proportions in which they are read."""
 
     sources: dict[str, SourceIdentity]
 

@@ -47,7 +47,7 @@ class DataShelf:
 
 
 def _stamps(data: OpenedData) -> Stamps:
-    """Of every file that is there; a missing one differs from all that it was before."""
+    """One for every file that is there, so that a missing one differs from whatever it was before."""
     sources = data.sources.values() if isinstance(data, MixedData) else (data,)
     paths = (source.path / name for source in sources for name in (MANIFEST, *source.manifest.files))
     found = {path: path.stat() for path in paths if path.exists()}

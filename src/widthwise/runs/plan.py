@@ -97,7 +97,7 @@ class Planner:
         )
 
     def memory(self, train: TrainConfig) -> RankMemory:
-        """Of a device, with a train section of the same batch."""
+        """What a device holds, with a train section of the same batch."""
         return self._sharded.memory(train, self.recipe.seq_len, Layout.of(train, self.n_devices))
 
     def setup(self, kind: ActivationCheckpointing) -> Setup:
@@ -120,7 +120,7 @@ class Planner:
         raise AssertionError("a pass has at least one sequence")
 
     def run_hours(self, train: TrainConfig) -> float | None:
-        """Of the whole run: computing it, or moving its weights through the device's memory if that takes longer."""
+        """Hours to compute the whole run, or to move its weights through the device's memory if that takes longer."""
         if self._rate is None:
             return None
         recipe = self.recipe

@@ -37,7 +37,7 @@ class _Backward:
 
     name: str
     kept: Cost
-    """Of it and all before it."""
+    """What it and all before it have kept from the forward pass."""
     at_work: Cost
     """What it makes again, and the gradients of the activations of its larger sublayer."""
 
@@ -111,7 +111,7 @@ class ShardedModel:
         yield moment("update", n_held, 0, Cost(), max(tied, gathered))
 
     def _backward(self, kind: ActivationCheckpointing) -> list[_Backward]:
-        """Of every layer and further head, in the order of the forward pass."""
+        """One for every layer and further head, in the order of the forward pass."""
         config, recompute = self._model.config, RECOMPUTE[kind]
         sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
         if config.mtp is not None:
@@ -158,7 +158,7 @@ class ShardedModel:
         )
 
     def _loss_bytes(self, n_tokens: int, is_bf16: bool) -> int:
-        """Of the loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
+        """The loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
 
         A chunk holds logits and their log-softmax in fp32 and, in bf16, the gradient. While the logits of the next are
         computed, all but its own logits is still there; before that its part of the matrix's gradient is made, and
@@ -176,7 +176,7 @@ class ShardedModel:
         return gradients + max(chunks, FP32_BYTES * n_weights)
 
     def _packing_bytes(self, n_rows: int, seq_len: int, bytes_per_element: int) -> int:
-        """Of the mask that keeps documents apart, and of rotary tables for every row where otherwise all share one."""
+        """The mask that keeps documents apart, and rotary tables for every row where otherwise all share one."""
         config = self._model.config
         layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
         ropes = {layer.attention.rope for layer in layers}

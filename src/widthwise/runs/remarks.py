@@ -15,7 +15,8 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
 
 LAW_TOKENS_PER_PARAM = 20.0
-"""Of the models that compute trains best, by Hoffmann et al. 2022, arXiv:2203.15556 (Chinchilla)."""
+"""Tokens per parameter of the models that make the best use of compute, by Hoffmann et al. 2022, arXiv:2203.15556
+(Chinchilla)."""
 FAR_BELOW, FAR_ABOVE = LAW_TOKENS_PER_PARAM / 4, LAW_TOKENS_PER_PARAM * 10
 LONGEST_WARMUP = 0.5
 """Share of the steps."""

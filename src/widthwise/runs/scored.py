@@ -38,9 +38,9 @@ class Scored:
     seq_len: int
     """Tokens per window if the user does not give it."""
     precision: Precision
-    """Of the matrix products, if the user does not give it."""
+    """Precision of the matrix products if the user does not give it."""
     step: int | None
-    """None: of a folder, which knows none."""
+    """Step of the checkpoint; None for a Hugging Face folder, which knows none."""
     damages: Sequence[str]
     """Newer checkpoints that could not be used, in words."""
     own_texts: Callable[[], OwnTexts]

@@ -34,7 +34,7 @@ def nearest_size(miss: Callable[[int], float], start: int) -> int:
 
 
 def closest_size(miss: Callable[[int], float], start: int, sizes: range, tolerance: float) -> int:
-    """Of those within the tolerance the one closest to `start`; where there is none, the one with the least miss."""
+    """The size closest to `start` whose miss is within the tolerance; where there is none, the one with the least."""
     by_distance = sorted(sizes, key=lambda size: abs(size - start))
     close = (size for size in by_distance if abs(miss(size)) <= tolerance)
     return next(itertools.chain(close, [_least([start, *by_distance], miss)]))

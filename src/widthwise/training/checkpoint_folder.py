@@ -79,7 +79,7 @@ def latest_valid(
 ) -> tuple[Path | None, list[Damage]]:
     """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
 
-    Of several processes each reads its part of the files. last_step: later checkpoints are not looked at.
+    Each of several processes reads its part of the files. last_step: later checkpoints are not looked at.
     """
     damages: list[Damage] = []
     candidates = processes.first(lambda: checkpoint_paths(folder))

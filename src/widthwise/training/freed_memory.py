@@ -10,7 +10,7 @@ import os
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """As malloc.h numbers them; see mallopt(3)."""
 MAX_KEPT_BYTES = 2**31 - 1
-"""Of what is free at the end of the heap: the most that can be said."""
+"""How much may be free at the end of the heap before it goes back to the system: the most that can be said."""
 MAX_IN_HEAP_BYTES = 2**25
 """Larger blocks come from the system and go back to it. glibc's own limit would reach this by itself, but stops
 adapting once the other is set."""

@@ -31,7 +31,7 @@ from widthwise.training.validation import Validation, validate
 class TrainingLoop:
     """A run at work, from nothing or from its last checkpoint. For the holder of the run's lock.
 
-    Of several processes each has a loop; all take the same decisions, and the first one alone speaks and writes.
+    Each of several processes has a loop; all take the same decisions, and the first one alone speaks and writes.
     """
 
     def __init__(self, recipe: Recipe, data: OpenedData, run: RunDir, observer: Observer, processes: Processes = ALONE):

@@ -128,7 +128,7 @@ class Storage:
     def _alone(self) -> Iterator[None]:
         """Keeps others out of a PostgreSQL server's database while Optuna makes its tables.
 
-        Of two processes that create a table at the same moment one fails, although it asked for "if not exists". The
+        If two processes create a table at the same moment, one fails, although it asked for "if not exists". The
         lock ends with the transaction, and so with the process.
         """
         if self._url.get_backend_name() != "postgresql":

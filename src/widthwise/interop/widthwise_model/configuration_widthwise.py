@@ -37,7 +37,8 @@ FEED_FORWARD_PLANS = {
     "moe": within("mlp.shared", SWIGLU),
     "dynamic": within("mlp", gathered(SWIGLU)),
 }
-"""Of each kind of feed-forward. Experts stand on every process whole; a width counts hidden units of all processes."""
+"""Kind of feed-forward -> the rules for its matrices. Every process has whole experts. What `dynamic` makes of its
+hidden units is gathered, because a width counts those of all processes."""
 
 
 class WidthwiseConfig(PreTrainedConfig):

@@ -82,7 +82,7 @@ class NoNorm(nn.Module):
 
 
 def build_norm(placement: str, d_read: int, d_write: int, norm: dict[str, Any]) -> Norm | NoNorm:
-    """Of a sublayer that reads d_read coordinates and writes d_write."""
+    """The norm of a sublayer that reads d_read coordinates and writes d_write."""
     width = normalised_width(placement, d_read, d_write)
     return Norm(width, **norm, placement=placement) if width else NoNorm()
 
@@ -127,7 +127,7 @@ class Ends(NamedTuple):
     """What stands between the stream and the embedding, and between it and the head."""
 
     n_columns: int
-    """Of the embedding."""
+    """Columns of the embedding matrix."""
     entry: Mixture | None = None
     group_norm: GroupNorm | None = None
     reduce: Mixture | None = None
@@ -409,7 +409,7 @@ class Hourglass(nn.Module):
 
     @staticmethod
     def _norm(layer: Any, placement: str, d_write: int) -> Norm | NoNorm:
-        """Of a block that writes d_write coordinates; its divisor differs from the layer's by as much as its width."""
+        """The norm of a block that writes d_write coordinates; its divisor differs from the layer's as widths do."""
         d_read = layer.layer_width
         width = normalised_width(layer.norm_placement, d_read, layer.layer_out)
         change = (normalised_width(placement, d_read, d_write) or width) - width

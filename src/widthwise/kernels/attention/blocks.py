@@ -9,7 +9,7 @@ from torch import Tensor
 ROWS = 128
 """Queries of one key-value head in a block, all heads of its group counted."""
 SCORE_BYTES = 2**19
-"""Of one block: what leaves room for two more matrices of that size in a cache of 1 to 2 MB."""
+"""What the scores of a block may take, so that two more matrices of that size have room in a cache of 1 to 2 MB."""
 
 
 class Block(NamedTuple):
@@ -18,9 +18,9 @@ class Block(NamedTuple):
     part: int
     """Which of the parts of `Blocks.rows` holds its queries."""
     heads: slice
-    """Of the B n_kv_heads key-value heads of all texts."""
+    """Which of the B * n_kv_heads key-value heads of the batch it has: those of text b begin at b * n_kv_heads."""
     keys: slice
-    """Of the S: from the first that one of its queries sees to the last."""
+    """Which of the S keys it has: from the first to the last that any of its queries sees."""
     n_seen: int
     """Leading keys that stand before all of its queries."""
 

@@ -12,7 +12,7 @@ from widthwise.kernels.attention.fused import compute_type
 from widthwise.kernels.dispatch import without_autocast
 
 BLOCK_BYTES = 2**20
-"""Of the keys of a block in fp32."""
+"""What the keys of a block of heads may take in fp32."""
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, scale: float, documents: Tensor | None = None) -> Tensor:

@@ -26,7 +26,7 @@ class FusedRead(NamedTuple):
     write: Tensor
     """(N, n_write, n), N = B * T: how much of each written block a slot takes."""
     dtype: torch.dtype
-    """Of the state."""
+    """The type of the state."""
     reading: Any
     """The read in autograd's graph; None without gradients."""
 
@@ -58,7 +58,8 @@ def _written(carried: Tensor, write: Tensor, blocks: Tensor, multiplier: float) 
 
 
 class _Gradients(NamedTuple):
-    """Of what a read took: the state and its site's tables, (k, n) and (k, b), which are summed over the tokens."""
+    """The gradients of what a read took: of the state (N, n, b), and of its site's tables, (k, n) and (k, b), which are
+    summed over the tokens."""
 
     state: Tensor
     static: Tensor

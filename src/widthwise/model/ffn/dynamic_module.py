@@ -150,7 +150,7 @@ class DynamicWidth(FeedForward):
 
 
 def _number(value: Tensor | float) -> float:
-    """Of a parameter with one entry, which only one of several processes may hold, or of what follows from it."""
+    """The value of a tensor with one entry; of a parameter, only one of several processes may hold it."""
     return float(whole(value)) if isinstance(value, Tensor) else value
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 N_KEPT = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
-"""Of each activation the numbers kept per channel for the backward pass, of it and of the next matrix product: argument
-and value, or only the value."""
+"""Activation -> how many numbers per channel it and the next matrix product keep for the backward pass: argument and
+value, or only the value."""
 
 
 class MLPOptions(Config):

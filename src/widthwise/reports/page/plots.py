@@ -21,7 +21,7 @@ from widthwise.reports.page.ticks import number_axis
 
 _CURVE_INCHES = (5.4, 3.3)
 SEED_WIDTH, SEED_ALPHA = 0.9, 0.65
-"""Of the thin lines of single seeds: enough of their colour to tell the variants apart."""
+"""Width and opacity of the thin lines of single seeds: enough of their colour to tell the variants apart."""
 
 
 def matched_words(quantity: str | None) -> str:
