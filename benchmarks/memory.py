@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from harness import RESULTS, Part, run_parts
 
-from widthwise.config_io import apply_overrides, parse
+from widthwise.config_io import parse
 from widthwise.data.boundaries import Boundaries
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.rank_memory import memory_on_cpu
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory
+from widthwise.yaml_io import apply_overrides
 
 BASE: dict[str, Any] = {
     "model": {

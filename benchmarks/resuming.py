@@ -16,8 +16,8 @@ from compared_runs import loss_difference, recorded_difference, tensor_differenc
 from harness import RESULTS, ROOT, environment
 from train_many import Order, order, train_on
 
-from widthwise.config_io import merge
 from widthwise.files import write_atomic
+from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe, parse_recipe
 
 

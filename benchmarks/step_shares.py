@@ -22,11 +22,12 @@ from torch._C._autograd import _get_sequence_nr  # pyright: ignore[reportMissing
 from torch._library.custom_ops import OPDEFS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from widthwise.config_io import parse, read_recipe
+from widthwise.config_io import parse
 from widthwise.data.loader import Loader
 from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.learner import Learner
+from widthwise.yaml_io import read_recipe
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 VARIANTS = ("uniform", "x", "hourglass", "dynamic", "virtual")

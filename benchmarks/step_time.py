@@ -19,7 +19,7 @@ from harness import ROOT, Part, cpu_command, interleave, summarise
 from workloads import cost_ratios
 
 from widthwise.computing import Precision
-from widthwise.config_io import parse, read_recipe
+from widthwise.config_io import parse
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.design import ShapeRequest
@@ -28,6 +28,7 @@ from widthwise.recipe.recipe import parse_recipe
 from widthwise.recipe.step_time import predicted_step
 from widthwise.runs.rates import Step, measured_rates
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import read_recipe
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from widthwise.config_io import merge, read_recipe
+from widthwise.merging import merge
+from widthwise.yaml_io import read_recipe
 
 RECIPES = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 T = TypeVar("T")

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from widthwise.bundled import recipe_name, recipe_path, recipes_folder
-from widthwise.config_io import UserError, read_recipe
+from widthwise.config_io import UserError
 from widthwise.recipe.starting import copy_recipes
+from widthwise.yaml_io import read_recipe
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,10 +7,12 @@ import pytest
 from recipes import RECIPES, one_of_each_kind, recipe_data
 
 from widthwise.cli.main import app
-from widthwise.config_io import merge, parse, parse_yaml, read_recipe, to_yaml
+from widthwise.config_io import parse
 from widthwise.experiments.plan import read_plan
+from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.train import train
+from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parent.parent
 TOY = {

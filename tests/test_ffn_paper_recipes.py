@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import merge, parse, to_data
+from widthwise.config_io import parse, to_data
+from widthwise.merging import merge
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
 

@@ -3,13 +3,22 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import apply_overrides, read_recipe
 from widthwise.merging import difference, merge
+from widthwise.yaml_io import apply_overrides, read_recipe
 
 CORPUS = {"corpus": "synthetic", "tokenizer": "bytes", "held_out": 0.1, "verify": "sizes"}
 PATH = {"path": "books", "corpus": None, "tokenizer": None, "held_out": None}
 MIXTURE = {"mixture": {"web": {"path": "web", "weight": 3, "verify": "sizes"}, "own": {**CORPUS, "weight": 2}}}
 SECTIONS = [CORPUS, PATH, MIXTURE]
+
+
+def test_another_kind_replaces_the_section():
+    base = {"f": {"kind": "a", "x": 1, "y": 2}}
+    assert merge(base, {"f": {"kind": "b", "z": 3}}) == {"f": {"kind": "b", "z": 3}}
+    assert merge(base, {"f": {"kind": "a", "x": 3}}) == {"f": {"kind": "a", "x": 3, "y": 2}}
+    assert merge(base, {"f": {"x": 3}}) == {"f": {"kind": "a", "x": 3, "y": 2}}
+    assert merge(base, {"f": None}) == {"f": None}
+    assert base == {"f": {"kind": "a", "x": 1, "y": 2}}
 
 
 @pytest.mark.parametrize("before", SECTIONS)

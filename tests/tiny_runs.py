@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import apply_overrides, parse
+from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe, TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
+from widthwise.yaml_io import apply_overrides
 
 
 def step_config(micro_batch_size: int = 6, **changes: Any) -> TrainConfig:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
-from widthwise.config_io import Config, UserError, read_text
+from widthwise.config_io import Config, UserError
 
 MAX_JSON_BYTES = 2**28
 """The longest JSON file that is read; the largest tokenizers have a tenth of it."""
@@ -38,6 +38,18 @@ def check_plain_file(path: Path) -> None:
     """Raises UserError for a folder, and for a pipe or device, from which reading may never end."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a plain file")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises UserError where it is missing, a folder, unreadable or not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text") from None
+    except ValueError as error:  # a zero byte in the path
+        raise UserError(f"{str(path)!r}: cannot be read ({error})") from None
 
 
 @contextmanager

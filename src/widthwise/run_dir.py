@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import Config, UserError, differences, parse, parse_yaml, read_text, shortened, to_data
+from widthwise.config_io import Config, UserError, differences, parse, shortened, to_data
 from widthwise.files import (
     FileRecord,
     fsync_file,
@@ -27,11 +27,13 @@ from widthwise.files import (
     leftovers,
     parse_json,
     read_json_mapping,
+    read_text,
     reading,
     write_atomic,
     writing,
 )
 from widthwise.records.run import RunResult
+from widthwise.yaml_io import parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.json", "holder")
 """What only the process that holds the run writes."""

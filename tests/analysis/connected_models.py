@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.config_io import merge, parse
+from widthwise.config_io import parse
+from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from widthwise.config_io import merge, parse
+from widthwise.config_io import parse
+from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build

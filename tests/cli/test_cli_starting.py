@@ -16,7 +16,7 @@ from recipes import RECIPES, recipe_data
 
 from widthwise import __version__
 from widthwise.cli.main import app
-from widthwise.config_io import read_mapping
+from widthwise.yaml_io import read_mapping
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -5,9 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from widthwise.config_io import merge, parse
+from widthwise.config_io import parse
 from widthwise.data.tokenizer import ByteTokenizer
 from widthwise.evaluation.scorer import Scorer
+from widthwise.merging import merge
 from widthwise.model.decoder import Decoder, build
 from widthwise.shape.template import ModelTemplate
 

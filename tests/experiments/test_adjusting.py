@@ -6,7 +6,7 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-from widthwise.config_io import UserError, to_yaml
+from widthwise.config_io import UserError
 from widthwise.experiments.matching import LARGEST_MISMATCH, matched_ratio
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.merging import merge
@@ -18,6 +18,7 @@ from widthwise.model.residual.interface import RESIDUALS
 from widthwise.recipe.recipe import Recipe
 from widthwise.shape.adjusting import Knob
 from widthwise.shape.rounding import TOLERANCE
+from widthwise.yaml_io import to_yaml
 
 load_plugins()
 FFNS = {

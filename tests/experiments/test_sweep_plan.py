@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_sweeps import RECIPE, recipe_file
 
-from widthwise.config_io import UserError, to_yaml
+from widthwise.config_io import UserError
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Range
 from widthwise.experiments.sweep.plan import read_axes, read_axis, read_sweep
 from widthwise.recipe.recipe import load_recipe, parse_recipe
+from widthwise.yaml_io import to_yaml
 
 SHAPES = Path(__file__).parents[2] / "configs" / "sweep_shapes.yaml"
 X = {"model": {"n_layers": 4, "shape": {"kind": "x", "rounding": "balanced"}}}

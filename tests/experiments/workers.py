@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 
-from widthwise.config_io import read_recipe
 from widthwise.data.config import open_data
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import read_plan
@@ -26,6 +25,7 @@ from widthwise.experiments.sharing.storage import Heartbeat, Storage
 from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.training.observer import Observer, Silence
+from widthwise.yaml_io import read_recipe
 
 
 class Killer(Silence):

@@ -5,7 +5,7 @@ import ranks
 from injected import train_run
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import to_yaml
+from widthwise.yaml_io import to_yaml
 
 
 @pytest.fixture(scope="session", autouse=True)

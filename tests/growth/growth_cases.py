@@ -9,9 +9,10 @@ import torch
 from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
-from widthwise.config_io import merge, parse, to_data
+from widthwise.config_io import parse, to_data
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.merging import merge
 from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig

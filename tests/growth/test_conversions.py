@@ -16,12 +16,13 @@ from growth_cases import (
     with_random_weights,
 )
 
-from widthwise.config_io import UserError, merge
+from widthwise.config_io import UserError
 from widthwise.growth.certify.certificate import certify
 from widthwise.growth.describe import expansions, kept_constants
 from widthwise.growth.optimizer_state import grown_state
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from growth_cases import shaped, small_model
 
-from widthwise.config_io import UserError, merge
+from widthwise.config_io import UserError
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.resized import NewSizes, resized
+from widthwise.merging import merge
 
 DYNAMIC = {"kind": "dynamic", "d_ff": 10, "mask": {"kind": "soft", "temperature": 2.0}}
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5}

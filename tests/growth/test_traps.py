@@ -19,8 +19,9 @@ from growth_cases import (
 )
 from torch import nn
 
-from widthwise.config_io import UserError, merge, parse, to_data
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.merging import merge
 from widthwise.model.axes import RMSNorm
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicConfig

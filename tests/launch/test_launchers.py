@@ -22,10 +22,10 @@ from tiny_runs import tiny_recipe
 from torch.distributed.run import get_args_parser
 
 from widthwise.cli.main import ON_SEVERAL_PROCESSES, app
-from widthwise.config_io import to_yaml
 from widthwise.recipe.recipe import load_recipe
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
+from widthwise.yaml_io import to_yaml
 
 ROOT = Path(__file__).parents[2]
 SLURM = ROOT / "launch" / "slurm.sbatch"

@@ -5,7 +5,8 @@ from itertools import cycle
 import torch
 from hypothesis import strategies as st
 
-from widthwise.config_io import merge, parse
+from widthwise.config_io import parse
+from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build

@@ -11,7 +11,7 @@ from measured import counted_flops
 from model_cases import config, decoder, random_tokens, template
 from test_ffn_contract import build, context, norm_site, random_input
 
-from widthwise.config_io import UserError, parse, parse_yaml, to_data, to_yaml
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.kernels.sliced_swiglu.buckets import bucket_edges
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
@@ -21,6 +21,7 @@ from widthwise.model.ffn.unit_ranks import old_index
 from widthwise.model.generate import SamplingConfig, generate
 from widthwise.model.initial_weights import fill
 from widthwise.model.norm import NormConfig, NormSite
+from widthwise.yaml_io import parse_yaml, to_yaml
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*no variance")
 

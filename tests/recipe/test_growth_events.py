@@ -4,12 +4,13 @@ import pytest
 from growing_runs import BUDGET, DYNAMIC, GROWING, TWICE, UNIFORM, WIDER_AND_DEEPER
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, checked_copy, parse, parse_yaml, to_yaml
+from widthwise.config_io import UserError, checked_copy, parse
 from widthwise.model.config import ModelConfig
 from widthwise.recipe import recipe as module
 from widthwise.recipe.growth_events import GrowthEvent
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe
+from widthwise.yaml_io import parse_yaml, to_yaml
 
 
 def test_a_growth_comes_after_its_step() -> None:

@@ -6,12 +6,13 @@ import pytest
 import torch
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, to_yaml
+from widthwise.config_io import UserError
 from widthwise.growth.resized import NewSizes
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.recipe.models import build, grow_model, parameter_groups
 from widthwise.recipe.recipe import Recipe
+from widthwise.yaml_io import to_yaml
 
 TOKENS = torch.arange(3, 16)[None]
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tiny_runs import tiny_recipe
 
-from widthwise.config_io import UserError, parse, parse_yaml, to_yaml
+from widthwise.config_io import UserError, parse
 from widthwise.model.axes import Embedding, Linear, RMSNorm, Vector
 from widthwise.model.decoder import build
 from widthwise.model.mup import coordinate_sizes
@@ -14,6 +14,7 @@ from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train
+from widthwise.yaml_io import parse_yaml, to_yaml
 
 
 @pytest.fixture

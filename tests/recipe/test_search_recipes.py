@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from widthwise.config_io import UserError, parse, to_yaml
+from widthwise.config_io import UserError, parse
 from widthwise.recipe.recipe import load_recipe
 from widthwise.recipe.search import search_recipe, write_search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.totals import Sizes, totals
+from widthwise.yaml_io import to_yaml
 
 RECIPE = {
     "model": {"vocab_size": 61, "d_model": 48, "n_layers": 3, "attention": {"n_heads": 3}},

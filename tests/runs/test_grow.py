@@ -169,7 +169,7 @@ def test_layers_are_added_where_they_are_asked_for(source: Source, tmp_path: Pat
 
 
 def deep_recipe() -> str:
-    from widthwise.config_io import to_yaml
+    from widthwise.yaml_io import to_yaml
 
     return to_yaml(tiny_recipe("model.n_layers=4", "model.shape={kind: explicit, widths: [24, 8, 8, 24]}"))
 

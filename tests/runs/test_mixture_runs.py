@@ -14,7 +14,7 @@ import torch
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 import widthwise
-from widthwise.config_io import UserError, dump_yaml, to_data, to_yaml
+from widthwise.config_io import UserError, to_data
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
 from widthwise.data.prepare import prepare
@@ -31,6 +31,7 @@ from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
 from widthwise.training.stopping import Interrupted
 from widthwise.training.validation import validate
+from widthwise.yaml_io import dump_yaml, to_yaml
 
 
 def corpus(name: str, n_documents: int) -> Corpus:

@@ -8,7 +8,7 @@ import torch
 from growing_runs import TWICE
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
 
-from widthwise.config_io import UserError, dump_yaml, to_data
+from widthwise.config_io import UserError, to_data
 from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
@@ -21,6 +21,7 @@ from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
 from widthwise.training.objective import Objective
 from widthwise.training.step import optimizer_step
+from widthwise.yaml_io import dump_yaml
 
 EOS = 256
 PACKED = ("data.mask_documents=true", "data.reset_positions=true", "model.positions={n_positions: 17}")

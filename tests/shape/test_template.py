@@ -6,12 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratic_cost import QuadraticCost
 
-from widthwise.config_io import UserError, merge, parse, parse_yaml, read_recipe, to_yaml
+from widthwise.config_io import UserError, parse
+from widthwise.merging import merge
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.solve import solve_widths
 from widthwise.shape.template import QUANTITIES, ModelTemplate
+from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parents[2]
 ORACLE = json.loads((ROOT / "tests" / "data_files" / "variable_width_oracle.json").read_text())

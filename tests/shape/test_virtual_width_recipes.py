@@ -12,8 +12,9 @@ import pytest
 import torch
 from paper_virtual_width import TOTALS, extra_activation_share, site_flops, site_params
 
-from widthwise.config_io import UserError, merge, parse, to_data
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.plan import read_plan
+from widthwise.merging import merge
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder
 from widthwise.model.residual.hyper_connections import site_cost

@@ -73,10 +73,10 @@ def design(
 def _fastest(
     base: Path, request: "ShapeRequest", rates: Path | None, overrides: Sequence[str], out: Path | None
 ) -> tuple[str, dict[str, Any]]:
-    from widthwise.config_io import read_recipe
     from widthwise.recipe.fastest import design_fastest
     from widthwise.recipe.recipe import parse_recipe
     from widthwise.runs.rates import known_rates
+    from widthwise.yaml_io import read_recipe
 
     precision = parse_recipe(read_recipe(base, overrides), str(base)).train.precision
     return design_fastest(base, request, known_rates(precision, rates), overrides, out)

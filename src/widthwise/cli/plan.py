@@ -9,11 +9,12 @@ import typer
 from widthwise.bundled import recipe_path
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
-from widthwise.config_io import UserError, dump_yaml
+from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.plan import Plan, Setup
 from widthwise.reports.page.formats import counted, duration, si
 from widthwise.reports.page.table import Table
+from widthwise.yaml_io import dump_yaml
 
 if TYPE_CHECKING:
     from widthwise.runs.devices import Device

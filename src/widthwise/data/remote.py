@@ -11,12 +11,21 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from widthwise.config_io import UserError, read_text
+from widthwise.config_io import UserError
 from widthwise.data.cache import cache_folder
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.extras import require
 from widthwise.data.manifest import MANIFEST, Manifest, parse_manifest
-from widthwise.files import MAX_JSON_BYTES, FileRecord, fsync_file, fsync_folder, parse_json, write_atomic, writing
+from widthwise.files import (
+    MAX_JSON_BYTES,
+    FileRecord,
+    fsync_file,
+    fsync_folder,
+    parse_json,
+    read_text,
+    write_atomic,
+    writing,
+)
 
 FETCHED_BYTES_AT_ONCE = 2**22
 LATEST = "latest"

@@ -25,10 +25,10 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config, UserError, parse, read_text
+from widthwise.config_io import Config, UserError, parse
 from widthwise.evaluation.estimate import SampleEstimate, mean
 from widthwise.evaluation.scorer import Continuation, Request, Scorer, encode_pairs
-from widthwise.files import parse_json
+from widthwise.files import parse_json, read_text
 
 Text = Annotated[str, Field(min_length=1)]
 

@@ -14,7 +14,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, checked_copy, parse, read_recipe
+from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
 from widthwise.merging import merge
@@ -23,6 +23,7 @@ from widthwise.recipe.recipe import Recipe, Seed
 from widthwise.records.quantities import OF_MODELS
 from widthwise.runs.devices import DEVICES
 from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
+from widthwise.yaml_io import read_recipe
 
 RUNG = "rung"
 """Name of a ladder's axis."""

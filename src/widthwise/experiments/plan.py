@@ -11,7 +11,7 @@ import pydantic
 from pydantic import Discriminator, Field, Tag
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, nearest_hint, parse, read_recipe, to_data
+from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
 from widthwise.experiments.adjusting import Adjustment, adjusted
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
@@ -22,6 +22,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 from widthwise.shape.adjusting import Adjust
 from widthwise.shape.kinds import Match
+from widthwise.yaml_io import read_recipe
 
 
 class MatchConfig(Config):

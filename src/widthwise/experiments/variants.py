@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, nearest_hint, read_recipe
+from widthwise.config_io import UserError, nearest_hint
 from widthwise.experiments.adjusting import Adjustment, adjusted
 from widthwise.experiments.ladder import read_ladder
 from widthwise.experiments.matching import check_trainable
@@ -15,6 +15,7 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import SEVERAL_RUNS, Recipe, load_recipe
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
+from widthwise.yaml_io import read_recipe
 
 
 @dataclass(frozen=True)

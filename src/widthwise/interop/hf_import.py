@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from widthwise.config_io import UserError, mistakes_at, read_text
-from widthwise.files import read_json_mapping
+from widthwise.config_io import UserError, mistakes_at
+from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Architecture, HFTensor
 from widthwise.interop.architectures import architecture_named
 from widthwise.interop.fields import Fields

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, dump_yaml, parse, read_recipe
+from widthwise.config_io import UserError, parse
 from widthwise.files import write_atomic
 from widthwise.merging import difference, merge
 from widthwise.model.config import cost_summary
@@ -17,6 +17,7 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
+from widthwise.yaml_io import dump_yaml, read_recipe
 
 SUFFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 

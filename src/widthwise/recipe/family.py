@@ -8,9 +8,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from widthwise.config_io import UserError, apply_overrides, parse
+from widthwise.config_io import UserError, parse
 from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe
+from widthwise.yaml_io import apply_overrides
 
 WIDTH_PER_LAYER = 40
 HEAD_DIM = 64

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, parse, read_recipe
+from widthwise.config_io import UserError, parse
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, design_recipe, fitting_d_model
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -13,6 +13,7 @@ from widthwise.recipe.step_time import predicted_step
 from widthwise.records.rates import Rates
 from widthwise.shape.schedule import SCHEDULES, Schedule
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import read_recipe
 
 NARROW, WIDE = tuple(n / 10 for n in range(2, 10)), tuple(n / 10 for n in range(11, 21))
 """Widths at the turn over d_model that are tried, of shapes that are narrow or wide there."""

@@ -9,7 +9,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.computing import ActivationCheckpointing, Precision
-from widthwise.config_io import Config, UserError, checked_copy, parse, parse_yaml, read_recipe
+from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
 from widthwise.data.mixture import OpenedData
@@ -25,6 +25,7 @@ from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.sizes import Count, NTokens
+from widthwise.yaml_io import parse_yaml, read_recipe
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import UserError, dump_yaml, read_recipe, read_text
-from widthwise.files import write_atomic
+from widthwise.config_io import UserError
+from widthwise.files import read_text, write_atomic
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import dump_yaml, read_recipe
 
 
 def search_recipe(base: Path, overrides: Sequence[str], space: SearchSpace) -> SearchResult:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError, to_yaml
+from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
@@ -23,6 +23,7 @@ from widthwise.training import checkpoint
 from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer
 from widthwise.training.state import RunState
+from widthwise.yaml_io import to_yaml
 
 
 @dataclass(frozen=True)

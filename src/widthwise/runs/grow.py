@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, apply_overrides, checked_copy, to_data
+from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.growth.choices import NewLayers, Reset
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
@@ -17,6 +17,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, pending
 from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
+from widthwise.yaml_io import apply_overrides
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
 """Keys that describe all layers at once; a model with every layer written out has none of them."""

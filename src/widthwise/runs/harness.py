@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, dump_yaml
+from widthwise.config_io import UserError
 from widthwise.data.extras import require
 from widthwise.evaluation.lm_eval_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
+from widthwise.yaml_io import dump_yaml
 
 N_RESAMPLES = 1000
 """Bootstrap resamples, for metrics that are not means."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError, read_text
+from widthwise.config_io import UserError
 from widthwise.data.extras import require
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import read_json_mapping
+from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architectures import WIDTHWISE
 from widthwise.interop.fields import Fields
 from widthwise.interop.hf_import import CONFIG, TOKENIZER, import_hf, token_named

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, apply_overrides, read_recipe, read_text, to_data
+from widthwise.config_io import UserError, to_data
 from widthwise.data.json_tokenizer import JsonTokenizer
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import file_sha256
+from widthwise.files import file_sha256, read_text
 from widthwise.interop.hf_import import Imported, import_hf
 from widthwise.model.decoder import build
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY
 from widthwise.runs.save import first_sections, write_first
+from widthwise.yaml_io import apply_overrides, read_recipe
 
 IMPORTED = "imported"
 """Where `environment.json` says what a run was imported from."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from widthwise.config_io import UserError, checked_copy, to_data, to_yaml
+from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.data.config import open_data
 from widthwise.data.mixture import OpenedData
 from widthwise.data.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, TokenizerIdentity, 
 from widthwise.runs.environment import environment
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
+from widthwise.yaml_io import to_yaml
 
 LONGEST_SEQUENCE = 1024
 """Most tokens per training sequence, if no recipe gives their number."""

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, to_yaml
+from widthwise.config_io import UserError
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -24,6 +24,7 @@ from widthwise.training.loop import TrainingLoop
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
+from widthwise.yaml_io import to_yaml
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, nearest_hint, parse_yaml
+from widthwise.config_io import UserError, nearest_hint
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.cost import CostSummary
@@ -14,6 +14,7 @@ from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.records.sweep import FinishedPoint, Sweep
 from widthwise.run_dir import RunDir
+from widthwise.yaml_io import parse_yaml
 
 METRICS = [name for name, quantity in OF_RUNS.items() if quantity.is_loss]
 """Quantities that y can be."""

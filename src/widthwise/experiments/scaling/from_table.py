@@ -3,8 +3,9 @@
 import csv
 from pathlib import Path
 
-from widthwise.config_io import UserError, nearest_hint, read_text
+from widthwise.config_io import UserError, nearest_hint
 from widthwise.experiments.scaling.points import Axes, Found, checked_point
+from widthwise.files import read_text
 
 BYTE_ORDER_MARK = "\ufeff"
 """Written by spreadsheets before the first character."""

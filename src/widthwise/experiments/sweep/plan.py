@@ -15,15 +15,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import (
-    Config,
-    UserError,
-    apply_overrides,
-    parse,
-    parse_yaml,
-    read_recipe,
-    to_data,
-)
+from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.data.extras import require
 from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
@@ -31,6 +23,7 @@ from widthwise.experiments.sweep.axes import Axis, word
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
+from widthwise.yaml_io import apply_overrides, parse_yaml, read_recipe
 
 if TYPE_CHECKING:
     from optuna import Trial
