@@ -9,9 +9,6 @@ from widthwise.config_io import UserError
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 
-RECORDS = [{"step": step, "event": "train", "loss": 1 / step} for step in (1, 2, 3)]
-
-
 SIZES = {"d_model": 8, "widths": [8, 8], "average_width": 8.0, "params": {"total": 600}, "kv_bytes_per_token": 64}
 RESULT = RunResult.model_validate(
     {"cost": {**SIZES, "flops_per_token": {"forward": 1200, "training": 3600}}, "val_loss": 1.5}
@@ -83,58 +80,6 @@ class TestRun:
         assert run.result() is None
         run.write_result(RESULT)
         assert run.result() == RESULT
-
-
-class TestMetrics:
-    def test_records_read_back(self, tmp_path):
-        run = RunDir(tmp_path)
-        assert run.metrics() == []
-        run.append_metrics(RECORDS[:1])
-        run.append_metrics(RECORDS[1:])
-        assert run.metrics() == RECORDS
-
-    @pytest.mark.parametrize("n_bytes_lost", [1, 2, 17, 38, 39])
-    def test_a_torn_last_line_is_left_out_and_rewinding_mends_the_file(self, tmp_path, n_bytes_lost):
-        run = RunDir(tmp_path)
-        run.append_metrics(RECORDS)
-        path = tmp_path / "metrics.jsonl"
-        path.write_bytes(path.read_bytes()[:-n_bytes_lost])
-        assert run.metrics() == RECORDS[:2]
-        run.rewind_metrics(2)
-        run.append_metrics(RECORDS[2:])
-        assert run.metrics() == RECORDS
-
-    @pytest.mark.parametrize("step", range(5))
-    def test_rewinding_drops_what_came_after_the_step(self, tmp_path, step):
-        run = RunDir(tmp_path)
-        run.append_metrics(RECORDS)
-        run.rewind_metrics(step)
-        assert run.metrics() == RECORDS[:step]
-
-    def test_rewinding_before_the_first_record(self, tmp_path):
-        RunDir(tmp_path).rewind_metrics(0)
-        assert RunDir(tmp_path).metrics() == []
-
-    def test_a_broken_line_in_the_middle_is_a_user_error(self, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "event": "train"}\n{"st\n')
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 2: is not valid JSON"):
-            RunDir(tmp_path).metrics()
-
-    @pytest.mark.parametrize("line", ["[1]", "{}", '{"step": "1"}', '{"step": true}'])
-    def test_a_line_that_is_no_record_is_a_user_error(self, line, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text(line + "\n")
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 1: has no whole-number 'step'"):
-            RunDir(tmp_path).rewind_metrics(1)
-
-    def test_a_record_names_its_event(self, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-        with pytest.raises(UserError, match=r"metrics\.jsonl: line 1: has no 'event'"):
-            RunDir(tmp_path).metrics()
-
-    def test_a_full_disk_is_a_user_error(self, tmp_path):
-        (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
-        with pytest.raises(UserError, match=r"metrics\.jsonl"):
-            RunDir(tmp_path).append_metrics(RECORDS)
 
 
 HOLD = """

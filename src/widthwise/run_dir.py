@@ -22,16 +22,14 @@ from typing import Any
 from widthwise.config_io import Config, UserError, differences, parse, shortened, to_data
 from widthwise.files import (
     FileRecord,
-    fsync_file,
     is_at,
     leftovers,
-    parse_json,
     read_json_mapping,
     read_text,
-    reading,
     write_atomic,
     writing,
 )
+from widthwise.metrics_file import MetricsFile
 from widthwise.records.run import RunResult
 from widthwise.yaml_io import parse_yaml
 
@@ -82,8 +80,8 @@ class RunDir:
         return self.path / "tokenizer"
 
     @property
-    def _metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+    def metrics_file(self) -> MetricsFile:
+        return MetricsFile(self.path / "metrics.jsonl")
 
     @property
     def exists(self) -> bool:
@@ -145,7 +143,7 @@ class RunDir:
 
     def seal(self) -> Seal:
         """What a checkpoint or result of this moment belongs to. Call when the records are safe on the disk."""
-        return Seal(recipe=self._recipe_sha256(), metrics=self._metrics_record())
+        return Seal(recipe=self._recipe_sha256(), metrics=self.metrics_file.front())
 
     def check_recipe_of(self, seal: Seal | None, of: str) -> None:
         """Raises UserError where what is sealed belongs to another recipe.
@@ -160,25 +158,10 @@ class RunDir:
         self.check_recipe_of(seal, of)
         if seal is None:
             return
-        wanted, found = seal.metrics, self._metrics_record(seal.metrics.n_bytes)
-        if found.n_bytes < wanted.n_bytes:
-            raise UserError(
-                f"{self._metrics}: has {found.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records "
-                "are missing"
-            )
-        if found != wanted:
-            raise UserError(f"{self._metrics}: its first {wanted.n_bytes} bytes were changed after {of} was written")
+        self.metrics_file.check_front(seal.metrics, of)
 
     def _recipe_sha256(self) -> str:
         return hashlib.sha256(self._begun_with(self.config_yaml()).encode()).hexdigest()
-
-    def _metrics_record(self, n_bytes: int = -1) -> FileRecord:
-        """The front of metrics.jsonl, or all of it."""
-        content = b""
-        if self._metrics.is_file():
-            with reading(self._metrics), open(self._metrics, "rb") as file:
-                content = file.read(n_bytes)
-        return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     @property
     def has_result(self) -> bool:
@@ -206,33 +189,14 @@ class RunDir:
     def write_result(self, result: RunResult) -> None:
         """Writes result.json where the folder is now. Raises UserError on a full disk, RunFailed where it is gone."""
         self.follow()
-        self.fsync_metrics()
+        self.metrics_file.fsync()
         data = result.to_data()
         content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=_digests(data)))}
         write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
 
-    def append_metrics(self, records: list[dict[str, Any]]) -> None:
-        """Appends records to metrics.jsonl, one line each. Raises UserError on a full disk."""
-        with writing(self._metrics), open(self._metrics, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
-
-    def fsync_metrics(self) -> None:
-        """Makes the records appended so far survive a power cut. Raises UserError on a full disk."""
-        with writing(self._metrics):
-            self._metrics.touch()
-            fsync_file(self._metrics)
-
     def metrics(self) -> list[dict[str, Any]]:
-        """All records; a last line cut short by a kill is left out. Raises UserError for a line that is no record."""
-        if not self._metrics.is_file():
-            return []
-        lines = read_text(self._metrics).split("\n")[:-1]  # what follows the last newline is a torn line
-        return [_record(line, f"{self._metrics}: line {number}") for number, line in enumerate(lines, start=1)]
-
-    def rewind_metrics(self, step: int) -> None:
-        """Drops the records after `step`, so that a resumed run writes each record once."""
-        kept = [record for record in self.metrics() if record["step"] <= step]
-        write_atomic(self._metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        """All records of the run so far. Raises UserError for a line that is no record."""
+        return self.metrics_file.records()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -304,16 +268,6 @@ def _is_another_run(path: str, old: Any, new: Any) -> bool:
 def _digests(result: Mapping[str, Any]) -> dict[str, str]:
     """A checksum of each entry, so that the one that was changed can be named."""
     return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in result.items()}
-
-
-def _record(line: str, where: str) -> dict[str, Any]:
-    record = parse_json(line, where)
-    step, event = (record.get("step"), record.get("event")) if isinstance(record, dict) else (None, None)
-    if not isinstance(step, int) or isinstance(step, bool):
-        raise UserError(f"{where}: has no whole-number 'step'")
-    if not isinstance(event, str):
-        raise UserError(f"{where}: has no 'event'")
-    return record
 
 
 class RunInUse(UserError):

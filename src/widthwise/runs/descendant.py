@@ -104,8 +104,8 @@ def write_run(
         if source.tokenizer_folder.is_dir():
             shutil.copytree(source.tokenizer_folder, partial.tokenizer_folder)
         earlier = [each for each in source.metrics() if each["step"] <= state.step]
-        partial.append_metrics([*earlier, dict(record)])
-        partial.fsync_metrics()
+        partial.metrics_file.append([*earlier, dict(record)])
+        partial.metrics_file.fsync()
         partial.begin(to_yaml(recipe), {**environment(), **identity})
         checkpoint.save(partial.checkpoints, state.step, model, optimizer, state.as_data(), partial.seal())
         for name, content in files.items():

@@ -28,7 +28,7 @@ class Journal:
         """Goes on after a step: drops the records of later ones."""
 
         def rewound() -> list[dict[str, Any]]:
-            self._run.rewind_metrics(step)
+            self._run.metrics_file.rewind(step)
             return self._run.metrics()
 
         records = self._processes.first(rewound)
@@ -46,7 +46,7 @@ class Journal:
 
     def _append(self, record: dict[str, Any]) -> None:
         self.follow()
-        self._run.append_metrics([record])
+        self._run.metrics_file.append([record])
 
     def follow(self) -> None:
         """Goes where somebody has moved the run's folder, and notes it. Raises RunFailed where it is gone."""

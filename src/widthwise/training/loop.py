@@ -263,7 +263,7 @@ class TrainingLoop:
     def _sealed(self) -> tuple[Path, Seal]:
         """Where a checkpoint of this moment goes, and what it belongs to."""
         self.journal.follow()
-        self.run.fsync_metrics()  # a resumed run writes no record again that is older than its checkpoint
+        self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
     def _prune(self, folder: Path, processes: Processes) -> None:

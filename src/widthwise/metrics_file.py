@@ -1,0 +1,69 @@
+"""metrics.jsonl: the records of a run, one a line, each with its step and event."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.files import FileRecord, fsync_file, parse_json, read_text, reading, write_atomic, writing
+
+
+@dataclass(frozen=True)
+class MetricsFile:
+    """The file, which need not be there yet."""
+
+    path: Path
+
+    def records(self) -> list[dict[str, Any]]:
+        """All records; a last line cut short by a kill is left out. Raises UserError for a line that is no record."""
+        if not self.path.is_file():
+            return []
+        lines = read_text(self.path).split("\n")[:-1]  # what follows the last newline is a torn line
+        return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
+
+    def append(self, records: list[dict[str, Any]]) -> None:
+        """Appends records, one line each. Raises UserError on a full disk."""
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(record) + "\n" for record in records)
+
+    def fsync(self) -> None:
+        """Makes the records appended so far survive a power cut. Raises UserError on a full disk."""
+        with writing(self.path):
+            self.path.touch()
+            fsync_file(self.path)
+
+    def rewind(self, step: int) -> None:
+        """Drops the records after `step`, so that a resumed run writes each record once."""
+        kept = [record for record in self.records() if record["step"] <= step]
+        write_atomic(self.path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def front(self, n_bytes: int = -1) -> FileRecord:
+        """Size and checksum of the first n_bytes bytes, or of all."""
+        content = b""
+        if self.path.is_file():
+            with reading(self.path), open(self.path, "rb") as file:
+                content = file.read(n_bytes)
+        return FileRecord(n_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+
+    def check_front(self, wanted: FileRecord, of: str) -> None:
+        """Raises UserError where the file does not begin as it was when something was written; of: what, for errors."""
+        found = self.front(wanted.n_bytes)
+        if found.n_bytes < wanted.n_bytes:
+            raise UserError(
+                f"{self.path}: has {found.n_bytes} bytes, and had {wanted.n_bytes} when {of} was written; records are "
+                "missing"
+            )
+        if found != wanted:
+            raise UserError(f"{self.path}: its first {wanted.n_bytes} bytes were changed after {of} was written")
+
+
+def _record(line: str, where: str) -> dict[str, Any]:
+    record = parse_json(line, where)
+    step, event = (record.get("step"), record.get("event")) if isinstance(record, dict) else (None, None)
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise UserError(f"{where}: has no whole-number 'step'")
+    if not isinstance(event, str):
+        raise UserError(f"{where}: has no 'event'")
+    return record
