@@ -1,7 +1,10 @@
-"""What every test may rely on: its own cache folder, no network, no waiting for the disk, and fp64 for who asks."""
+"""What every test may rely on: its own cache folder, no network, no waiting for the disk, torch as it is when imported,
+and fp64 for who asks."""
 
 import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,29 @@ def _no_fsync() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_left_as_it_was() -> Iterator[None]:
+    """A test that leaves autocast entered, or gradients off, fails; else one long after it in the same worker would."""
+    before = _torch_state()
+    yield
+    if before is not None:
+        assert _torch_state() == before
+
+
+def _torch_state() -> dict[str, Any] | None:
+    """None where torch was not imported."""
+    if (torch := sys.modules.get("torch")) is None:
+        return None
+    n_autocasts = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return {
+        "autocasts entered": n_autocasts,
+        "gradients": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "type": torch.get_default_dtype(),
+    }
 
 
 @pytest.fixture
