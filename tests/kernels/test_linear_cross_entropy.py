@@ -17,10 +17,10 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
 
 
-@pytest.mark.parametrize("logits_per_chunk", [1, 11, 12, 33, 164, 165, 166, 10**6])
+@pytest.mark.parametrize("n_rows", [1, 2, 7, 14, 15, 16])
 @pytest.mark.parametrize(("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)])
-def test_fused_equals_reference_at_every_chunk_size(monkeypatch, logits_per_chunk, z_coefficient, multiplier):
-    monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cpu", logits_per_chunk)
+def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
+    monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-13)
@@ -103,12 +103,17 @@ def test_double_backward_fails_loudly():
 
 
 def test_holds_no_more_logits_than_a_chunk(monkeypatch):
-    monkeypatch.setitem(fused.LOGITS_PER_CHUNK, "cpu", 33)
+    monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: 3)
     sizes = []
     real = fused.linear
     monkeypatch.setattr(fused, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
     fused.linear_cross_entropy(*inputs(), 1.0)
     assert sizes == [33] * 5
+
+
+def test_a_chunk_has_its_logits_or_its_least_rows():
+    assert fused.rows_per_chunk("cpu", 1024) * 1024 == fused.LOGITS_PER_CHUNK["cpu"]
+    assert fused.rows_per_chunk("cpu", 100_263) == fused.MIN_ROWS
 
 
 def test_environment_chooses_the_form(monkeypatch):

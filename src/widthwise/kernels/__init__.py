@@ -5,6 +5,7 @@ from widthwise.kernels.grouped_swiglu import grouped_swiglu
 from widthwise.kernels.hyper_connections import read_slots, write_slots
 from widthwise.kernels.linear_cross_entropy import linear_cross_entropy
 from widthwise.kernels.rms_norm import rms_norm
+from widthwise.kernels.rotary import rotate
 from widthwise.kernels.sliced_swiglu import bucketed_units, sliced_swiglu
 from widthwise.kernels.swiglu import swiglu
 
@@ -15,6 +16,7 @@ __all__ = [
     "linear_cross_entropy",
     "read_slots",
     "rms_norm",
+    "rotate",
     "sliced_swiglu",
     "swiglu",
     "write_slots",

@@ -4,13 +4,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from widthwise.kernels import attention
+from widthwise.kernels import attention, rotate
 from widthwise.model.axes import Linear, RMSNorm
 from widthwise.model.axis_sizes import size
 from widthwise.model.context import PassContext
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.norm import NormSite
-from widthwise.model.rope import rotate
 
 if TYPE_CHECKING:
     from widthwise.model.attention import AttentionConfig

@@ -17,7 +17,7 @@ from torch import nn
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.data.boundaries import AS_ONE_DOCUMENT, PackingConfig
-from widthwise.kernels.linear_cross_entropy.fused import LOGITS_PER_CHUNK
+from widthwise.kernels.linear_cross_entropy.fused import rows_per_chunk
 from widthwise.model.axes import Linear
 from widthwise.model.cost import Cost
 from widthwise.model.decoder import Decoder, blueprint
@@ -58,7 +58,7 @@ class ShardedModel:
         """
         self._model, self._units, self._root = model, units, units[-1]
         self._packing = packing
-        self._logits_per_chunk = LOGITS_PER_CHUNK[device_type]
+        self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self._hidden_matrices = optimizer.hidden_matrices(model)
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         cast = matrices - {model.head.weight}
@@ -167,7 +167,7 @@ class ShardedModel:
         """
         n_vocab, n_weights = self._model.head.weight.shape[0], self._model.head.weight.numel()
         copy_bytes = BF16_BYTES if is_bf16 else 0
-        n_rows = max(1, self._logits_per_chunk // n_vocab)
+        n_rows = self._rows_per_chunk
         n_logits = min(n_rows, n_tokens) * n_vocab
         chunk = (2 * FP32_BYTES + copy_bytes) * n_logits
         next_chunk = (FP32_BYTES + copy_bytes) * n_logits if n_rows < n_tokens else 0

@@ -15,11 +15,11 @@ from widthwise.computing import Precision
 from widthwise.config_io import UserError, parse
 from widthwise.data.cache import cache_folder
 from widthwise.files import read_json_mapping, write_atomic
-from widthwise.kernels import attention, linear_cross_entropy, rms_norm, swiglu
+from widthwise.kernels import attention, linear_cross_entropy, rms_norm, rotate, swiglu
 from widthwise.kernels.precision import autocast
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
-from widthwise.model.rope import Rope, rope_table, rotate
+from widthwise.model.rope import Rope, rope_table
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.recipe import TrainConfig
 from widthwise.recipe.step_time import BYTES_PER_ELEMENT, predicted_step

@@ -7,12 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import linear
 
 from widthwise.kernels.dispatch import refuse_double_backward
 
-LOGITS_PER_CHUNK = {"cpu": 2**21, "cuda": 2**28}
+LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
 """Logits held at a time, by device: few enough for the CPU's caches, enough for efficient matrix products on a GPU."""
+MIN_ROWS = 256
+"""Positions in a chunk at least: each chunk adds to the gradient of the whole matrix."""
+
+
+def rows_per_chunk(device_type: str, vocab_size: int) -> int:
+    """Positions whose logits are held at a time."""
+    return max(MIN_ROWS, LOGITS_PER_CHUNK.get(device_type, 2**24) // vocab_size)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -32,32 +39,34 @@ class _LinearCrossEntropy(torch.autograd.Function):
         log_normaliser = torch.empty_like(loss)
         grad_hidden = torch.empty_like(hidden) if with_gradient else None
         grad_weight = torch.zeros_like(weight) if with_gradient else None
-        n_rows = max(1, LOGITS_PER_CHUNK.get(hidden.device.type, 2**24) // len(weight))
+        n_rows = rows_per_chunk(hidden.device.type, len(weight))
         for rows in (slice(i, i + n_rows) for i in range(0, len(hidden), n_rows)):
             target = targets[rows, None]
-            logits = linear(hidden[rows], compute_weight).to(wide).mul_(multiplier)
-            log_probs = log_softmax(logits, dim=-1)
-            chosen = log_probs.gather(1, target)
-            loss[rows] = -chosen[:, 0]
-            log_normaliser[rows] = (logits.gather(1, target) - chosen)[:, 0]
+            logits = linear(hidden[rows], compute_weight).to(wide)
+            if multiplier != 1:
+                logits.mul_(multiplier)
+            probs = torch.softmax(logits, dim=-1)
+            # The highest probability is 1 / sum(exp(logits - highest)), and at least 1 / vocab_size.
+            highest, log_sum = logits.amax(dim=-1), probs.amax(dim=-1).log_().neg_()
+            loss[rows] = highest - logits.gather(1, target)[:, 0] + log_sum
+            log_normaliser[rows] = highest + log_sum
             if grad_hidden is not None and grad_weight is not None:
                 # d loss / d logits = softmax - onehot; the z-loss adds 2 z log_normaliser softmax.
-                grad = log_probs.exp_()
                 if z_coefficient:
-                    grad.mul_(1 + 2 * z_coefficient * log_normaliser[rows, None])
-                grad.scatter_add_(1, target, torch.full_like(chosen, -1.0))
-                grad = grad.mul_(multiplier / len(hidden)).to(hidden.dtype)
+                    probs.mul_(1 + 2 * z_coefficient * log_normaliser[rows, None])
+                grad = probs.scatter_add_(1, target, probs.new_full((1, 1), -1.0).expand_as(target)).to(hidden.dtype)
                 torch.mm(grad, compute_weight, out=grad_hidden[rows])
                 grad_weight += grad.T @ hidden[rows]
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
+            ctx.scale = multiplier / len(hidden)
         ctx.mark_non_differentiable(loss, log_normaliser)
         return (loss + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         refuse_double_backward()
-        grad_hidden, grad_weight = (own * grad.to(own.dtype) for own in ctx.saved_tensors)
+        grad_hidden, grad_weight = (own * (grad * ctx.scale) for own in ctx.saved_tensors)
         return grad_hidden, grad_weight, None, None, None, None
 
 
