@@ -39,6 +39,7 @@ CASTS = {"_to_copy", "copy_", "clone"}
 PLACES = {
     "kernels/attention": "attention",
     "kernels/rms_norm": "norms",
+    "kernels/rotary": "rotary positions",
     "kernels/swiglu": "SwiGLU",
     "kernels/linear_cross_entropy": "loss head",
     "kernels/sliced_swiglu": "dynamic width",
@@ -47,7 +48,6 @@ PLACES = {
     "model/ffn/width": "dynamic width",
     "model/residual/hyper_connections": "hyper-connections",
     "model/residual": "residual",
-    "model/rope": "rotary positions",
     "training/objective": "objective",
     "nn/utils/clip_grad": "clipping",
     "torch/optim": "optimizer",

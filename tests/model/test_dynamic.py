@@ -438,7 +438,7 @@ class TestGrown:
         found, masks = grown(module, ONCE), []
         for each in (module, found):
             width = torch.linspace(0, FIRST, 601)
-            masks.append(each.mask.edge(torch.tensor(0.3)).mask(width[:, None], each._centres(width)))
+            masks.append(each.mask.edge(torch.tensor(0.3), torch.float64).mask(width[:, None], each._centres(width)))
         assert torch.equal(masks[1][:, places(found.config.sizes)], masks[0])
 
     @pytest.mark.parametrize("mask", [*MASKS, *LEARNED])
@@ -507,7 +507,7 @@ class TestGrown:
         centres = torch.tensor(
             [float(FIRST * rank) for rank, _ in exact_units((FIRST, ONCE, TWICE))], dtype=torch.float64
         )
-        reached = (found.mask.edge(progress).mask(width[:, None], centres) > 0).sum(dim=1)
+        reached = (found.mask.edge(progress, torch.float64).mask(width[:, None], centres) > 0).sum(dim=1)
         expected = sum(min(edge for edge in (0, *bucket_edges(TWICE)) if edge >= n) for n in reached.tolist())
         assert found.bucketed_units(width, progress) == expected
 

@@ -160,7 +160,7 @@ class ShardedModel:
     def _loss_bytes(self, n_tokens: int, is_bf16: bool) -> int:
         """The loss of each head: the gradient of its matrix, kept for the backward pass, and chunks of logits.
 
-        A chunk holds logits and their log-softmax in fp32 and, in bf16, the gradient. While the logits of the next are
+        A chunk holds logits and probabilities in fp32 and, in bf16, the gradient. While the logits of the next are
         computed, all but its own logits is still there; before that its part of the matrix's gradient is made, and
         added. In bf16 the head's matrix is copied. When the backward pass begins, the chunks are gone and one gradient
         of the matrix is there twice.

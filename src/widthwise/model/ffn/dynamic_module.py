@@ -51,7 +51,7 @@ class DynamicWidth(FeedForward):
         else:
             level = _recomputed(self._level, self.score.source(x, stream, context))
             asked, used = self._fraction(level), self._fraction(self.mask.drawn(level))
-            edge = self.mask.edge(context.progress)
+            edge = self.mask.edge(context.progress, compute_dtype(x))
         return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
 
     def _level(self, source: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class DynamicWidth(FeedForward):
 
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
         """Total units of tokens of these widths, each rounded up to a slice's edge. width: (n_tokens,), in units."""
-        width, margin = self._as_never_grown(width, self.mask.edge(progress).margin)
+        width, margin = self._as_never_grown(width, self._edge(progress).margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
@@ -121,13 +121,16 @@ class DynamicWidth(FeedForward):
 
         Call it in the same mode and with the same autocast as the pass. Rows that stripes add in bf16 are not counted.
         """
-        edge = self.mask.edge(progress)
+        edge = self._edge(progress)
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
             return len(width) * self.config.d_ff
         if sliced is sliced_swiglu and not sliced_is_faster(len(width), compute_dtype(self.w_gate.weight)):
             return len(width) * units_for_all(*self._as_never_grown(width, edge.margin), self.config.d_ff)
         return self.bucketed_units(width, progress)
+
+    def _edge(self, progress: Tensor) -> Edge:
+        return self.mask.edge(progress, compute_dtype(self.w_gate.weight))
 
     @torch.no_grad()
     def numbers(self, progress: Tensor) -> dict[str, float | None]:

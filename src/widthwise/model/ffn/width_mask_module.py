@@ -1,5 +1,6 @@
 """The modules of the masks: how each falls from 1 to 0, and what it has as derivative."""
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,8 +23,9 @@ class Edge(NamedTuple):
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
-    """1 for centres below the width, else 0."""
-    return (width > centres).to(width.dtype)
+    """1 for centres below the width, else 0; without a derivative."""
+    room = width.new_empty(torch.broadcast_shapes(width.shape, centres.shape))
+    return torch.gt(width.detach(), centres, out=room)  # a fifth of the time of a cast from bool
 
 
 HARD = Edge(step, 0.0)
@@ -40,8 +42,8 @@ class WidthMask(nn.Module):
         """The level (B, T) to use instead of the score's, from 0 (narrowest) to 1 (widest)."""
         return level
 
-    def edge(self, progress: Tensor) -> Edge:
-        """The edge to use now. progress: how far training is, a scalar from 0 to 1."""
+    def edge(self, progress: Tensor, dtype: torch.dtype) -> Edge:
+        """The edge to use now. progress: how far training is, a scalar from 0 to 1; dtype: that of the products."""
         return HARD
 
 
@@ -68,27 +70,31 @@ class TemperedMask(WidthMask):
         super().__init__(Temperature(config, d_ff))
         self.evaluates_as_step = config.evaluates_as_step
 
-    def edge(self, progress: Tensor) -> Edge:
+    def edge(self, progress: Tensor, dtype: torch.dtype) -> Edge:
         if self.evaluates_as_step and not self.training:
             return HARD
         assert self.temperature is not None
-        return self.falling(self.temperature(progress), self.temperature.highest)
+        return self.falling(self.temperature(progress), self.temperature.highest, dtype)
 
-    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
-        """The edge at a temperature in units, which never exceeds `highest`."""
+    def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
+        """The edge at a temperature in units, which never exceeds `highest`, for products in that dtype."""
         return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
 
 
 class StraightThroughMask(TemperedMask):
-    """A step whose gradient is that of sigmoid((w - c) / T)."""
+    """A step whose gradient is that of sigmoid((w - c) / T).
 
-    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+    The derivative counts up to where all that lies further out adds up to one rounding of the products' dtype:
+    2 sigmoid(-z) = eps for z = (w - c) / T, which is 5.5 in bf16, 16.6 in fp32.
+    """
+
+    def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
         given = temperature if isinstance(temperature, Tensor) else torch.tensor(temperature, dtype=torch.float64)
 
         def mask(width: Tensor, centres: Tensor) -> Tensor:
             return _StraightThrough.apply(width, centres, given)
 
-        return Edge(mask, torch.inf)
+        return Edge(mask, highest * math.log(2 / torch.finfo(dtype).eps))
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -103,7 +109,8 @@ class _StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         width, centres, temperature = ctx.saved_tensors
         argument = (width - centres).div_(temperature)
-        by_argument = torch.ops.aten.sigmoid_backward(grad, torch.sigmoid(argument))
+        sigmoid = torch.sigmoid(argument)
+        by_argument = grad * torch.addcmul(sigmoid, sigmoid, sigmoid, value=-1)
         by_temperature = None
         if ctx.needs_input_grad[2]:
             by_temperature = -((by_argument * argument).sum() / temperature).view_as(temperature)
@@ -113,7 +120,7 @@ class _StraightThrough(torch.autograd.Function):
 class LinearRampMask(TemperedMask):
     """(w - c) / T + 1/2, clamped to 0 ... 1."""
 
-    def falling(self, temperature: Tensor | float, highest: float) -> Edge:
+    def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
         return Edge(lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2)
 
 
