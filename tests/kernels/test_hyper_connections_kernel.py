@@ -198,8 +198,8 @@ class TestStatesMadeAgain:
 
     def test_each_is_made_once(self, dynamic, state_every, monkeypatch):
         chain, made = self.chain(dynamic), []
-        write = fused._written
-        monkeypatch.setattr(fused, "_written", lambda *arguments: made.append(1) or write(*arguments))
+        write = fused._add_blocks
+        monkeypatch.setattr(fused, "_add_blocks", lambda *arguments: made.append(1) or write(*arguments))
         out = chain.fused(state_every)
         assert len(made) == self.N_SITES
         chain.gradients(out)

@@ -48,7 +48,7 @@ class Site(NamedTuple):
     """The parameters of one site, or of some of its coefficients, as chunks take them."""
 
     static: Tensor
-    """(k, n)"""
+    """(k, n), with the 1 of a slot that carries itself"""
     projection: Tensor | None
     """(k, b)"""
     scale: Tensor | None
@@ -111,6 +111,9 @@ class Chunks:
 
 def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype: torch.dtype) -> Site:
     """parameters: static (n, k), projection (b, k) and scale (n, k), as in `reference.read_slots`."""
-    static, projection, scale = (None if table is None else table.to(dtype).T.contiguous() for table in parameters)
+    static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
     assert static is not None
+    n_slots = static.shape[1]
+    static = static.clone()
+    static[n_read : n_read + n_slots].diagonal().add_(1)
     return Site(static, projection, scale, n_read, eps)

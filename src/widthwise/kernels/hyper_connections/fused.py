@@ -8,21 +8,20 @@ not kept is recomputed by repeating the write that made it, from the previous st
 twice, and the result is bitwise the same. Source: virtual-width paper, arXiv:2511.11238, section 3.5.
 """
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from widthwise.kernels.dispatch import refuse_double_backward, without_autocast
-from widthwise.kernels.hyper_connections.coefficients import Chunks, site_of
+from widthwise.kernels.hyper_connections.coefficients import Chunks, Site, site_of
 
 
 class FusedRead(NamedTuple):
     """What a write needs from its read."""
 
     carried: Tensor
-    """(B, T, n, b), fp32 or wider: the state, mixed among its slots."""
+    """(B, T, n, b), fp32 or wider: the state, mixed among its slots. The write turns it into the next state."""
     write: Tensor
     """(N, n_write, n), N = B * T: how much of each written block a slot takes."""
     dtype: torch.dtype
@@ -42,19 +41,15 @@ def _blocks(x: Tensor, state: Tensor) -> Tensor:
     return x.reshape(n_tokens, x.shape[-1] // slot_width, slot_width).to(state.dtype)
 
 
-def _carried(chunks: Chunks) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
-    """Input and carried state, both as slots, and write (C, n_write, n) of each chunk, which last until the next."""
-    for rows, chunk, (table, *_) in chunks:
-        n_tokens, n_slots, slot_width = chunk.shape
-        mixes, write = table.transpose(0, 1).tensor_split((chunks.site.n_read + n_slots,), dim=1)
-        mixed = torch.bmm(mixes, chunk, out=chunks.scratch("mixed", n_tokens, mixes.shape[1], slot_width))
-        x, carried = mixed.tensor_split((chunks.site.n_read,), dim=1)
-        yield rows, (x, carried.add_(chunk), write)
+def _mixtures(table: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    """Read (C, n_read, n), carry (C, n, n) and write (C, n_write, n) of a chunk's table (k, C, n)."""
+    read, carry, write = table.transpose(0, 1).tensor_split((site.n_read, site.n_read + table.shape[-1]), dim=1)
+    return read, carry, write
 
 
-def _written(carried: Tensor, write: Tensor, blocks: Tensor, multiplier: float) -> Tensor:
-    """The state of all tokens or a chunk after a write."""
-    return torch.baddbmm(carried, write.transpose(1, 2), blocks, alpha=multiplier)
+def _add_blocks(carried: Tensor, write: Tensor, blocks: Tensor, multiplier: float) -> None:
+    """Turns what is carried, of all tokens or a chunk, into the state after a write."""
+    carried.baddbmm_(write.transpose(1, 2), blocks, alpha=multiplier)
 
 
 class _Gradients(NamedTuple):
@@ -68,7 +63,7 @@ class _Gradients(NamedTuple):
 
 
 def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor) -> _Gradients:
-    """The backward pass of `_carried`, whose coefficients it overwrites. grad_carried may be in a narrower type."""
+    """The backward pass of a read, whose coefficients it overwrites. grad_carried may be in a narrower type."""
     state, site, scratch = chunks.state, chunks.site, chunks.scratch
     slot_width = state.shape[-1]
     sums = [None if table is None else torch.zeros_like(table) for table in site[:3]]
@@ -83,7 +78,7 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
         grad = torch.cat(columns, out=scratch("grad", *table.shape))
         gradients.static.add_(grad.sum(dim=1))
         grad_chunk = gradients.state[rows]
-        torch.baddbmm(carried, table[:n_mixed].permute(1, 2, 0), mixed, out=grad_chunk)
+        torch.bmm(table[:n_mixed].permute(1, 2, 0), mixed, out=grad_chunk)
         if gradients.projection is None or gradients.scale is None:
             continue
         assert site.projection is not None
@@ -118,13 +113,15 @@ class _Read(torch.autograd.Function):
             slots = _slots(state)
             site = site_of((static, projection, scale), n_read, eps, slots.dtype)
             n_tokens, n_slots, slot_width = slots.shape
-            x = state.new_empty(*state.shape[:-2], n_read * slot_width)
+            x = slots.new_empty(n_tokens, n_read, slot_width)
             carried = slots.new_empty(state.shape)
+            carried_slots = carried.view(slots.shape)
             write = slots.new_empty(n_tokens, static.shape[1] - n_read - n_slots, n_slots)
-            outputs = x.view(n_tokens, n_read, slot_width), carried.view(slots.shape), write
-            for rows, parts in _carried(Chunks(slots, site)):
-                for output, part in zip(outputs, parts, strict=True):
-                    output[rows] = part
+            for rows, chunk, (table, *_) in Chunks(slots, site):
+                read, carry, write[rows] = _mixtures(table, site)
+                torch.bmm(read, chunk, out=x[rows])
+                torch.bmm(carry, chunk, out=carried_slots[rows])
+        x = x.view(*state.shape[:-2], n_read * slot_width).to(state.dtype)
         # One state in state_every is saved; the write that made any other one can remake it.
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
         ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
@@ -161,8 +158,11 @@ class _Write(torch.autograd.Function):
         ctx.save_for_backward(update)
         with without_autocast(carried):
             slots = carried.flatten(0, -3)
-            written = _written(slots, write, _blocks(update, slots), multiplier)
-        return written.view(carried.shape).to(dtype)
+            _add_blocks(slots, write, _blocks(update, slots), multiplier)
+        written = carried.to(dtype)
+        if written is carried:
+            ctx.mark_dirty(carried)
+        return written
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -206,8 +206,9 @@ def _made_again(writing: Any, dtype: torch.dtype) -> Tensor:
     """Recomputes the state (N, n, b) that a write left. writing: its node in autograd's graph."""
     chunks = _chunks_of(writing.reading)
     made, blocks = torch.empty_like(chunks.state), _blocks(_update_of(writing), chunks.state)
-    for rows, (_, carried, write) in _carried(chunks):
-        made[rows] = _written(carried, write, blocks[rows], writing.multiplier)
+    for rows, chunk, (table, *_) in chunks:
+        _, carry, write = _mixtures(table, chunks.site)
+        _add_blocks(torch.bmm(carry, chunk, out=made[rows]), write, blocks[rows], writing.multiplier)
     return made.to(dtype)
 
 
