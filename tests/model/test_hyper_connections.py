@@ -66,11 +66,10 @@ def columns(site: HyperConnection) -> tuple[slice, slice, slice]:
 
 def measured_write(site: HyperConnection, state: Tensor) -> Tensor:
     """(B, T, n_slots, n_write): how much of each block each slot takes, found by writing one block at a time."""
-    _, kept = site.read(state)
     n_blocks = update_of(site).shape[-1] // site.config.slot_width
     blocks = torch.eye(n_blocks, dtype=state.dtype).repeat_interleave(site.config.slot_width, dim=1)
-    without = site.write(kept, torch.zeros_like(update_of(site)))
-    taken = [(site.write(kept, block.expand(2, 3, -1)) - without)[..., 0] for block in blocks]
+    _, without = connect(site, state, torch.zeros_like(update_of(site)))
+    taken = [(connect(site, state, block.expand(2, 3, -1))[1] - without)[..., 0] for block in blocks]
     return torch.stack(taken, dim=-1)
 
 

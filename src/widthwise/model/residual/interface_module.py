@@ -18,7 +18,7 @@ class Site(nn.Module, ABC):
 
     @abstractmethod
     def write(self, kept: Any, update: Tensor) -> "Stream":
-        """update: (B, T, d_write), the sublayer's output -> the stream after it."""
+        """update: (B, T, d_write), the sublayer's output -> the stream after it. Once for each read."""
 
 
 class Exit(nn.Module, ABC):
