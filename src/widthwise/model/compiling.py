@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
-import torch._dynamo
 from torch import nn
 
 from widthwise.model.decoder import Decoder
@@ -18,6 +16,8 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     All layers run the same code, and Dynamo by default gives up on code after 8 graphs and runs it uncompiled: too few
     for a model in which every layer has a width of its own. With fullgraph, giving up or breaking a graph is an error.
     """
+    import torch._dynamo  # takes as long as torch itself
+
     # Of a further head only its layer: one that is divided among processes gathers its weights outside of graphs.
     layers = (*model.layers, *(depth.layer for depth in model.depths))
     n_graphs = GRAPHS_PER_LAYER * len(layers)

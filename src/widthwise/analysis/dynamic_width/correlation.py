@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 CONFIDENCE = 0.95
 N_RESAMPLES = 1000
@@ -18,6 +17,8 @@ def correlations(x: np.ndarray, y: np.ndarray, smallest_sd: float = 0.0) -> dict
     """
     if x.std() <= smallest_sd or np.ptp(y) == 0:
         return None
+    from scipy import stats  # slow to import, and training asks whether there is something to analyse
+
     ranks = [stats.rankdata(values).reshape(values.shape) for values in (x, y)]
     moments = _moments(*ranks)
     low, high = _interval(moments) if len(moments) > 1 else (None, None)
