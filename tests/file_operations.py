@@ -1,23 +1,37 @@
-"""A process that dies before a file operation of its own."""
+"""What a process that is killed before a file operation of its own leaves behind."""
 
-import os
-import signal
+import shutil
 import sys
+from pathlib import Path
 
 FILE_OPERATIONS = {"open", "os.mkdir", "os.rename"}
 REMOVALS = {"os.remove", "os.rmdir"}
 
 
-def die_before_operation(index: int, path: str) -> None:
-    """Kills this process before its file operation number `index` inside `path`."""
-    count = 0
+def keep_states(folder: Path, states: Path) -> None:
+    """From now on copies `folder` into `states` before every file operation of this process inside of it.
+
+    Each copy is what a SIGKILL at that moment leaves: what was handed to the system, and nothing of what was not. An
+    operation that finds the folder as the one before did, as reading does, adds no copy. They are named by their order.
+    """
+    states.mkdir()
+    kept: dict[Path, bytes] = {}
+    is_copying = False
 
     def watch(event: str, arguments: tuple) -> None:
-        nonlocal count
+        nonlocal kept, is_copying
         # What rmtree removes is named relative to its folder.
-        if event in REMOVALS or (event in FILE_OPERATIONS and str(arguments[0]).startswith(path)):
-            if count == index:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
+        is_inside = event in REMOVALS or (event in FILE_OPERATIONS and str(arguments[0]).startswith(str(folder)))
+        if is_copying or not is_inside or not folder.exists():
+            return
+        is_copying = True
+        if (found := _contents(folder)) != kept:
+            shutil.copytree(folder, states / f"{len(list(states.iterdir())):04}")
+            kept = found
+        is_copying = False
 
     sys.addaudithook(watch)
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: b"" if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}

@@ -20,6 +20,7 @@ FOLDER = Path(__file__).parent
 SOURCES = (FOLDER.parents[1] / "src", FOLDER.parent, FOLDER)
 PRELOADED = (
     "pytest",
+    "torch._dynamo",  # which an optimizer imports
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.fsdp",
     "widthwise.cli.main",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from file_operations import die_before_operation
+from file_operations import keep_states
 from injected import train_run
 from ranks import launched
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
@@ -38,30 +38,28 @@ def with_one_checkpoint(finished: Path, target: Path) -> Path:
     return target
 
 
-def merge_until(run: Path, n_operations: int) -> None:
-    """Merges, and dies before that file operation."""
-    die_before_operation(n_operations, str(run))
+def merge_watched(run: Path, states: Path) -> None:
+    keep_states(run, states)
     merge(run)
 
 
 @pytest.mark.slow
 def test_killed_before_any_file_operation_the_checkpoint_is_valid_and_the_next_merge_ends_it(finished, tmp_path):
     expected = tensors(checkpoint_paths(finished / "checkpoints")[0])
-    n_operations, is_killed = 0, True
-    while is_killed:
-        run = with_one_checkpoint(finished, tmp_path / "run")
-        (path,) = checkpoint_paths(run / "checkpoints")
-        launch = launched(1, merge_until, run, n_operations, errors=tmp_path / str(n_operations))
-        is_killed = launch.codes() == [-9]
-        assert is_killed or launch.codes() == [0], launch.everything()
-        assert find_damage(path) is None, n_operations
-        assert same(tensors(path), expected), n_operations
-        merge(run)
-        assert {each.name for each in path.iterdir()} == {*files(), MANIFEST}, n_operations
-        assert same(tensors(path), expected), n_operations
+    run, states = with_one_checkpoint(finished, tmp_path / "run"), tmp_path / "states"
+    (path,) = checkpoint_paths(run / "checkpoints")
+    launch = launched(1, merge_watched, run, states, errors=tmp_path / "errors")
+    assert launch.codes() == [0], launch.everything()
+    killed = sorted(states.iterdir())
+    for state in killed:
         shutil.rmtree(run)
-        n_operations += 1
-    assert n_operations > 20
+        shutil.copytree(state, run)
+        assert find_damage(path) is None, state
+        assert same(tensors(path), expected), state
+        merge(run)
+        assert {each.name for each in path.iterdir()} == {*files(), MANIFEST}, state
+        assert same(tensors(path), expected), state
+    assert len(killed) > 5
 
 
 VERBS = {

@@ -1,12 +1,12 @@
 """Trains a tiny run in child processes that are killed; run by test_kill.py.
 
 kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
-kill_runs.py operations WORK         kills before every single file operation of a run, each time of a fresh one
-kill_runs.py growth WORK             the same of a run whose model grows, before every third operation
-kill_runs.py mixture WORK            the same of a run on a mixture, before every third operation
+kill_runs.py operations WORK         goes on from what a kill before any single file operation of a run leaves
+kill_runs.py growth WORK             the same of a run whose model grows
+kill_runs.py mixture WORK            the same of a run on a mixture
 kill_runs.py rewind WORK             the same of a run that diverges at its third batch and goes back to its first step
 
-Prints a line of JSON: how many children were killed. The children are forked so that importing torch is paid once; the
+Prints a line of JSON: how many were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
 """
 
@@ -24,7 +24,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from file_operations import die_before_operation
+import torch._dynamo  # as an optimizer does
+from file_operations import keep_states
 from growing_runs import UNIFORM
 from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe
@@ -53,7 +54,7 @@ def exit_signal(process: int) -> int:
 
 
 def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
-    recipe = tiny_recipe("train.steps=60", "train.checkpoint_every=7", "train.log_every=4", "train.keep_last=2")
+    recipe = tiny_recipe("train.steps=40", "train.checkpoint_every=7", "train.log_every=4", "train.keep_last=2")
     started = time.monotonic()
     exit_signal(child(recipe, work / "whole"))
     longest = time.monotonic() - started
@@ -71,19 +72,21 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
     return n_killed
 
 
-def kill_before_operations(work: Path, *overrides: str, stride: int = 1, kept: Sequence[int] = (4,)) -> int:
+def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int] = (4,)) -> int:
+    """Goes on from every state that a kill before a file operation would leave; returns how many these are."""
     steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
     recipe = tiny_recipe(*steps, *overrides)
-    path, index, n_killed = work / "killed", 0, 0
-    exit_signal(child(recipe, work / "whole"))
-    while exit_signal(child(recipe, path, partial(die_before_operation, index, str(path)))):
-        exit_signal(child(recipe, path))
-        assert outcome(path) == outcome(work / "whole"), f"killed before operation {index}"
-        left = {item.name for item in (path / "checkpoints").iterdir()}
-        assert left == {f"step_{step:08d}" for step in kept}, f"killed before operation {index}"
+    path, states = work / "run", work / "states"
+    exit_signal(child(recipe, path, partial(keep_states, path, states)))
+    whole, killed = outcome(path), sorted(states.iterdir())
+    for state in killed:
         shutil.rmtree(path)
-        index, n_killed = index + stride, n_killed + 1
-    return n_killed
+        shutil.copytree(state, path)
+        exit_signal(child(recipe, path))
+        assert outcome(path) == whole, f"killed in {state}"
+        left = {item.name for item in (path / "checkpoints").iterdir()}
+        assert left == {f"step_{step:08d}" for step in kept}, f"killed in {state}"
+    return len(killed)
 
 
 def mixture_of_two(folder: Path) -> str:
@@ -103,13 +106,13 @@ if __name__ == "__main__":
     if mode == "moments":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
     elif mode == "growth":
-        n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]", stride=3)
+        n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]")
     elif mode == "rewind":
         spoil(pytest.MonkeyPatch(), {2: math.nan})
         rewind = "train.on_spike={kind: rewind, margin_steps: 2}"
-        n = kill_before_operations(folder, rewind, "train.checkpoint_every=1", stride=3, kept=(2, 3, 4))
+        n = kill_before_operations(folder, rewind, "train.checkpoint_every=1", kept=(2, 3, 4))
     elif mode == "mixture":
-        n = kill_before_operations(folder, mixture_of_two(folder), stride=3)
+        n = kill_before_operations(folder, mixture_of_two(folder))
     else:
         n = kill_before_operations(folder)
     print(json.dumps({"n_killed": n}))

@@ -26,20 +26,20 @@ def test_killed_at_12_random_moments(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_before_every_single_file_operation(tmp_path):
+def test_killed_before_every_file_operation(tmp_path):
     assert run_script("operations", str(tmp_path)) > 30
 
 
 @pytest.mark.slow
-def test_killed_before_every_third_file_operation_of_a_run_that_grows(tmp_path):
+def test_killed_before_every_file_operation_of_a_run_that_grows(tmp_path):
     assert run_script("growth", str(tmp_path)) > 10
 
 
 @pytest.mark.slow
-def test_killed_before_every_third_file_operation_of_a_run_on_a_mixture(tmp_path):
+def test_killed_before_every_file_operation_of_a_run_on_a_mixture(tmp_path):
     assert run_script("mixture", str(tmp_path)) > 10
 
 
 @pytest.mark.slow
-def test_killed_before_every_third_file_operation_of_a_run_that_goes_back(tmp_path):
+def test_killed_before_every_file_operation_of_a_run_that_goes_back(tmp_path):
     assert run_script("rewind", str(tmp_path)) > 10
