@@ -1,12 +1,10 @@
 """The examples and notebooks run as they are, outside the repository, in seconds."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import said_by_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
@@ -24,15 +22,6 @@ SAYS = {
 """What each prints at its end, among other things."""
 
 
-def _run(script: Path, folder: Path) -> str:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def _cells(notebook: Path) -> str:
     """The code of a notebook as a script: a kernel for two notebooks would be thirty packages."""
     data = json.loads(notebook.read_text())
@@ -43,7 +32,7 @@ def _cells(notebook: Path) -> str:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_is_short_and_runs(script: Path, tmp_path: Path) -> None:
     assert len(script.read_text().splitlines()) < 60
-    assert SAYS[script.stem] in _run(script, tmp_path)
+    assert SAYS[script.stem] in said_by_script(1, script, folder=tmp_path)[0]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -52,4 +41,4 @@ def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) ->
         pytest.importorskip("transformers", reason="needs the extra [hf]")
     script = tmp_path / "cells.py"
     script.write_text(_cells(notebook))
-    assert SAYS[notebook.stem] in _run(script, tmp_path)
+    assert SAYS[notebook.stem] in said_by_script(1, script, folder=tmp_path)[0]

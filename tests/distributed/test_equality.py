@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 from cases import BITWISE, CHECKPOINTED, COMPILED, FP32, KINDS, ON_FOUR, WITHOUT_COPY, case
 from compared_runs import loss_difference, recorded_difference, records, tensor_difference
+from ranks import said_by_script
 from resuming import Row, bound, differences, launches, rows_of
 from together import n_graphs
-from train_many import Order, carry_out, launch, order
+from train_many import Order, carry_out, order
 
 from widthwise.training.processes import ALONE
 
@@ -40,7 +41,7 @@ def launched(folder: Path, n_processes: int, **task: list[Any]) -> Launch:
     """task: orders, and the names of the cases that are divided and compiled without being trained."""
     task_path, found = folder / "task.json", folder / "found.json"
     task_path.write_text(json.dumps(task))
-    launch(n_processes, HERE / "together.py", task_path, found)
+    said_by_script(n_processes, HERE / "together.py", task_path, found, folder=folder)
     return Launch(folder, json.loads(found.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""Command lines, one after the other, in each of the processes that torchrun starts; run by test_workers.py.
+"""Command lines, one after the other, in each of several processes; run by test_workers.py.
 
 command_lines.py COMMANDS    a list of lists of arguments, as JSON; the first that fails ends the process with its code
 """

@@ -1,10 +1,7 @@
 """Workers that share a study: killed and not, on SQLite and on a real PostgreSQL; workers.py is the worker."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 import optuna
 import pytest
 import yaml
+from ranks import said_by_script
 from tiny_sweeps import LEARNING_RATES, RECIPE, recipe_file
 
 from widthwise.experiments.compare import run_plan
@@ -23,7 +21,6 @@ from widthwise.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("workers.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")
-SOURCE = Path(__file__).parents[2] / "src"
 POINTS = ["baseline", "0.002", "0.03"]
 TIME_KEYS = {"created", "command", "environment", "study", "shares_machine"}
 TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
@@ -41,16 +38,8 @@ def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 
 def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
-    return json.loads(output_of(SCRIPT, recipe, folder, storage, *kill_after).splitlines()[-1])
-
-
-def output_of(*arguments: object) -> str:
-    """What a Python that is called with these arguments prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    (said,) = said_by_script(1, SCRIPT, recipe, folder, storage, *kill_after, folder=recipe.parent)
+    return json.loads(said.splitlines()[-1])
 
 
 def trials_by_state(storage: str, study: str = "tiny") -> dict[str, Counter]:
@@ -142,8 +131,7 @@ def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: P
         ["compare", str(pair), *shared, "--out", str(tmp_path / "compared")],
         ["sweep", str(recipe), *shared, "--seed", "4", "--out", str(tmp_path / "swept")],
     ]
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    output = output_of(*torchrun, COMMAND_LINES, json.dumps(commands))
+    output = "".join(said_by_script(2, COMMAND_LINES, json.dumps(commands), folder=tmp_path / "here"))
     assert [output.count(f"wrote {tmp_path / name / 'report.html'}") for name in ("compared", "swept")] == [1, 1]
     found = json.loads((tmp_path / "compared" / "comparison.json").read_text())
     assert found["environment"]["n_processes"] == 2

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch._dynamo  # as an optimizer does
 
 from widthwise.data.config import open_data
 from widthwise.experiments.compare import run_plan

@@ -8,11 +8,6 @@ from tiny_runs import tiny_recipe
 from widthwise.yaml_io import to_yaml
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _server(_own_cache: None) -> None:
-    ranks.start_server()
-
-
 @pytest.fixture(scope="session")
 def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """9 steps of two processes that share a model, with a checkpoint of each step."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from injected import killed_after, on_rank, train_run
-from ranks import Launch, launched, start_server
+from ranks import Launch, launched
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.recipe.recipe import Recipe
@@ -58,7 +58,6 @@ def finish(n: int, recipe: Recipe, work: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    start_server()
     folder, numbers, overrides = sys.argv[1], sys.argv[2:6], sys.argv[6:]
     begun = time.monotonic()
     n_launches = kill_at_random_moments(Path(folder), *map(int, numbers), *overrides)

@@ -1,9 +1,10 @@
-"""One of the processes that share the models of folders, started by torchrun with a file of what to do.
+"""One of the processes that share the models of folders, started with a file of what to do.
 
 It holds `folders`, `batch`, `n_new`, and `out`: where the first process writes what it found of each folder.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def _found(folder: str, batch: dict[str, torch.Tensor], n_new: int) -> dict[str,
 
 
 if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     said = json.loads(Path(sys.argv[1]).read_text())
     batch = {name: torch.tensor(rows) for name, rows in said["batch"].items()}
     found = {name: _found(folder, batch, said["n_new"]) for name, folder in said["folders"].items()}

@@ -1,15 +1,13 @@
 """`widthwise` folders whose matrices two processes share, by the plan of their config."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hf_models import VOCAB_SIZE
+from ranks import said_by_script
 from widthwise_models import GROUPED, MODELS, NAMES, config_of, left_padded, loaded, own_model, prompts, written
 
 from widthwise.config_io import parse
@@ -33,16 +31,6 @@ def _even(name: str) -> ModelConfig:
     return parse(ModelTemplate, {**data, "shape": {**data["shape"], "quantum": 24}}).resolve(seq_len=16)
 
 
-def _ranks(said: dict[str, Any], folder: Path) -> None:
-    """Raises AssertionError with what they said where one fails."""
-    (folder / "said.json").write_text(json.dumps(said))
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, *launch, str(SCRIPT), str(folder / "said.json")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert found.returncode == 0, found.stderr[-4000:]
-
-
 @pytest.mark.slow
 def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
     """Logits, text from both caches, and gradients, each process with fewer weights."""
@@ -57,7 +45,8 @@ def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
         "n_new": N_NEW,
         "out": str(tmp_path / "found.pt"),
     }
-    _ranks(said, tmp_path)
+    (tmp_path / "said.json").write_text(json.dumps(said))
+    said_by_script(2, SCRIPT, tmp_path / "said.json", folder=tmp_path)
     found = torch.load(tmp_path / "found.pt", weights_only=True)
     for name, folder in folders.items():
         _check(name, found[name], loaded(folder), batch)

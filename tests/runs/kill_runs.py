@@ -24,7 +24,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # as an optimizer does
 from file_operations import keep_states
 from growing_runs import UNIFORM
 from spoilt_batches import spoil

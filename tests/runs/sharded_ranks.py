@@ -1,10 +1,11 @@
-"""One of several processes that shard small models with `fully_shard` and train a step: sharded_ranks.py FOLDER RANK.
+"""One of several processes that shard small models with `fully_shard` and train a step: sharded_ranks.py FOLDER.
 
 Writes what it held and sent to FOLDER/RANK.json: case -> number of shards -> what. The first writes the most memory
 that the steps of FOLDER/steps.json need to FOLDER/memory.json; there the others are made up, so there can be many.
 """
 
 import json
+import os
 import sys
 import weakref
 from collections import Counter
@@ -167,4 +168,4 @@ def main(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(os.environ["RANK"]))

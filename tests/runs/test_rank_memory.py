@@ -1,9 +1,6 @@
 """What a process is said to hold and send is what `fully_shard` makes processes hold and send; see sharded_ranks.py."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +9,7 @@ import pytest
 import torch
 from measured import kept_bytes
 from model_cases import config, decoder, random_tokens, variant
+from ranks import said_by_script
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
@@ -28,7 +26,6 @@ from widthwise.runs.rank_memory import ShardedModel
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
-SOURCE = Path(__file__).parents[2] / "src"
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 7}
 CASES = {
     "muon": config("uniform"),
@@ -82,10 +79,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
         for each in STEPS
     ]
     (folder / "steps.json").write_text(json.dumps(steps))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
-    command = [sys.executable, str(SCRIPT), str(folder)]
-    processes = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(N_RANKS)]
-    assert [process.wait(timeout=240) for process in processes] == [0] * N_RANKS
+    said_by_script(N_RANKS, SCRIPT, folder, folder=folder)
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(N_RANKS)]
     return Real(ranks, json.loads((folder / "memory.json").read_text()))
 

@@ -2,12 +2,10 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import said_by_script
 from spikes_on_two import CASES, trained
 from spoilt_batches import spoil
 from tiny_runs import outcome, without_measurements
@@ -15,7 +13,6 @@ from tiny_runs import outcome, without_measurements
 from widthwise.run_dir import RunDir
 
 SCRIPT = Path(__file__).with_name("spikes_on_two.py")
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
@@ -23,11 +20,7 @@ pytestmark = pytest.mark.slow
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
     """The runs, and what each process says of them."""
     work = tmp_path_factory.mktemp("two")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT, work]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    return work, [json.loads(line) for line in done.stdout.splitlines()]
+    return work, [json.loads(said.splitlines()[-1]) for said in said_by_script(2, SCRIPT, work, folder=work)]
 
 
 @pytest.mark.parametrize("name", CASES)

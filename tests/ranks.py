@@ -1,4 +1,4 @@
-"""Processes that train one run together, started without torchrun: forked from a server that has imported torch once.
+"""Processes that cost no start: forked from a server that has imported torch once, and told what torchrun would tell.
 
 `Launch` starts some of them, with what torchrun tells its workers in their environment. Their standard error goes to a
 file each, so that a test can say what was printed, and by whom.
@@ -8,6 +8,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import socket
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 FOLDER = Path(__file__).parent
-SOURCES = (FOLDER.parents[1] / "src", FOLDER.parent, FOLDER)
+SOURCES = (FOLDER.parent / "src", FOLDER)
 PRELOADED = (
     "pytest",
     "torch._dynamo",  # which an optimizer imports
@@ -27,14 +28,13 @@ PRELOADED = (
     "widthwise.cli.progress",
     "widthwise.runs.train",
     "widthwise.training.distributed",
-    "injected",
 )
 
 _context = multiprocessing.get_context("forkserver")
 
 
 def start_server() -> None:
-    """Imports torch in the process from which all others are forked. It never runs a model, and has no threads."""
+    """Imports torch, once, in the process from which all others are forked. It runs no model, and has no threads."""
     _context.set_forkserver_preload(list(PRELOADED))
     before = dict(os.environ)
     os.environ.update(PYTHONPATH=os.pathsep.join(map(str, SOURCES)), OMP_NUM_THREADS="1")
@@ -60,6 +60,7 @@ class Launch:
 
         errors: a folder for what they print. restart: how often torchrun would have started them before.
         """
+        start_server()
         errors.mkdir(parents=True, exist_ok=True)
         common = {
             "WORLD_SIZE": n,
@@ -139,6 +140,26 @@ def launched(n: int, work: Callable[..., None], *arguments: Any, errors: Path, r
     with Launch(n, work, *arguments, errors=errors, restart=restart) as launch:
         assert None not in launch.codes(), launch.stacks()
     return launch
+
+
+def said_by_script(n: int, script: Path, *arguments: object, folder: Path) -> list[str]:
+    """What each of n processes prints that run a script in a folder, which need not exist, as `python SCRIPT` would.
+
+    Raises AssertionError with all that they print where one fails.
+    """
+    folder.mkdir(exist_ok=True)
+    said = folder.parent / f"{folder.name}_said"
+    with Launch(n, _run_script, script, list(map(str, arguments)), folder, errors=said) as launch:
+        codes = launch.codes(within_seconds=400)
+        assert codes == [0] * n, launch.stacks() if None in codes else launch.everything()
+    return [launch.said(rank) for rank in range(n)]
+
+
+def _run_script(script: Path, arguments: list[str], folder: Path) -> None:
+    os.chdir(folder)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def _be_one(environment: dict[str, Any], file: Path, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
