@@ -53,7 +53,7 @@ def gradients(attend, inputs, **options):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Several blocks, of which the last ones are not full."""
-    monkeypatch.setattr(blocks, "ROWS", 4)
+    monkeypatch.setattr(blocks, "rows_at_once", lambda n_keys: 4)
     monkeypatch.setattr(blocks, "SCORE_BYTES", 8 * 4 * 11 * 2)
 
 
@@ -101,7 +101,7 @@ def test_sizes_of_blocks_make_no_difference(monkeypatch):
     inputs = heads((2, 4, 2, 13, 6, 3))
     truth = gradients(fused.attention, inputs)
     for n_rows, n_bytes in [(1, 1), (6, 10**9), (10**6, 8)]:
-        monkeypatch.setattr(blocks, "ROWS", n_rows)
+        monkeypatch.setattr(blocks, "rows_at_once", lambda n_keys, n_rows=n_rows: n_rows)
         monkeypatch.setattr(blocks, "SCORE_BYTES", n_bytes)
         for own, expected in zip(gradients(fused.attention, inputs), truth, strict=True):
             torch.testing.assert_close(own, expected, rtol=1e-11, atol=1e-12)

@@ -26,7 +26,7 @@ def in_blocks(monkeypatch):
         build = blocks.Blocks
         with monkeypatch.context() as patch:
             patch.setattr(CHOICE, "blocks_are_faster", lambda n_queries, *_, **__: n_queries > 1)
-            patch.setattr(blocks, "ROWS", 4)
+            patch.setattr(blocks, "rows_at_once", lambda n_keys: 4)
             patch.setattr(operators, "Blocks", lambda *arguments: ran.append(1) or build(*arguments))
             yield
         assert ran

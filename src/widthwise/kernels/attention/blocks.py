@@ -6,10 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-ROWS = 128
-"""Queries of one key-value head in a block, all heads of its group counted."""
-SCORE_BYTES = 2**19
-"""What the scores of a block may take, so that two more matrices of that size have room in a cache of 1 to 2 MB."""
+SCORE_BYTES = 2**21
+"""Size of a block's scores. A quarter of it would stay in a core's cache, but makes so many more blocks that the calls
+take longer than that saves."""
+
+
+def rows_at_once(n_keys: int) -> int:
+    """Queries of one key-value head in a block, all heads of its group counted.
+
+    Of a short text more would compute too many scores of later tokens, of a long one fewer make too many blocks.
+    """
+    return 64 if n_keys <= 256 else 128
 
 
 class Block(NamedTuple):
@@ -34,7 +41,7 @@ class Blocks:
     def __init__(self, queries: Tensor, keys: Tensor, documents: Tensor | None):
         (self.n_texts, n_heads, self.n_queries, _), (self.n_kv_heads, self.n_keys) = queries.shape, keys.shape[1:3]
         self.group_size = n_heads // self.n_kv_heads
-        self.n_rows = max(1, min(self.n_queries, ROWS // self.group_size))
+        self.n_rows = max(1, min(self.n_queries, rows_at_once(self.n_keys) // self.group_size))
         self.max_scores = SCORE_BYTES // queries.dtype.itemsize
         # Added to the scores of some queries and the keys of the same tokens.
         self.causal = queries.new_full((self.n_rows, self.n_rows), float("-inf")).triu_(1)
