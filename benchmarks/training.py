@@ -1,21 +1,33 @@
-"""Training steps on the CPU: a ><former beside the uniform model, and the uniform model beside Hugging Face's Llama.
+"""Training steps on the CPU: a ><former beside the uniform model, the uniform model beside Hugging Face's Llama, and
+the quickstart's models beside its uniform one.
 
-python benchmarks/training.py [--quick] [--out benchmarks/results/training_cpu.json]
+OMP_NUM_THREADS=1 python benchmarks/training.py [--quick] [--out benchmarks/results/training_cpu.json]
 """
 
+import math
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from harness import Part, cpu_command, interleave, summarise
+from kernels import kept_bytes
+from loader import sources
+from step_shares import VARIANTS, recipe_of
 from torch import nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
 from widthwise.computing import Precision
+from widthwise.data.loader import Loader
+from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.recipe.recipe import Recipe
+from widthwise.training.learner import Learner
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""
@@ -34,10 +46,34 @@ class Size:
 
     @property
     def name(self) -> str:
-        return f"{self.n_layers}_layers_d{self.d_model}_head{self.head_dim}"
+        return f"{self.n_layers}_layers_d{self.d_model}_head{self.head_dim}_seq{self.seq_len}"
 
+
+@dataclass(frozen=True)
+class Target:
+    """What our step may cost, as multiples of Llama's."""
+
+    cpu_time: float
+    kept_bytes: float = 0.7
+
+
+LLAMA_TARGETS = {
+    ("bf16", False): Target(0.65),
+    ("fp32", False): Target(0.90),
+    ("bf16", True): Target(0.70),
+    ("fp32", True): Target(0.90),
+}
+"""(precision, whether compiled) -> target."""
+OVER_FLOPS = {"x": 1.03, "hourglass": 1.10, "virtual": 1.10}
+"""By which factor the step-time ratio of a quickstart's model may exceed the FLOP ratio."""
+DYNAMIC_TARGET = 1.0
+"""The step-time ratio of dynamic widths, of which SPENT_FRACTION is used on average."""
+SPENT_FRACTION = 0.6
+SCORE_STD = 0.5
+"""How widely tokens differ in the logit of their width."""
 
 FULL = (Size(256, 32), Size(256, 64), Size(384, 64))
+LLAMA_SIZES = (Size(256, 32), Size(256, 32, seq_len=1024, batch_size=1))
 QUICK = (Size(128, 32, n_layers=4, vocab_size=512, seq_len=64, batch_size=2),)
 
 
@@ -100,28 +136,71 @@ def llama_step(model: nn.Module, size: Size, precision: Precision) -> TrainingSt
 
 
 def ours_over_llama(size: Size, precision: Precision, compiled: bool, n_rounds: int) -> dict[str, Any]:
-    """The uniform decoder and Hugging Face's Llama of the same shape and parameters."""
+    """The uniform decoder and Hugging Face's Llama of the same shape and parameters: time, and bytes kept."""
     config = template(size.d_model, size.n_layers, size.head_dim, size.vocab_size).resolve(size.seq_len)
     ours, theirs = build(config, seed=0), llama(size)
     n_params = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
     assert n_params[0] == n_params[1], n_params
+    steps = {"llama": llama_step(theirs, size, precision), "ours": decoder_step(ours, size, precision)}
+    with autocast(torch.device("cpu"), precision):
+        kept = {name: kept_bytes(step.loss) for name, step in steps.items()}
     if compiled:
         compile_layers(ours)
         theirs.compile()
-    steps = {"llama": llama_step(theirs, size, precision), "ours": decoder_step(ours, size, precision)}
     variants = summarise(interleave(steps, n_rounds=n_rounds), "llama")
-    ratio = variants["ours"]["cpu_ratio"]["median"]
+    ratio, kept_ratio = variants["ours"]["cpu_ratio"]["median"], kept["ours"] / kept["llama"]
+    target = LLAMA_TARGETS[precision, compiled]
     return {
         "n_params": n_params[0],
-        "target": 1.0,
-        "meets_target": ratio <= 1.0,
+        "target": target.cpu_time,
+        "meets_target": ratio <= target.cpu_time,
+        "kept_bytes_eager": kept,
+        "kept_bytes_target": target.kept_bytes,
+        "meets_kept_bytes_target": kept_ratio <= target.kept_bytes,
         "variants": variants,
-        "summary": f"ours / Llama {ratio:.3f} of the CPU time",
+        "summary": f"ours / Llama {ratio:.3f} of the CPU time, {kept_ratio:.2f} of the bytes kept where not compiled",
     }
 
 
-def parts(sizes: tuple[Size, ...], n_rounds: int) -> list[Part]:
-    """Every size against its ><former, the first against Llama, in both precisions, eager and compiled.
+def quickstart(
+    times: int, precision: Precision, n_rounds: int, recipe: Callable[..., Recipe] = recipe_of
+) -> dict[str, Any]:
+    """Whole steps of the quickstart's models, so many times as wide, in turn. recipe: that of a variant."""
+    learners, recipes = {}, {variant: recipe(variant, times, precision) for variant in VARIANTS}
+    with tempfile.TemporaryDirectory() as folder:
+        common = recipes["uniform"]
+        tokens = sources(Path(folder), 1, 2 * common.tokens_per_step)
+        batch = next(Loader(tokens, seq_len=common.seq_len, batch_size=common.train.batch_size, seed=1))
+    for variant, own in recipes.items():
+        learners[variant] = Learner.untrained(own, own.phases[0])
+    spend(learners["dynamic"].model, SPENT_FRACTION)
+    steps = {variant: lambda learner=learner: learner.make_step(1, batch) for variant, learner in learners.items()}
+    variants = summarise(interleave(steps, n_rounds=n_rounds), "uniform")
+    base = common.phases[0].model.cost().forward_flops(common.seq_len)
+    for variant, factor in OVER_FLOPS.items():
+        variants[variant]["flop_ratio"] = recipes[variant].phases[0].model.cost().forward_flops(common.seq_len) / base
+        variants[variant]["target"] = factor * variants[variant]["flop_ratio"]
+    variants["dynamic"]["target"] = DYNAMIC_TARGET
+    for variant in (*OVER_FLOPS, "dynamic"):
+        variants[variant]["meets_target"] = variants[variant]["cpu_ratio"]["median"] <= variants[variant]["target"]
+    ratios = [f"{name} {each['cpu_ratio']['median']:.3f}" for name, each in variants.items() if name != "uniform"]
+    return {"variants": variants, "summary": f"CPU time over uniform: {', '.join(ratios)}"}
+
+
+def spend(model: Decoder, fraction: float) -> None:
+    """Sets the widths of dynamic layers to `fraction` of all units on average, different for each token."""
+    for ffn in (module for module in model.modules() if isinstance(module, DynamicWidth)):
+        level = (fraction - ffn.config.min_fraction) / (1 - ffn.config.min_fraction)
+        assert ffn.bias is not None
+        torch.nn.init.constant_(ffn.bias.weight, math.log(level / (1 - level)))
+        torch.nn.init.normal_(ffn.score.v.weight, std=SCORE_STD / math.sqrt(ffn.score.v.weight.shape[1]))
+
+
+def parts(
+    sizes: tuple[Size, ...], llama_sizes: tuple[Size, ...], quickstarts: tuple[int, ...], n_rounds: int
+) -> list[Part]:
+    """Every size against its ><former and against Llama, in both precisions, eager and compiled; and the quickstart's
+    models, so many times as wide.
 
     Of the ><former only the first size is compiled: each of its layers is a graph of its own, and that takes minutes.
     """
@@ -129,29 +208,47 @@ def parts(sizes: tuple[Size, ...], n_rounds: int) -> list[Part]:
     def part(name: str, run: Callable[..., dict[str, Any]], *arguments: Any, seconds: float) -> Part:
         return Part(name, lambda _: run(*arguments, n_rounds), seconds)
 
-    shapes = [
-        part(
-            f"x_over_uniform/{size.name}/{mode}/{precision}", x_over_uniform, size, precision, compiled, seconds=seconds
-        )
-        for mode, compiled, chosen, seconds in (("eager", False, sizes, 90), ("compiled", True, sizes[:1], 240))
-        for size in chosen
-        for precision in ("fp32", "bf16")
+    modes = (("eager", False, 120), ("compiled", True, 240))
+    return [
+        *(
+            part(f"quickstart/d{128 * times}/{precision}", quickstart, times, precision, seconds=240)
+            for times in quickstarts
+            for precision in ("fp32", "bf16")
+        ),
+        *(
+            part(
+                f"ours_over_llama/{size.name}/{mode}/{precision}",
+                ours_over_llama,
+                size,
+                precision,
+                compiled,
+                seconds=seconds,
+            )
+            for mode, compiled, seconds in modes
+            for size in llama_sizes
+            for precision in ("fp32", "bf16")
+        ),
+        *(
+            part(
+                f"x_over_uniform/{size.name}/{mode}/{precision}",
+                x_over_uniform,
+                size,
+                precision,
+                compiled,
+                seconds=seconds,
+            )
+            for mode, compiled, seconds in modes
+            for size in (sizes[:1] if compiled else sizes)
+            for precision in ("fp32", "bf16")
+        ),
     ]
-    frameworks = [
-        part(
-            f"ours_over_llama/{mode}/{precision}", ours_over_llama, sizes[0], precision, mode == "compiled", seconds=240
-        )
-        for mode in ("eager", "compiled")
-        for precision in ("fp32", "bf16")
-    ]
-    return shapes + frameworks
 
 
 def main(argv: list[str] | None = None) -> int:
     def chosen(quick: bool) -> list[Part]:
-        return parts(QUICK, n_rounds=3) if quick else parts(FULL, n_rounds=12)
+        return parts(QUICK, QUICK, (), n_rounds=3) if quick else parts(FULL, LLAMA_SIZES, (1, 2), n_rounds=9)
 
-    return cpu_command(__doc__, "training", chosen, 870, argv)
+    return cpu_command(__doc__, "training", chosen, 2400, argv)
 
 
 if __name__ == "__main__":
