@@ -15,6 +15,7 @@ from torch import Tensor
 
 from widthwise.kernels.dispatch import refuse_double_backward, without_autocast
 from widthwise.kernels.hyper_connections.coefficients import Chunks, Site, site_of
+from widthwise.kernels.hyper_connections.products import add_product, product
 
 
 class FusedRead(NamedTuple):
@@ -49,7 +50,7 @@ def _mixtures(table: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
 
 def _add_blocks(carried: Tensor, write: Tensor, blocks: Tensor, multiplier: float) -> None:
     """Turns what is carried, of all tokens or a chunk, into the state after a write."""
-    carried.baddbmm_(write.transpose(1, 2), blocks, alpha=multiplier)
+    add_product(carried, write.transpose(1, 2), blocks, multiplier)
 
 
 class _Gradients(NamedTuple):
@@ -119,8 +120,8 @@ class _Read(torch.autograd.Function):
             write = slots.new_empty(n_tokens, static.shape[1] - n_read - n_slots, n_slots)
             for rows, chunk, (table, *_) in Chunks(slots, site):
                 read, carry, write[rows] = _mixtures(table, site)
-                torch.bmm(read, chunk, out=x[rows])
-                torch.bmm(carry, chunk, out=carried_slots[rows])
+                product(read, chunk, out=x[rows])
+                product(carry, chunk, out=carried_slots[rows])
         x = x.view(*state.shape[:-2], n_read * slot_width).to(state.dtype)
         # One state in state_every is saved; the write that made any other one can remake it.
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
@@ -175,7 +176,7 @@ class _Write(torch.autograd.Function):
             grad_write, grad_update = state.new_empty(*blocks.shape[:2], state.shape[1]), torch.empty_like(blocks)
             for rows, _, (table, *_) in chunks:
                 torch.bmm(blocks[rows], wide[rows].transpose(1, 2), out=grad_write[rows])
-                torch.bmm(table[-blocks.shape[1] :].transpose(0, 1), wide[rows], out=grad_update[rows])
+                product(table[-blocks.shape[1] :].transpose(0, 1), wide[rows], out=grad_update[rows])
             grad_write.mul_(ctx.multiplier)
             grad_update = grad_update.mul_(ctx.multiplier).view(update.shape).to(update.dtype)
         return grad, grad_write, None, None, grad_update, None
@@ -208,7 +209,7 @@ def _made_again(writing: Any, dtype: torch.dtype) -> Tensor:
     made, blocks = torch.empty_like(chunks.state), _blocks(_update_of(writing), chunks.state)
     for rows, chunk, (table, *_) in chunks:
         _, carry, write = _mixtures(table, chunks.site)
-        _add_blocks(torch.bmm(carry, chunk, out=made[rows]), write, blocks[rows], writing.multiplier)
+        _add_blocks(product(carry, chunk, out=made[rows]), write, blocks[rows], writing.multiplier)
     return made.to(dtype)
 
 
