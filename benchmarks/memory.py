@@ -60,6 +60,10 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "mtp_tied": ("model.mtp={n_depths: 2}", "model.tie_embeddings=true"),
     "dynamic": ("model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste}}",),
+    "dynamic_bf16": (
+        "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste}}",
+        "train.precision=bf16",
+    ),
     "muon": ("optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}",),
     "documents_apart_bf16": (
         *X,

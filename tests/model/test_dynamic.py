@@ -314,6 +314,40 @@ class TestExecution:
             for ours, truth in zip(found[execution], found["masked"], strict=True):
                 torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
 
+    def test_a_straight_through_mask_trains_on_the_units_that_its_derivative_reaches(self):
+        mask = {"kind": "ste", "temperature": 1.3}
+        results = []
+        for execution in ("masked", "auto"):
+            module = layer(mask=mask, d_ff=400, min_fraction=0.1, start=0.3, execution=execution)
+            x = random_input(D).requires_grad_()
+            update, choices = module(x, context(2, 5))
+            update.square().sum().backward()
+            results.append([update, x.grad, *(p.grad for p in module.parameters())])
+        for ours, truth in zip(*results, strict=True):
+            torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-11)
+        width = 400 * choices["width_fraction"].detach().flatten()
+        reached = [round(each + 1.3 * math.log(2**53)) for each in width.tolist()]
+        expected = sum(next(edge for edge in bucket_edges(400) if edge >= min(n, 400)) for n in reached)
+        assert module.bucketed_units(width, torch.ones(())) == expected < 400 * len(width)
+
+    @pytest.mark.parametrize(("dtype", "is_sliced"), [(torch.bfloat16, True), (torch.float32, False)])
+    def test_slicing_pays_in_training_where_the_products_are_coarse(self, dtype, is_sliced):
+        """The usual temperature is d_ff / 32, of which bf16 sees 5.5 to either side and fp32 16.6."""
+        found = {}
+        for execution in ("masked", "auto"):
+            module = layer(d_ff=512, dtype=torch.float32, min_fraction=0.1, start=0.2, execution=execution)
+            x = random_input(D, torch.float32).repeat(1, 200, 1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+                update, choices = module(x, context(2, 1000))
+                n_units = module.computed_units(
+                    512 * choices["width_fraction"].detach().flatten(), torch.ones(()), is_compiled=False
+                )
+            update.float().square().mean().backward()
+            found[execution] = [p.grad for p in module.parameters()]
+        assert (n_units < 512 * 2000) == is_sliced
+        for ours, truth in zip(found["auto"], found["masked"], strict=True):
+            assert (ours - truth).norm() <= (0.03 if is_sliced else 0) * truth.norm()
+
     def test_flops_of_units_are_those_of_a_swiglu_of_that_width(self):
         module, x = layer(), random_input(D)
         for n_units in (1, 17, D_FF):

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from widthwise.model.ffn.dynamic import DynamicConfig
 
 
+MAX_MARGIN = 0.25
+"""Of the full width: around a wider edge nearly all units are computed, and their masks kept besides."""
+
+
 class DynamicWidth(FeedForward):
     """A width depends on its own token only, so it is the same in decoding as in training (but for a random score)."""
 
@@ -79,6 +83,8 @@ class DynamicWidth(FeedForward):
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
         """The function that skips unused units; None if that is impossible here or not wanted."""
         if edge.margin == math.inf or self.config.execution == "masked" or torch.compiler.is_compiling():
+            return None
+        if self.config.execution == "auto" and edge.margin > MAX_MARGIN * self.config.full_width:
             return None
         if self.config.grown_from and edge.margin > 0:
             return None  # a ramp needs the true centres, and the sliced forms assume i + 1/2
