@@ -1,33 +1,23 @@
-"""Training steps on the CPU: a ><former beside the uniform model, the uniform model beside Hugging Face's Llama, and
-the quickstart's models beside its uniform one.
+"""Training steps on the CPU: a ><former beside the uniform model, and the uniform model beside Hugging Face's Llama.
 
 OMP_NUM_THREADS=1 python benchmarks/training.py [--quick] [--out benchmarks/results/training_cpu.json]
 """
 
-import math
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from harness import Part, cpu_command, interleave, summarise
 from kernels import kept_bytes
-from loader import sources
-from step_shares import VARIANTS, recipe_of
 from torch import nn
 from workloads import TrainingStep, cost_ratios, random_batch, template
 
 from widthwise.computing import Precision
-from widthwise.data.loader import Loader
 from widthwise.kernels.precision import autocast
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import Decoder, build
-from widthwise.model.ffn.dynamic_module import DynamicWidth
-from widthwise.recipe.recipe import Recipe
-from widthwise.training.learner import Learner
 
 FLOP_SLACK = 0.03
 """By how much the step-time ratio may exceed the FLOP ratio."""
@@ -64,14 +54,6 @@ LLAMA_TARGETS = {
     ("fp32", True): Target(0.90),
 }
 """(precision, whether compiled) -> target."""
-OVER_FLOPS = {"x": 1.03, "hourglass": 1.10, "virtual": 1.10}
-"""By which factor the step-time ratio of a quickstart's model may exceed the FLOP ratio."""
-DYNAMIC_TARGET = 1.0
-"""The step-time ratio of dynamic widths, of which SPENT_FRACTION is used on average."""
-SPENT_FRACTION = 0.6
-SCORE_STD = 0.5
-"""How widely tokens differ in the logit of their width."""
-
 FULL = (Size(256, 32), Size(256, 64), Size(384, 64))
 LLAMA_SIZES = (Size(256, 32), Size(256, 32, seq_len=1024, batch_size=1))
 QUICK = (Size(128, 32, n_layers=4, vocab_size=512, seq_len=64, batch_size=2),)
@@ -162,45 +144,8 @@ def ours_over_llama(size: Size, precision: Precision, compiled: bool, n_rounds: 
     }
 
 
-def quickstart(
-    times: int, precision: Precision, n_rounds: int, recipe: Callable[..., Recipe] = recipe_of
-) -> dict[str, Any]:
-    """Whole steps of the quickstart's models, so many times as wide, in turn. recipe: that of a variant."""
-    learners, recipes = {}, {variant: recipe(variant, times, precision) for variant in VARIANTS}
-    with tempfile.TemporaryDirectory() as folder:
-        common = recipes["uniform"]
-        tokens = sources(Path(folder), 1, 2 * common.tokens_per_step)
-        batch = next(Loader(tokens, seq_len=common.seq_len, batch_size=common.train.batch_size, seed=1))
-    for variant, own in recipes.items():
-        learners[variant] = Learner.untrained(own, own.phases[0])
-    spend(learners["dynamic"].model, SPENT_FRACTION)
-    steps = {variant: lambda learner=learner: learner.make_step(1, batch) for variant, learner in learners.items()}
-    variants = summarise(interleave(steps, n_rounds=n_rounds), "uniform")
-    base = common.phases[0].model.cost().forward_flops(common.seq_len)
-    for variant, factor in OVER_FLOPS.items():
-        variants[variant]["flop_ratio"] = recipes[variant].phases[0].model.cost().forward_flops(common.seq_len) / base
-        variants[variant]["target"] = factor * variants[variant]["flop_ratio"]
-    variants["dynamic"]["target"] = DYNAMIC_TARGET
-    for variant in (*OVER_FLOPS, "dynamic"):
-        variants[variant]["meets_target"] = variants[variant]["cpu_ratio"]["median"] <= variants[variant]["target"]
-    ratios = [f"{name} {each['cpu_ratio']['median']:.3f}" for name, each in variants.items() if name != "uniform"]
-    return {"variants": variants, "summary": f"CPU time over uniform: {', '.join(ratios)}"}
-
-
-def spend(model: Decoder, fraction: float) -> None:
-    """Sets the widths of dynamic layers to `fraction` of all units on average, different for each token."""
-    for ffn in (module for module in model.modules() if isinstance(module, DynamicWidth)):
-        level = (fraction - ffn.config.min_fraction) / (1 - ffn.config.min_fraction)
-        assert ffn.bias is not None
-        torch.nn.init.constant_(ffn.bias.weight, math.log(level / (1 - level)))
-        torch.nn.init.normal_(ffn.score.v.weight, std=SCORE_STD / math.sqrt(ffn.score.v.weight.shape[1]))
-
-
-def parts(
-    sizes: tuple[Size, ...], llama_sizes: tuple[Size, ...], quickstarts: tuple[int, ...], n_rounds: int
-) -> list[Part]:
-    """Every size against its ><former and against Llama, in both precisions, eager and compiled; and the quickstart's
-    models, so many times as wide.
+def parts(sizes: tuple[Size, ...], llama_sizes: tuple[Size, ...], n_rounds: int) -> list[Part]:
+    """Every size against its ><former or against Llama, in both precisions, eager and compiled.
 
     Of the ><former only the first size is compiled: each of its layers is a graph of its own, and that takes minutes.
     """
@@ -210,11 +155,6 @@ def parts(
 
     modes = (("eager", False, 120), ("compiled", True, 240))
     return [
-        *(
-            part(f"quickstart/d{128 * times}/{precision}", quickstart, times, precision, seconds=240)
-            for times in quickstarts
-            for precision in ("fp32", "bf16")
-        ),
         *(
             part(
                 f"ours_over_llama/{size.name}/{mode}/{precision}",
@@ -246,7 +186,7 @@ def parts(
 
 def main(argv: list[str] | None = None) -> int:
     def chosen(quick: bool) -> list[Part]:
-        return parts(QUICK, QUICK, (), n_rounds=3) if quick else parts(FULL, LLAMA_SIZES, (1, 2), n_rounds=9)
+        return parts(QUICK, QUICK, n_rounds=3) if quick else parts(FULL, LLAMA_SIZES, n_rounds=9)
 
     return cpu_command(__doc__, "training", chosen, 2400, argv)
 
