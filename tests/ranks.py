@@ -155,6 +155,15 @@ def said_by_script(n: int, script: Path, *arguments: object, folder: Path) -> li
     return [launch.said(rank) for rank in range(n)]
 
 
+def command_in(folder: Path, *arguments: str) -> None:
+    """`widthwise ARGUMENTS` in that folder."""
+    from widthwise.__main__ import main
+
+    os.chdir(folder)
+    sys.argv[:] = ["widthwise", *arguments]
+    main()
+
+
 def _run_script(script: Path, arguments: list[str], folder: Path) -> None:
     os.chdir(folder)
     sys.argv = [str(script), *arguments]

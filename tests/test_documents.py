@@ -16,7 +16,7 @@ from widthwise.yaml_io import parse_yaml, read_recipe, to_yaml
 
 ROOT = Path(__file__).parent.parent
 TOY = {
-    "model": {"vocab_size": 257, "n_layers": 8},
+    "model": {"vocab_size": 257, "n_layers": 4},
     "seq_len": 16,
     "data": {"corpus": "synthetic", "tokenizer": "bytes"},
     "schedule": {"warmup_steps": 1},

@@ -1,13 +1,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
+from ranks import Launch, command_in
 
-SOURCE = Path(__file__).parents[2] / "src"
 RECIPE = """
 model: {vocab_size: 257, d_model: 16, n_layers: 2, attention: {head_dim: 8}}
 seq_len: 16
@@ -69,14 +68,13 @@ def test_a_diverging_run_is_one_line_and_exit_code_1(widthwise, here: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-c", "from widthwise.cli.main import main; main()"]
     arguments = ("train", "recipe.yaml", "train.steps=100000", "--out", "there")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
-    with subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE, text=True) as process:
-        while "train loss" not in process.stderr.readline():
-            pass
-        process.send_signal(number)
-        err = process.stderr.read()
-    assert process.returncode == 128 + number
+    with Launch(1, command_in, here, *arguments, errors=here) as launch:
+        until = time.monotonic() + 60
+        while "train loss" not in launch.said(0) and time.monotonic() < until:
+            time.sleep(0.05)
+        os.kill(launch.processes[0].pid, number)
+        codes, err = launch.codes(), launch.said(0)
+    assert codes == [128 + number]
     assert "`widthwise resume there` goes on" in err.splitlines()[-1]
     assert "Traceback" not in err

@@ -18,6 +18,7 @@ from widthwise.config_io import UserError
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.jobs import Jobs, do_all
 from widthwise.experiments.plan import read_plan
+from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.recipe.recipe import load_recipe
@@ -83,7 +84,8 @@ def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({**BASE, "sweep": {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}}))
     plan = read_sweep(path)
     alone = run_sweep(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
-    together = run_sweep(plan, tmp_path / "two", "command", jobs=Jobs(2, 1))
+    # Who has nothing left to do looks as often whether the others are done as it gives a sign of life.
+    together = run_sweep(plan, tmp_path / "two", "command", heartbeat=Heartbeat(2), jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
 

@@ -22,7 +22,7 @@ from widthwise.recipe.recipe import Recipe
 def kill_at_random_moments(work: Path, n_kills: int, seed: int, n: int = 2, shards: int = 2, *overrides: str) -> int:
     """Returns how many launches there were: in each a kill, or the end of the run, which then begins anew."""
     recipe = tiny_recipe(
-        "train.steps=40",
+        "train.steps=24",
         "train.checkpoint_every=3",
         "train.keep_last=2",
         "train.micro_batch_size=1",

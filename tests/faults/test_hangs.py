@@ -16,8 +16,7 @@ def named(recipe_file, tmp_path, n: int, victim: int, fault, *overrides: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [hang, die])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("victim", "fault"), [(0, hang), (0, die), (1, die)])
 def test_one_of_two_is_named(recipe_file, tmp_path, victim, fault):
     ((rank, error),) = named(recipe_file, tmp_path, 2, victim, fault)
     assert rank == 1 - victim
