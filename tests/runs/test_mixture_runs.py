@@ -1,19 +1,16 @@
 """Runs on a mixture of two prepared corpora."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ranks import command_in, launched
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
-import widthwise
 from widthwise.config_io import UserError, to_data
 from widthwise.data.config import open_data
 from widthwise.data.documents import Corpus, Document
@@ -217,11 +214,8 @@ def test_a_grown_run_goes_on_with_its_mixture_and_begins_another_anew(finished, 
 def test_two_processes_train_on_the_rows_of_one_and_one_goes_on_for_them(finished, folder, tmp_path):
     """A step is one pass of each process where one process makes two of the same rows, so losses are bitwise equal."""
     (tmp_path / "recipe.yaml").write_text(to_yaml(mixed_recipe(folder)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "widthwise"]
-    paths = {"PYTHONPATH": str(Path(widthwise.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    arguments = ["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "two")]
-    done = subprocess.run([*launch, *arguments], env={**os.environ, **paths}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    launch = launched(2, command_in, tmp_path, "train", "recipe.yaml", "--out", "two", errors=tmp_path / "errors")
+    assert launch.codes() == [0, 0], launch.everything()
     gone_on = unfinished_copy(tmp_path / "two", tmp_path / "one", 5)
     resume(gone_on)
     for path in (tmp_path / "two", gone_on):
