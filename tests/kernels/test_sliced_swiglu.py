@@ -39,7 +39,12 @@ class HardWithRampGradient(torch.autograd.Function):
         return (grad * inside / RAMP).sum(dim=1, keepdim=True), None
 
 
-MASKS = {"hard": (hard, 0.0), "ramp": (ramp, RAMP / 2), "straight_through": (HardWithRampGradient.apply, RAMP / 2)}
+MASKS = {
+    "hard": (hard, 0.0, 0.0),
+    "ramp": (ramp, RAMP / 2, RAMP / 2),
+    "straight_through": (HardWithRampGradient.apply, RAMP / 2, 0.0),
+}
+"""Mask, margin, overlap."""
 
 WIDTHS = {
     "spread": lambda n: torch.linspace(0.1, D_FF + 2, n, dtype=torch.float64).roll(4),
@@ -57,10 +62,10 @@ def operands(dtype=torch.float64, n=N, d_model=D_MODEL, d_ff=D_FF, d_out=D_OUT):
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
-def result(form, tensors, width, mask, margin):
+def result(form, tensors, width, mask, margin, overlap=None):
     """Output, and gradients of x, the weights and the width; zeros where the width has no influence."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in (*tensors, width)]
-    out = form(*leaves, mask, margin)
+    out = form(*leaves, mask, margin, overlap)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
     gradients = torch.autograd.grad(out, leaves, direction, allow_unused=True)
     return out, *(torch.zeros_like(leaf) if own is None else own for own, leaf in zip(gradients, leaves))
@@ -71,24 +76,24 @@ def result(form, tensors, width, mask, margin):
     ("form", "n", "row_tile"),
     [(fused.sliced_swiglu, N, 1), (fused.sliced_swiglu, N, 4), (fused.sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
 )
-@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
-def test_equals_the_masked_form(form, width, mask, margin, n, row_tile, monkeypatch):
+def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile, monkeypatch):
     monkeypatch.setattr(fused, "ROW_TILE", {torch.float64: row_tile})
     for ours, truth in zip(
-        result(form, operands(n=n), width(n), mask, margin),
-        result(reference.sliced_swiglu, operands(n=n), width(n), mask, margin),
+        result(form, operands(n=n), width(n), mask, margin, overlap),
+        result(reference.sliced_swiglu, operands(n=n), width(n), mask, margin, overlap),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
-def test_real_edges_in_fp32(mask, margin):
+@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
+def test_real_edges_in_fp32(mask, margin, overlap):
     tensors = operands(torch.float32, n=67, d_model=33, d_ff=300, d_out=29)
     tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
     width = 300 * torch.rand(67, generator=torch.Generator().manual_seed(2))
-    ours, *gradients = result(sliced_swiglu, tensors, width, mask, margin)
-    truth, *true_gradients = result(reference.sliced_swiglu, tensors, width, mask, margin)
+    ours, *gradients = result(sliced_swiglu, tensors, width, mask, margin, overlap)
+    truth, *true_gradients = result(reference.sliced_swiglu, tensors, width, mask, margin, overlap)
     torch.testing.assert_close(ours, truth, rtol=1e-6, atol=1e-6)
     for own, true in zip(gradients, true_gradients):
         torch.testing.assert_close(own, true, rtol=1e-5, atol=1e-5)
@@ -177,8 +182,8 @@ def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
 
 
 @pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize(("mask", "margin"), MASKS.values(), ids=MASKS)
-def test_masks_are_applied_only_where_they_are_partial(mask, margin):
+@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
+def test_masks_are_applied_only_where_they_are_partial(mask, margin, overlap):
     n_masked = 0
 
     def counted(width, units):
@@ -186,9 +191,9 @@ def test_masks_are_applied_only_where_they_are_partial(mask, margin):
         n_masked += len(width) * len(units)
         return mask(width, units)
 
-    fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin)
+    fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
     assert n_masked == 0
-    fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin)
+    fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
     whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
     assert n_masked == N * (9 - whole)
 

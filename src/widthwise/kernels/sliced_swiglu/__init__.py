@@ -25,7 +25,14 @@ def sliced_is_faster(n_tokens: int, dtype: torch.dtype) -> bool:
 
 
 def sliced_swiglu(
-    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, mask: Mask, margin: float
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    width: Tensor,
+    mask: Mask,
+    margin: float,
+    overlap: float | None = None,
 ) -> Tensor:
     """See `reference.sliced_swiglu`. A few tokens, as in decoding, all compute the units that the widest of them needs.
 
@@ -37,7 +44,7 @@ def sliced_swiglu(
             everything = bool((whole_units(width, margin, len(w_gate)) == len(w_gate)).all())
             if everything and not width.requires_grad:  # else the width needs the gradient of 0 that stripes give it
                 return linear(swiglu(linear(x, w_gate), linear(x, w_up)), w_down)
-            return fused.sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin)
+            return fused.sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin, overlap)
         n_units = units_for_all(width, margin, len(w_gate))
         w_gate, w_up, w_down = w_gate[:n_units], w_up[:n_units], w_down[:, :n_units]
-    return reference.sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin)
+    return reference.sliced_swiglu(x, w_gate, w_up, w_down, width, mask, margin, overlap)

@@ -54,28 +54,36 @@ class Stripe(NamedTuple):
     units: slice
     n_rows: int
     """The first n_rows tokens are computed; the mask of all later ones is 0 here."""
+    n_used: int
+    """The first n_used tokens have a mask above 0 here; later ones only a derivative."""
     n_whole: int
     """The first n_whole tokens have mask 1 on the whole stripe, so that the mask is applied to later ones only,"""
     masked_from: int
     """and only from this unit of the stripe on: before it the mask is 1 for all computed tokens."""
 
 
-def plan_stripes(width: Tensor, margin: float, d_ff: int, row_tile: int) -> list[Stripe]:
+def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_tile: int) -> list[Stripe]:
     """The fewest stripes that compute every token up to its bucket edge; buckets in which no token ends are merged.
 
-    width: (N,) with N > 0, descending. `n_rows` is rounded up to a multiple of `row_tile`, at most N.
+    width: (N,) with N > 0, descending; margin, overlap: see `reference.sliced_swiglu`. `n_rows` and `n_used` are
+    rounded up to a multiple of `row_tile`, at most N.
     """
-    whole, reach = whole_units(width, margin, d_ff), reached_units(width, margin, d_ff)
+    whole, reach, used = (
+        whole_units(width, margin, d_ff),
+        *(reached_units(width, far, d_ff) for far in (margin, overlap)),
+    )
     edges = bucket_edges(d_ff)
     starts, stops = torch.tensor([0, *edges], device=width.device).unfold(0, 2, 1).unbind(dim=1)
-    n_rows = (reach[:, None] > starts).sum(dim=0)
-    n_rows = (-(-n_rows // row_tile) * row_tile).clamp(max=len(width))
+    n_tokens = ((units[:, None] > starts).sum(dim=0) for units in (reach, used))
+    n_rows, n_used = ((-(-n // row_tile) * row_tile).clamp(max=len(width)) for n in n_tokens)
     n_whole = (whole[:, None] >= stops).sum(dim=0)
     least_whole = whole[(n_rows - 1).clamp(min=0)]
-    counts = torch.stack([n_rows, n_whole, least_whole], dim=1).tolist()  # the only synchronisation with a device
+    counts = torch.stack([n_rows, n_used, n_whole, least_whole], dim=1).tolist()  # the only wait for a device
     stripes, start = [], 0
-    for (stop, (rows, whole_rows, least)), (_, (next_rows, *_)) in pairwise([*zip(edges, counts), (d_ff, [0])]):
-        if rows > next_rows:  # else no token ends at this edge: extend the stripe to the next
-            stripes.append(Stripe(slice(start, stop), rows, whole_rows, max(0, least - start)))
+    for (stop, (*tokens, whole_rows, least)), (_, (*next_tokens, _, _)) in pairwise(
+        [*zip(edges, counts), (d_ff, [0] * 4)]
+    ):
+        if tokens != next_tokens:  # else no token ends at this edge: extend the stripe to the next
+            stripes.append(Stripe(slice(start, stop), *tokens, whole_rows, max(0, least - start)))
             start = stop
-    return stripes
+    return [stripe for stripe in stripes if stripe.n_rows]

@@ -46,11 +46,11 @@ class _SlicedSwiGLU(torch.autograd.Function):
         rows = x.index_select(0, order)  # x[order] takes six times as long in bf16
         out = x.new_zeros(len(x), len(w_down))
         kept = []
-        for (units, n_rows, n_whole, masked_from), mask in zip(stripes, masks):
+        for (units, n_rows, n_used, n_whole, masked_from), mask in zip(stripes, masks):
             gate, up = linear(rows[:n_rows], w_gate[units]), linear(rows[:n_rows], w_up[units])
-            hidden = silu(gate).mul_(up)
-            hidden[n_whole:, masked_from:].mul_(mask)
-            _add_product(out[:n_rows], hidden, w_down[:, units].T)
+            hidden = silu(gate[:n_used]).mul_(up[:n_used])
+            hidden[n_whole:, masked_from:].mul_(mask[: n_used - n_whole])
+            _add_product(out[:n_used], hidden, w_down[:, units].T)
             kept += gate, up
         inverse = order.argsort()
         ctx.save_for_backward(rows, w_gate, w_up, w_down, order, inverse, *masks, *kept)
@@ -68,14 +68,18 @@ class _SlicedSwiGLU(torch.autograd.Function):
         grad_w_gate, grad_w_up, grad_w_down = (torch.zeros_like(weight) for weight in (w_gate, w_up, w_down))
         grad_masks: list[Tensor | None] = []
         for i, (stripe, mask, gate, up) in enumerate(zip(ctx.stripes, masks, gates, ups)):
-            units = stripe.units
-            x, grad_x, grad_out = (tensor[: stripe.n_rows] for tensor in (rows, grad_rows, grad))
+            units, n_used = stripe.units, stripe.n_used
             masked = slice(stripe.n_whole, None), slice(stripe.masked_from, None)
-            activation = silu(gate)
-            hidden, grad_hidden = activation * up, grad_out @ w_down[:, units]
+            activation, grad_hidden = silu(gate), grad[: stripe.n_rows] @ w_down[:, units]
+            hidden = activation * up
             grad_masks.append(grad_hidden[masked] * hidden[masked] if ctx.needs_input_grad[6 + i] else None)
-            hidden[masked].mul_(mask)
-            grad_hidden[masked].mul_(mask)
+            # What no token uses has no gradient but the mask's.
+            x, grad_x, grad_out = (tensor[:n_used] for tensor in (rows, grad_rows, grad))
+            gate, up, activation, hidden, grad_hidden = (
+                tensor[:n_used] for tensor in (gate, up, activation, hidden, grad_hidden)
+            )
+            hidden[masked].mul_(mask[: n_used - stripe.n_whole])
+            grad_hidden[masked].mul_(mask[: n_used - stripe.n_whole])
             _add_product(grad_w_down[:, units], grad_out.T, hidden)
             grad_up = activation.mul_(grad_hidden)
             grad_gate = torch.ops.aten.silu_backward(grad_hidden.mul_(up), gate)
@@ -87,15 +91,24 @@ class _SlicedSwiGLU(torch.autograd.Function):
 
 
 def sliced_swiglu(
-    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, mask: Mask, margin: float
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    width: Tensor,
+    mask: Mask,
+    margin: float,
+    overlap: float | None = None,
 ) -> Tensor:
     """See `reference.sliced_swiglu`. N > 0."""
     dtype = compute_dtype(x)
     widths, order = width.sort(descending=True)
-    stripes = plan_stripes(widths.detach(), margin, len(w_gate), ROW_TILE.get(dtype, 1))
+    stripes = plan_stripes(
+        widths.detach(), margin, margin if overlap is None else overlap, len(w_gate), ROW_TILE.get(dtype, 1)
+    )
     masks = [
         mask(widths[n_whole:n_rows, None], unit_centres(units.start + masked_from, units.stop, widths)).to(dtype)
-        for units, n_rows, n_whole, masked_from in stripes
+        for units, n_rows, _, n_whole, masked_from in stripes
     ]
     weights = (weight.to(dtype) for weight in (w_gate, w_up, w_down))
     return _SlicedSwiGLU.apply(x.to(dtype), *weights, order, stripes, *masks)

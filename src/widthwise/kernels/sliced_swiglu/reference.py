@@ -16,7 +16,14 @@ def unit_centres(start: int, stop: int, like: Tensor) -> Tensor:
 
 
 def sliced_swiglu(
-    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, width: Tensor, mask: Mask, margin: float
+    x: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    width: Tensor,
+    mask: Mask,
+    margin: float,
+    overlap: float | None = None,
 ) -> Tensor:
     """w_down (silu(w_gate x) * (w_up x) * mask(width, c)), where unit i has its centre at c_i = i + 1/2.
 
@@ -25,7 +32,9 @@ def sliced_swiglu(
 
     `margin` >= 0, in units, says what may be skipped: the mask is exactly 1 where c_i < width - margin and exactly 0
     where c_i > width + margin, with no derivative in either range. It is 0 for a hard mask, T / 2 for a linear ramp
-    over T units, infinite for a sigmoid. This form skips nothing and ignores it.
+    over T units, infinite for a sigmoid. `overlap` <= margin: how far beyond the width, in units, the mask may be above
+    0, None: as far as the margin; with a straight-through mask only the derivative goes further. This form skips
+    nothing and ignores both.
     """
     hidden = silu(linear(x, w_gate)) * linear(x, w_up)
     values = mask(width[:, None], unit_centres(0, len(w_gate), width))

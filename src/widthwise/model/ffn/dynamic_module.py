@@ -77,7 +77,7 @@ class DynamicWidth(FeedForward):
             return self._masked(x, width, edge.mask)
         weights = (matrix.weight for matrix in (self.w_gate, self.w_up, self.w_down))
         width, margin = self._as_never_grown(width.flatten(), edge.margin)
-        update = sliced(x.flatten(0, 1), *weights, width, edge.mask, margin)
+        update = sliced(x.flatten(0, 1), *weights, width, edge.mask, margin, min(margin, edge.overlap))
         return update.unflatten(0, x.shape[:2])
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:

@@ -20,6 +20,8 @@ class Edge(NamedTuple):
     margin: float
     """Distance from the width, in units, beyond which the mask is exactly 1 or 0 with no derivative; see
     `sliced_swiglu`."""
+    overlap: float
+    """Distance beyond the width up to which the mask is above 0, at most `margin`."""
 
 
 def step(width: Tensor, centres: Tensor) -> Tensor:
@@ -28,7 +30,7 @@ def step(width: Tensor, centres: Tensor) -> Tensor:
     return torch.gt(width.detach(), centres, out=room)  # a fifth of the time of a cast from bool
 
 
-HARD = Edge(step, 0.0)
+HARD = Edge(step, 0.0, 0.0)
 
 
 class WidthMask(nn.Module):
@@ -78,7 +80,7 @@ class TemperedMask(WidthMask):
 
     def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
         """The edge at a temperature in units, which never exceeds `highest`, for products in that dtype."""
-        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf)
+        return Edge(lambda width, centres: torch.sigmoid((width - centres) / temperature), torch.inf, torch.inf)
 
 
 class StraightThroughMask(TemperedMask):
@@ -94,7 +96,7 @@ class StraightThroughMask(TemperedMask):
         def mask(width: Tensor, centres: Tensor) -> Tensor:
             return _StraightThrough.apply(width, centres, given)
 
-        return Edge(mask, highest * math.log(2 / torch.finfo(dtype).eps))
+        return Edge(mask, highest * math.log(2 / torch.finfo(dtype).eps), 0.0)
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -121,7 +123,9 @@ class LinearRampMask(TemperedMask):
     """(w - c) / T + 1/2, clamped to 0 ... 1."""
 
     def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
-        return Edge(lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2)
+        return Edge(
+            lambda width, centres: ((width - centres) / temperature + 0.5).clamp(0, 1), highest / 2, highest / 2
+        )
 
 
 class NestedMask(WidthMask):
