@@ -18,10 +18,13 @@ from widthwise.kernels.linear_cross_entropy import fused as fused_loss
 from widthwise.kernels.linear_cross_entropy import reference as plain_loss
 from widthwise.kernels.rms_norm import fused as fused_norm
 from widthwise.kernels.rms_norm import reference as plain_norm
+from widthwise.kernels.rotary import fused as fused_rotation
+from widthwise.kernels.rotary import reference as plain_rotation
 from widthwise.kernels.swiglu import fused as fused_gate
 from widthwise.kernels.swiglu import reference as plain_gate
+from widthwise.model.rope import Rope, rope_table
 
-N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE = 1024, 256, 1024, 4096
+N_TOKENS, D_MODEL, D_FF, VOCAB_SIZE, HEAD_DIM = 1024, 256, 1024, 4096, 32
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -58,7 +61,17 @@ def losses(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     return {"reference": lambda: call(plain_loss), "fused": lambda: call(fused_loss)}
 
 
-KERNELS = {"rms_norm": norms, "swiglu": gates, "linear_cross_entropy": losses}
+def rotations(dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+    """The queries of one text."""
+    x = parameter(1, N_TOKENS, D_MODEL // HEAD_DIM, HEAD_DIM, dtype=dtype)
+    cos, sin = rope_table(torch.arange(N_TOKENS)[None], Rope(HEAD_DIM, 1e4))
+    return {
+        "reference": lambda: plain_rotation.rotate(x, cos, sin),
+        "fused": lambda: fused_rotation.rotate(x, cos, sin),
+    }
+
+
+KERNELS = {"rms_norm": norms, "swiglu": gates, "linear_cross_entropy": losses, "rotary": rotations}
 
 
 def kept_bytes(call: Callable[[], Tensor]) -> int:
