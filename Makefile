@@ -60,7 +60,8 @@ evidence-gpu:
 	PYTHONPATH=src $(PYTHON) -m widthwise analyze runs/evidence_gpu/runs/uniform-seed1 runs/evidence_gpu/runs/x-seed1 --out runs/evidence_gpu/analysis
 
 bench: .venv/installed-bench
-	$(BIN)/python benchmarks/training.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/training.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/quickstart.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/dynamic_width.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/virtual_width.py
 	$(BIN)/python benchmarks/growth.py

@@ -60,13 +60,11 @@ def trainings(recipe: Recipe, n: int, n_threads: int) -> Iterator[list[Connectio
         ends.append(own)
         processes[-1].start()
         other.close()
-    try:
-        yield ends
-    finally:
-        for end in ends:
-            end.send(0)
-        for process in processes:
-            process.join()
+    yield ends  # a failure leaves daemons, which end with this process
+    for end in ends:
+        end.send(0)
+    for process in processes:
+        process.join()
 
 
 def seconds_of(workers: list[Connection], n_steps: int) -> float:

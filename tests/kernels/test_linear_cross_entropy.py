@@ -60,6 +60,14 @@ def test_losses_have_no_gradient_and_the_objective_is_a_scalar():
     torch.testing.assert_close(objective, loss.mean())
 
 
+def test_no_tokens_have_no_gradient():
+    for form in (fused, reference):
+        objective, loss, _, *gradients = result(form, *inputs((0,)))
+        assert objective.isnan()
+        assert loss.shape == (0,)
+        assert not any(gradient.any() for gradient in gradients)
+
+
 def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("formed a gradient")

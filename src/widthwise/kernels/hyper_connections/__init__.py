@@ -38,7 +38,7 @@ def read_slots(
 
 
 def write_slots(kept: ReferenceRead | fused.FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """The state after a sublayer. See `reference.write_slots`."""
+    """The state after a sublayer, once for each read. See `reference.write_slots`."""
     if isinstance(kept, fused.FusedRead):
         return fused.write_slots(kept, update, multiplier)
     return reference.write_slots(kept.state, update, kept.coefficients, kept.n_read, multiplier)

@@ -48,7 +48,7 @@ class Site(NamedTuple):
     """The parameters of one site, or of some of its coefficients, as chunks take them."""
 
     static: Tensor
-    """(k, n), with the 1 of a slot that carries itself"""
+    """(k, n), with the 1 of a slot that carries itself."""
     projection: Tensor | None
     """(k, b)"""
     scale: Tensor | None
@@ -114,6 +114,6 @@ def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype:
     static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
     assert static is not None
     n_slots = static.shape[1]
-    static = static.clone()
+    static = static.clone()  # not the parameter
     static[n_read : n_read + n_slots].diagonal().add_(1)
     return Site(static, projection, scale, n_read, eps)

@@ -22,7 +22,7 @@ class FusedRead(NamedTuple):
     """What a write needs from its read."""
 
     carried: Tensor
-    """(B, T, n, b), fp32 or wider: the state, mixed among its slots. The write turns it into the next state."""
+    """(B, T, n, b), fp32 or wider: the state, mixed among its slots. The write overwrites it."""
     write: Tensor
     """(N, n_write, n), N = B * T: how much of each written block a slot takes."""
     dtype: torch.dtype
@@ -64,16 +64,17 @@ class _Gradients(NamedTuple):
 
 
 def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write: Tensor) -> _Gradients:
-    """The backward pass of a read, whose coefficients it overwrites. grad_carried may be in a narrower type."""
+    """The backward pass of a read, whose coefficients it overwrites."""
     state, site, scratch = chunks.state, chunks.site, chunks.scratch
     slot_width = state.shape[-1]
     sums = [None if table is None else torch.zeros_like(table) for table in site[:3]]
     gradients = _Gradients(torch.empty_like(state), *sums)  # pyright: ignore[reportArgumentType]
     for rows, chunk, (table, half_tanh, doubled, inverse_rms) in chunks:
-        carried = grad_carried[rows].to(state.dtype)
         n_tokens, n_slots, _ = chunk.shape
         n_mixed = site.n_read + n_slots
-        mixed = torch.cat((grad_x[rows], carried), dim=1, out=scratch("mixed", n_tokens, n_mixed, slot_width))
+        mixed = torch.cat(
+            (grad_x[rows], grad_carried[rows]), dim=1, out=scratch("mixed", n_tokens, n_mixed, slot_width)
+        )
         grad_mixed = torch.bmm(mixed, chunk.transpose(1, 2), out=scratch("grad_mixed", n_tokens, n_mixed, n_slots))
         columns = grad_mixed.transpose(0, 1), grad_write[rows].transpose(0, 1)
         grad = torch.cat(columns, out=scratch("grad", *table.shape))
@@ -87,10 +88,10 @@ def _gradients(chunks: Chunks, grad_x: Tensor, grad_carried: Tensor, grad_write:
         assert half_tanh is not None
         assert doubled is not None
         assert inverse_rms is not None
-        product = torch.mul(grad, half_tanh, out=table)
-        gradients.scale.add_(product.sum(dim=1), alpha=2)
-        grad.addcmul_(product, half_tanh, value=-4).mul_(site.scale[:, None])  # 1 - tanh^2
-        share = torch.mul(grad, doubled, out=product).sum(dim=0).mul_(inverse_rms.square()).div_(2 * slot_width)
+        by_scale = torch.mul(grad, half_tanh, out=table)
+        gradients.scale.add_(by_scale.sum(dim=1), alpha=2)
+        grad.addcmul_(by_scale, half_tanh, value=-4).mul_(site.scale[:, None])  # 1 - tanh^2
+        share = torch.mul(grad, doubled, out=by_scale).sum(dim=0).mul_(inverse_rms.square()).div_(2 * slot_width)
         by_slot = grad.mul_(inverse_rms).flatten(1)
         gradients.projection.addmm_(by_slot, chunk.view(-1, slot_width))
         grad_chunk.view(-1, slot_width).addmm_(by_slot.T, site.projection)
@@ -114,15 +115,16 @@ class _Read(torch.autograd.Function):
             slots = _slots(state)
             site = site_of((static, projection, scale), n_read, eps, slots.dtype)
             n_tokens, n_slots, slot_width = slots.shape
-            x = slots.new_empty(n_tokens, n_read, slot_width)
+            x = slots.new_empty(*state.shape[:-2], n_read * slot_width)
+            x_slots = x.view(n_tokens, n_read, slot_width)
             carried = slots.new_empty(state.shape)
             carried_slots = carried.view(slots.shape)
             write = slots.new_empty(n_tokens, static.shape[1] - n_read - n_slots, n_slots)
             for rows, chunk, (table, *_) in Chunks(slots, site):
                 read, carry, write[rows] = _mixtures(table, site)
-                product(read, chunk, out=x[rows])
+                product(read, chunk, out=x_slots[rows])
                 product(carry, chunk, out=carried_slots[rows])
-        x = x.view(*state.shape[:-2], n_read * slot_width).to(state.dtype)
+        x = x.to(state.dtype)
         # One state in state_every is saved; the write that made any other one can remake it.
         producer: Any = state.grad_fn if isinstance(state.grad_fn, _Write._backward_cls) else None
         ctx.n_since_kept = 0 if producer is None else (producer.reading.n_since_kept + 1) % state_every
@@ -228,5 +230,5 @@ def read_slots(
 
 
 def write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """See `reference.write_slots`."""
+    """See `reference.write_slots`. Once for each read."""
     return _Write.apply(*kept, update, multiplier)

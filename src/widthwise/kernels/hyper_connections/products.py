@@ -1,4 +1,4 @@
-"""Products of many tiny matrices, one pair for each token."""
+"""Products of many tiny matrices, one pair for each token. Torch's FLOP counter does not see all of them."""
 
 import torch
 from torch import Tensor

@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from widthwise.kernels.dispatch import refuse_double_backward
 
 LOGITS_PER_CHUNK = {"cpu": 2**20, "cuda": 2**28}
-"""Logits held at a time, by device: few enough for the CPU's caches, enough for efficient matrix products on a GPU."""
+"""Logits wanted at a time, by device: few enough for a CPU's caches, enough for efficient products on a GPU."""
 MIN_ROWS = 256
 """Positions in a chunk at least: each chunk adds to the gradient of the whole matrix."""
 
@@ -59,7 +59,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_weight += grad.T @ hidden[rows]
         if grad_hidden is not None and grad_weight is not None:
             ctx.save_for_backward(grad_hidden, grad_weight)
-            ctx.scale = multiplier / len(hidden)
+            ctx.scale = multiplier / max(1, len(hidden))
         ctx.mark_non_differentiable(loss, log_normaliser)
         return (loss + z_coefficient * log_normaliser.square()).mean(), loss, log_normaliser
 

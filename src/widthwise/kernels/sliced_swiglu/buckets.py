@@ -36,7 +36,8 @@ def bucketed_units(width: Tensor, margin: float, d_ff: int) -> Tensor:
     """Units computed for a token: its reached units rounded up to a bucket edge (0 stays 0).
 
     Arguments as in `reached_units` -> integers (...). The sum over tokens times 4 d_model + 2 d_out is the FLOPs of the
-    forward pass in stripes, except for the few rows that `plan_stripes` adds by rounding.
+    forward pass in stripes, except for the few rows that `plan_stripes` adds by rounding and, where a mask ends before
+    its derivative does, the rows that w_down leaves out.
     """
     ends = torch.tensor([0, *bucket_edges(d_ff)], device=width.device)
     return ends[torch.searchsorted(ends, reached_units(width, margin, d_ff))]

@@ -32,9 +32,9 @@ def sliced_swiglu(
 
     `margin` >= 0, in units, says what may be skipped: the mask is exactly 1 where c_i < width - margin and exactly 0
     where c_i > width + margin, with no derivative in either range. It is 0 for a hard mask, T / 2 for a linear ramp
-    over T units, infinite for a sigmoid. `overlap` <= margin: how far beyond the width, in units, the mask may be above
-    0, None: as far as the margin; with a straight-through mask only the derivative goes further. This form skips
-    nothing and ignores both.
+    over T units, infinite for a sigmoid; a straight-through mask says where its derivative is lost in rounding.
+    `overlap` <= margin: how far beyond the width, in units, the mask may be above 0, where its derivative goes further;
+    None: as far as the margin. This form skips nothing and ignores both.
     """
     hidden = silu(linear(x, w_gate)) * linear(x, w_up)
     values = mask(width[:, None], unit_centres(0, len(w_gate), width))

@@ -86,8 +86,8 @@ class TemperedMask(WidthMask):
 class StraightThroughMask(TemperedMask):
     """A step whose gradient is that of sigmoid((w - c) / T).
 
-    The derivative counts up to where all that lies further out adds up to one rounding of the products' dtype:
-    2 sigmoid(-z) = eps for z = (w - c) / T, which is 5.5 in bf16, 16.6 in fp32.
+    The derivative counts up to where, in w, all that lies further out adds up to one rounding of the products' dtype:
+    2 sigmoid(-z) = eps for z = (w - c) / T, which is 5.5 in bf16, 16.6 in fp32. In T it loses more, a few roundings.
     """
 
     def falling(self, temperature: Tensor | float, highest: float, dtype: torch.dtype) -> Edge:
