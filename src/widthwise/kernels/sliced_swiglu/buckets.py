@@ -81,10 +81,9 @@ def plan_stripes(width: Tensor, margin: float, overlap: float, d_ff: int, row_ti
     least_whole = whole[(n_rows - 1).clamp(min=0)]
     counts = torch.stack([n_rows, n_used, n_whole, least_whole], dim=1).tolist()  # the only wait for a device
     stripes, start = [], 0
-    for (stop, (*tokens, whole_rows, least)), (_, (*next_tokens, _, _)) in pairwise(
-        [*zip(edges, counts), (d_ff, [0] * 4)]
-    ):
-        if tokens != next_tokens:  # else no token ends at this edge: extend the stripe to the next
-            stripes.append(Stripe(slice(start, stop), *tokens, whole_rows, max(0, least - start)))
+    for (stop, own), (_, following) in pairwise([*zip(edges, counts), (d_ff, [0] * 4)]):
+        if own[:2] != following[:2]:  # else no token ends at this edge: extend the stripe to the next
+            rows, used_rows, whole_rows, least = own
+            stripes.append(Stripe(slice(start, stop), rows, used_rows, whole_rows, max(0, least - start)))
             start = stop
     return [stripe for stripe in stripes if stripe.n_rows]
