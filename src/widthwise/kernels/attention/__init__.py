@@ -49,9 +49,9 @@ def blocks_are_faster(
 ) -> bool:
     """Whether blocks are faster than torch's fused function on a CPU.
 
-    `benchmarks/attention.py` measures it, on one thread. In bf16 they take 0.3 to 0.9 of the time with the
-    backward pass, and without it 0.7 to 0.9 of it from 256 tokens on, but for heads of 16. In fp32 they take 0.9 to 2
-    times as long, but 0.5 where each of 512 tokens sees one of four documents, because they leave out the others.
+    `benchmarks/attention.py` measures it, on one thread. In bf16 they take 0.2 to 0.85 of the time with the backward
+    pass, and without it 0.4 to 1.06 of it from 256 tokens and heads of 32 on. In fp32 they take 0.95 to 1.75 of it, but
+    0.5 where each of 512 tokens sees one of four documents, because they leave out the others.
     """
     if dtype == torch.bfloat16:
         if is_differentiated:
