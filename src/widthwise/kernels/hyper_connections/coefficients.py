@@ -114,6 +114,6 @@ def site_of(parameters: Sequence[Tensor | None], n_read: int, eps: float, dtype:
     static, projection, scale = (None if table is None else table.T.to(dtype).contiguous() for table in parameters)
     assert static is not None
     n_slots = static.shape[1]
-    static = static.clone()  # not the parameter
+    static = static.clone()  # with one slot or coefficient it is still the parameter's memory
     static[n_read : n_read + n_slots].diagonal().add_(1)
     return Site(static, projection, scale, n_read, eps)

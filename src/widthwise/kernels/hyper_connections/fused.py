@@ -230,5 +230,5 @@ def read_slots(
 
 
 def write_slots(kept: FusedRead, update: Tensor, multiplier: float) -> Tensor:
-    """See `reference.write_slots`. Once for each read."""
+    """See `reference.write_slots`. A read can be written after only once, because its carried state is overwritten."""
     return _Write.apply(*kept, update, multiplier)

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 MIN_MULTIPLICATIONS = 400
-"""Of one pair. For fewer, torch's batched product computes number by number, which takes four times as long as a sum of
-outer products."""
+"""Multiplications r k w of one pair below which torch's batched product takes a loop over single numbers, four times as
+slow as a sum of outer products."""
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -13,7 +13,7 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     return torch.bmm(a, b, out=out) if _is_large(a, b) else _add_outer(out.zero_(), a, b, 1.0)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+def add_product(total: Tensor, a: Tensor, b: Tensor, factor: float) -> Tensor:
     """total += factor a b. total: (N, r, w); a, b: as in `product`."""
     return total.baddbmm_(a, b, alpha=factor) if _is_large(a, b) else _add_outer(total, a, b, factor)
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 MAX_MARGIN = 0.25
-"""Of the full width: around a wider edge nearly all units are computed, and their masks kept besides."""
+"""Largest margin of an edge, as a share of the full width, that `auto` slices around: with a wider one nearly all units
+would be computed anyway, and their masks kept for the backward pass as well."""
 
 
 class DynamicWidth(FeedForward):
