@@ -7,6 +7,8 @@ import torch
 from model_cases import config, decoder, random_tokens, started_from
 from torch import Tensor
 
+from widthwise.config_io import UserError
+from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.decoder import build
 from widthwise.model.initial_weights import fill
 from widthwise.model.residual.over_width_module import (
@@ -15,6 +17,7 @@ from widthwise.model.residual.over_width_module import (
     GroupNorm,
     identity,
     identity_on_top,
+    mean_of_groups,
 )
 
 D_MODEL, N_SLOTS, SLOT_WIDTH = 6, 5, 3
@@ -99,6 +102,15 @@ class TestReductions:
     def test_starts_as_the_first_coordinates(self, kind):
         slots = random(2, 4, N_SLOTS, SLOT_WIDTH)
         assert torch.equal(end(REDUCTIONS[kind], is_random=False)(slots), slots.flatten(-2)[..., :D_MODEL])
+
+    @pytest.mark.parametrize("kind", REDUCTIONS)
+    @pytest.mark.parametrize("r", [1, 3])
+    def test_can_start_as_the_mean_of_groups(self, kind, r):
+        sizes = D_MODEL, r * D_MODEL // SLOT_WIDTH, SLOT_WIDTH
+        slots = random(2, 4, *sizes[1:])
+        groups = slots.flatten(-2).unflatten(-1, (r, D_MODEL))
+        reduce = end(lambda *_: REDUCTIONS[kind](*sizes, mean_of_groups), is_random=False)
+        torch.testing.assert_close(reduce(slots), groups.mean(dim=-2))
 
     def test_full_is_the_papers_matrix(self):
         reduce, slots = end(REDUCTIONS["full"]), random(2, 4, N_SLOTS, SLOT_WIDTH)
@@ -225,6 +237,24 @@ class TestWholeModelBeforeTraining:
         model = started_from(plain, over_width(2, 4, group_norm="layer"))
         tokens = random_tokens(2, 5)
         assert (model(tokens) - plain(tokens)).abs().max() > 0.01
+
+    @pytest.mark.parametrize("reduce", ["full", "slot"])
+    def test_a_head_that_starts_with_the_mean_sees_the_mean_of_the_groups(self, reduce):
+        options = {"embedding": "expand", "reduce": reduce, "group_norm": "none"}
+        first, mean = (build(over_width(2, 6, **options, reduce_init=start), seed=3) for start in ("first", "mean"))
+        tokens = random_tokens(2, 5)
+        groups = first.slots(first.stream(tokens)).flatten(-2).unflatten(-1, (3, 20))
+        assert (groups.std(dim=-2) > 0).all()
+        torch.testing.assert_close(mean.hidden(tokens), mean.exit.norm(groups.mean(dim=-2)))
+
+    def test_a_mean_of_groups_that_do_not_tile_the_stream_is_refused(self):
+        with pytest.raises(UserError, match=r"reduce_init: got mean; groups of 2 slots do not tile n_slots = 5"):
+            over_width(2, 5, reduce_init="mean")
+
+    def test_a_plain_residual_does_not_become_one_whose_head_sees_a_mean(self):
+        new = over_width(2, 4, embedding="pad", reduce_init="mean")
+        with pytest.raises(UserError, match=r"reduce_init: got mean; the head saw the first slots"):
+            plan_growth(config("uniform"), new)
 
     @pytest.mark.parametrize("embedding", ["direct", "expand", "slot"])
     def test_the_head_learns_from_every_slot_at_the_first_step(self, embedding):

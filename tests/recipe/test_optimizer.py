@@ -184,6 +184,32 @@ def test_both_rates_of_muon_follow_the_schedule():
     assert rates["layers.0.ffn_residual.dynamic.weight"] == pytest.approx(0.004 / 4 / 8)
 
 
+def test_parts_learn_at_a_rate_of_their_own():
+    model = build(tiny_recipe("model.init.width_multiplier=8", SLOTS).explicit_model, seed=0)
+    factors = {"w_reduce": 0.25, "w_expand": 3.0, "layers.1.ffn": 2.0, "embedding": 0.5}
+    adamw = AdamWConfig(lr=0.004, weight_decay=0.3, lr_factors=factors)
+    usual = AdamWConfig(lr=0.004, weight_decay=0.3)
+    for of, plain in ((adamw, usual), (MUON.model_copy(update={"adamw": adamw}), MUON)):
+        ours, theirs = (groups_by_parameter(model, each.build(model)) for each in (of, plain))
+        for name, group in ours.items():
+            expected = next((factor for part, factor in factors.items() if f".{part}." in f".{name}."), 1.0)
+            assert group["lr_factor"] == pytest.approx(expected * theirs[name]["lr_factor"], rel=1e-12), name
+            assert group["weight_decay"] == theirs[name]["weight_decay"], name
+        assert {name for name in ours if ours[name]["lr_factor"] != theirs[name]["lr_factor"]} == {
+            "embedding.weight",
+            "entry.w_expand.weight",
+            "exit.reduce.w_reduce.weight",
+            *(name for name in ours if name.startswith("layers.1.ffn.")),
+        }
+
+
+def test_the_rate_of_what_is_no_part_and_two_rates_of_one_are_refused(model):
+    with pytest.raises(UserError, match=r"^optimizer.lr_factors: got 'w_reduce'; must be part of the model"):
+        AdamWConfig(lr=0.01, lr_factors={"w_reduce": 0.1}).build(model)
+    with pytest.raises(UserError, match=r"^optimizer.lr_factors: got 'w_q'; layers.0.attention.w_q.weight is in ano"):
+        AdamWConfig(lr=0.01, lr_factors={"layers.0": 0.1, "w_q": 3.0}).build(model)
+
+
 def orthogonalised(matrix):
     """What five iterations of Newton and Schulz make of a matrix, by its singular values."""
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)

@@ -5,7 +5,7 @@ width_multiplier proportional to width this is muP for Adam (Yang et al. 2022, a
 the variable-width paper's recipe.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,8 @@ class ParameterGroup:
     """Whether each is one matrix from one hidden state to another, so that its singular values mean something."""
     multiplied_by: float = 1.0
     """What their entries were multiplied by when the model was given another form that computes the same."""
+    own_lr_factor: float = 1.0
+    """What the recipe multiplies their learning rate by, beside `lr_factor`."""
 
 
 def grouped_parameters(
@@ -42,16 +44,19 @@ def grouped_parameters(
     decays_gains: bool = False,
     decays_scales: bool = True,
     scaled: Mapping[str, float] | None = None,
+    lr_factors: Mapping[str, float] | None = None,
 ) -> list[ParameterGroup]:
     """Every parameter in exactly one group, groups in the order of their first parameter.
 
     lr_follows_layer_width: multiply the rate of a layer's matrices by d_model / (the layer's width), which muP would
     do; the paper does not. decays_embedding, decays_gains, decays_scales: whether weight decay applies to the embedding
     (a tied head is the embedding) and to learned positions, to the gains of the norms, and to what scales learned
-    coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. Raises ValueError where it names none.
+    coefficients. scaled: parameter -> `multiplied_by`, where it is not 1. lr_factors: part of the model ->
+    `own_lr_factor` of its parameters. Raises ValueError where a key of these names none, or two a parameter's rate.
     """
-    members: dict[tuple[str, float, bool, bool, float], list[str]] = {}
+    members: dict[tuple[str, float, bool, bool, float, float], list[str]] = {}
     parameters = dict(model.named_parameters())  # a tied head appears once, as the embedding
+    own_lr_factors = _by_parameter(lr_factors or {}, parameters)
     factors = scaled or {}
     for name in factors.keys() - parameters.keys():
         raise ValueError(f"scaled: got {name!r}; must be parameters of the model, with names such as {min(parameters)}")
@@ -59,12 +64,27 @@ def grouped_parameters(
         owner = model.get_submodule(name.rpartition(".")[0])
         group, lr_factor = _group_of(model, name, owner, lr_follows_layer_width)
         decays = _decays(owner, decays_embedding, decays_gains, decays_scales)
-        key = (group, lr_factor, decays, _is_hidden_matrix(model, owner), factors.get(name, 1.0))
+        own = factors.get(name, 1.0), own_lr_factors.get(name, 1.0)
+        key = (group, lr_factor, decays, _is_hidden_matrix(model, owner), *own)
         members.setdefault(key, []).append(name)
     return [
         ParameterGroup(key[0], tuple(names), tuple(parameters[name] for name in names), *key[1:])
         for key, names in members.items()
     ]
+
+
+def _by_parameter(factors: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """Parameter -> the factor of the part that it is in, for those in one. factors: part -> factor."""
+    found: dict[str, float] = {}
+    for part, factor in factors.items():
+        inside = [name for name in names if f".{part}." in f".{name}."]
+        if not inside:
+            raise ValueError(f"lr_factors: got {part!r}; must be part of the model, such as w_q, embedding or layers.0")
+        for name in inside:
+            if name in found:
+                raise ValueError(f"lr_factors: got {part!r}; {name} is in another of these parts too")
+            found[name] = factor
+    return found
 
 
 def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_width: bool) -> tuple[str, float]:

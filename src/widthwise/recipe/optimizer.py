@@ -38,6 +38,10 @@ class AdamWConfig(Config):
     switching the dynamics off."""
     lr_follows_layer_width: bool = False
     """Multiply the rate of a layer's matrices by model.d_model / (the layer's width)."""
+    lr_factors: dict[str, pydantic.PositiveFloat] = Field(default_factory=dict)
+    """Part of the model -> factor of the learning rate of its parameters, as in `{w_reduce: 0.1, w_expand: 0.1}`. A
+    part is a name, or several in a row, from a parameter's path: `w_reduce`, `exit`, `layers.3`, `layers.3.ffn`. In
+    `adamw` of Muon they are those of both."""
     scaled: dict[str, pydantic.PositiveFloat] = Field(default_factory=dict)
     """Parameters that a baked model has multiplied by these factors: they learn at that multiple of the rate, with eps
     and weight decay divided by it, so that training goes on as it would have, but for a clipping of gradients, whose
@@ -58,7 +62,7 @@ class AdamWConfig(Config):
         return self.model_copy(update={"scaled": factors})
 
     def groups(self, model: "Decoder") -> "list[ParameterGroup]":
-        """Raises ValueError where `scaled` names no parameter."""
+        """Raises ValueError where `scaled` or `lr_factors` names no parameter."""
         from widthwise.model.mup import grouped_parameters
 
         return grouped_parameters(
@@ -68,6 +72,7 @@ class AdamWConfig(Config):
             self.decays_gains,
             self.decays_scales,
             self.scaled,
+            self.lr_factors,
         )
 
     def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
@@ -75,7 +80,7 @@ class AdamWConfig(Config):
         return ()
 
     def build(self, model: "Decoder") -> "torch.optim.AdamW":
-        """AdamW of all parameters; see `of`. Raises UserError where `scaled` names none of them."""
+        """AdamW of all parameters; see `of`. Raises UserError where a key names none of them."""
         with mistakes_at("optimizer"):
             groups = self.groups(model)
         return self.of(groups, self.lr)
@@ -171,7 +176,7 @@ Optimizer = Annotated[Annotated[AdamWConfig, Tag("adamw")] | Annotated[MuonConfi
 
 
 def _described(group: "ParameterGroup", lr_factor: float, weight_decay: float) -> dict[str, Any]:
-    """What torch is told of a group; one that does not decay has weight decay 0.
+    """What torch is told of a group; one that does not decay has weight decay 0. lr_factor: without `own_lr_factor`.
 
     Entries that were multiplied by c take steps c times as long. The product of rate and weight decay, the part of
     itself that an entry loses in a step, stays.
@@ -180,6 +185,6 @@ def _described(group: "ParameterGroup", lr_factor: float, weight_decay: float) -
     return {
         "name": group.name,
         "params": list(group.parameters),
-        "lr_factor": lr_factor * c,
+        "lr_factor": lr_factor * group.own_lr_factor * c,
         "weight_decay": weight_decay / c if group.decays else 0.0,
     }

@@ -50,6 +50,9 @@ class HyperConnectionOptions(Config):
     width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros."""
     reduce: Literal["full", "slot"] = "full"
     """How slots become the head's d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1)."""
+    reduce_init: Literal["first", "mean"] = "first"
+    """What the head sees before training. `first`: the first d_model coordinates, so that the model starts as one
+    without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
     eps: pydantic.PositiveFloat = 1e-6
@@ -114,6 +117,11 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
                 f"group_norm: got {self.group_norm}; its groups of {n_blocks[0]} slots do not tile n_slots = "
                 f"{self.n_slots}, so it must be none"
             )
+        if self.reduce_init == "mean" and self.n_slots % n_blocks[0]:
+            raise ValueError(
+                f"reduce_init: got mean; groups of {n_blocks[0]} slots do not tile n_slots = {self.n_slots}, so it "
+                "must be first"
+            )
         n_spare = self.n_slots - self.n_owned_slots
         n_distinct = 0 if self.write_init == "slice" else math.lcm(*n_blocks)
         if self.embedding == "pad" and n_spare > n_distinct:
@@ -157,9 +165,10 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         return int(REDUCTION_COSTS[self.reduce](d_model, self.n_slots, self.slot_width).params)
 
     def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "OverWidthExit":
-        from widthwise.model.residual.over_width_module import REDUCTIONS, GroupNorm, OverWidthExit
+        from widthwise.model.residual.over_width_module import REDUCTION_STARTS, REDUCTIONS, GroupNorm, OverWidthExit
 
-        reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width)
+        start = REDUCTION_STARTS[self.reduce_init]
+        reduce = REDUCTIONS[self.reduce](d_model, self.n_slots, self.slot_width, start)
         group_norm = None
         if self.group_norm is not None:
             norm_dim = self.group_norm_dim or d_model
@@ -208,6 +217,8 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             raise ValueError(
                 f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
             )
+        if self.reduce_init != "first":
+            raise ValueError(f"reduce_init: got {self.reduce_init}; the head saw the first slots, so it must be first")
         if self.embedding in ("expand", "slot") and widest > d_model:
             raise ValueError(
                 f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; use "

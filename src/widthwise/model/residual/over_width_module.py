@@ -1,8 +1,8 @@
 """Entry and exit of an over-width stream: from a token to n slots, and from n slots to the head's d_model coordinates.
 
 Source: virtual-width paper, arXiv:2511.11238, sections 3.1 and 3.2. Before training, the first d_model coordinates of
-the stream are the embedding of a model without virtual width and the only ones that the head sees, so that the whole
-model starts equal to that model.
+the stream are the embedding of a model without virtual width and, unless a reduction starts as a mean, the only ones
+that the head sees, so that the whole model starts equal to that model.
 """
 
 import math
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from widthwise.kernels import rms_norm
 from widthwise.kernels.boundary import PendingWrite, written
 from widthwise.kernels.dispatch import compute_dtype, without_autocast
-from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Vector
+from widthwise.model.axes import Control, Linear, Norm, RMSNorm, Start, Vector
 from widthwise.model.residual.interface_module import Exit
 
 
@@ -71,12 +71,27 @@ ENTRIES: dict[str, type[DirectEntry]] = {
 }
 
 
+def identity(weight: Tensor, generator: torch.Generator) -> None:
+    """The identity, filled up with zero columns or zero rows."""
+    nn.init.eye_(weight)
+
+
+def mean_of_groups(weight: Tensor, generator: torch.Generator) -> None:
+    """Equal identities side by side, which together make a mean. weight: (n_out, a multiple of n_out)."""
+    n_out, n_in = weight.shape
+    nn.init.eye_(weight[:, :n_out]).mul_(n_out / n_in)
+    weight[:, n_out:] = weight[:, :n_out].repeat(1, n_in // n_out - 1)
+
+
+REDUCTION_STARTS: dict[str, Start] = {"first": identity, "mean": mean_of_groups}
+
+
 class FullReduction(nn.Module):
     """A matrix maps all slots to d_model coordinates. Eq. (4)."""
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = identity):
         super().__init__()
-        self.w_reduce = Linear({"n_slots": n_slots, "slot_width": slot_width}, {"d_model": d_model}, identity)
+        self.w_reduce = Linear({"n_slots": n_slots, "slot_width": slot_width}, {"d_model": d_model}, start)
 
     def forward(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
@@ -86,9 +101,9 @@ class FullReduction(nn.Module):
 class SlotReduction(nn.Module):
     """Each of the d_model / slot_width blocks of the head's input is a mixture of slots. Alg. 1, `R`."""
 
-    def __init__(self, d_model: int, n_slots: int, slot_width: int):
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = identity):
         super().__init__()
-        self.w_reduce = Control({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, identity)
+        self.w_reduce = Control({"n_slots": n_slots}, {"n_fractions": d_model // slot_width}, start)
 
     def forward(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) -> (B, T, d_model)."""
@@ -138,11 +153,6 @@ class OverWidthExit(Exit):
     def forward(self, stream: Tensor | PendingWrite) -> Tensor:
         slots = written(stream)
         return self.norm(self.reduce(slots if self.group_norm is None else self.group_norm(slots)))
-
-
-def identity(weight: Tensor, generator: torch.Generator) -> None:
-    """The identity, filled up with zero columns or zero rows."""
-    nn.init.eye_(weight)
 
 
 def identity_on_top(weight: Tensor, generator: torch.Generator) -> None:
