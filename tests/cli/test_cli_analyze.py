@@ -44,6 +44,14 @@ def test_of_one_run_the_analysis_stands_in_its_folder(widthwise: Run, runs: Path
     assert (runs / "plain/analysis/report.html").is_file()
 
 
+def test_an_analysis_of_another_step_has_a_folder_of_its_own(widthwise: Run, recipe: Path, runs: Path) -> None:
+    steps = ("train.steps=3", "train.checkpoint_every=1", "model.n_layers=2")
+    assert widthwise("train", recipe, "--out", "runs/kept", *steps)[0] == 0
+    assert widthwise("analyze", "runs/kept", "--tokens", 24, "--step", 2)[0] == 0
+    found = json.loads((runs / "kept/analysis-step-2/analysis.json").read_text())
+    assert [model["step"] for model in found["models"]] == [2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -117,6 +117,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["--text", "recipe.yaml"], "recipe.yaml: "),
         (["--data", "nowhere"], f"nowhere: no such folder; looked at {Path('nowhere').absolute()}"),
+        (["--step", "2"], "run1/checkpoints: step: got 2; there are checkpoints of: 3"),
         (["--num-fewshot", "2"], "num_fewshot: got 2 without tasks"),
     ],
 )

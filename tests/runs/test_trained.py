@@ -1,7 +1,10 @@
 """A run as a model to use."""
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
@@ -39,6 +42,23 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(run: RunDir) -> None:
         newest.write_bytes(intact)
     assert trained.step == 5
     assert [damage.path.name for damage in trained.damages] == ["step_00000009"]
+
+
+def test_a_step_names_the_checkpoint(run: RunDir) -> None:
+    before, now = load_trained(run.path, step=5), load_trained(run.path)
+    assert (before.step, now.step) == (5, 9)
+    saved = load_file(run.checkpoints / "step_00000005/model.safetensors")
+    assert all(torch.equal(before.model.get_parameter(name), tensor) for name, tensor in saved.items())
+    assert not torch.equal(before.model.embedding.weight, now.model.embedding.weight)
+
+
+def test_a_step_of_which_nothing_is_kept_is_refused_and_a_damaged_one_not_replaced(run: RunDir, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"checkpoints: step: got 6; there are checkpoints of: 5, 9$"):
+        load_trained(run.path, step=6)
+    damaged = shutil.copytree(run.path, tmp_path / "damaged")
+    (damaged / "checkpoints/step_00000009/model.safetensors").write_bytes(b"torn")
+    with pytest.raises(UserError, match=r"checkpoint step_00000009 is damaged \(model.safetensors has 4 bytes"):
+        load_trained(damaged, step=9)
 
 
 def test_a_run_without_checkpoint_is_refused(run: RunDir, tmp_path) -> None:

@@ -27,8 +27,14 @@ def analyze(
         int | None, typer.Option(min=2, help="Tokens per window; default: the first run's seq_len.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Windows per pass; default: 4096 tokens.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Step of each run's checkpoint; default: its newest good one.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis.")
+        Path | None,
+        typer.Option(
+            help="Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; with -step-N behind it for --step."
+        ),
     ] = None,
     parquet: Annotated[
         bool, typer.Option("--parquet", help="Also write analysis.parquet, one number per row.")
@@ -52,10 +58,11 @@ def analyze(
     if out is not None:
         check_kind(out, "analysis.json")
     with shown_progress(progress_console()) as observer:
-        analysis = analyse(models, text, tokens, seq_len, batch_size, observer)
+        analysis = analyse(models, text, tokens, seq_len, batch_size, observer, step)
     if out is None:
+        name = "analysis" if step is None else f"analysis-step-{step}"
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
-        out = models[0] / "analysis" if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-analysis"
+        out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]
     if parquet:
         files.append(write_parquet(analysis, out))

@@ -68,6 +68,10 @@ def evaluate(
     precision: Annotated[
         str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; default: the recipe's.")
     ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=HOW, min=0, help="Step of each run's checkpoint; default: its newest good one."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -111,7 +115,7 @@ def evaluate(
     config = parse(EvaluationConfig, asked, "eval")
     records, files = [], []
     for run in runs:
-        records.append(evaluate_run(run, config, remark))
+        records.append(evaluate_run(run, config, remark, step))
         if out is None and records[-1]["step"] is not None:
             files.append(save_evaluation(records[-1]))
     first, *others = records

@@ -88,6 +88,8 @@ class AnalysedModel(Record):
     source: str
     kind: str
     step: int | None
+    tokens: int | None = None
+    """Tokens that it was trained on; None where nobody knows."""
     d_model: int
     widths: Sequence[int] = pydantic.Field(min_length=1)
     """Width of each layer."""

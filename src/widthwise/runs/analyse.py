@@ -36,17 +36,18 @@ def analyse(
     seq_len: int | None = None,
     batch_size: int | None = None,
     observer: Observer | None = None,
+    step: int | None = None,
 ) -> Analysis:
     """Statistics of every model over the same text, each with its own tokenizer.
 
     sources: run directories, or folders of Hugging Face. text: a file or folder as `data prepare` reads it; the
     held-out documents of the first run's data where not given. n_tokens: targets of the first model, in whole windows
     of seq_len (of its recipe where not given); the others read as much text. batch_size: windows of a forward pass.
-    Models are loaded one at a time, and what is kept does not grow with the text. Raises UserError for what cannot be
-    read.
+    step: of the checkpoint of every run; its newest good one where not given. Models are loaded one at a
+    time, and what is kept does not grow with the text. Raises UserError for what cannot be read.
     """
     observer, options = observer or Silence(), ProfileOptions()
-    named = _named([model_source(path) for path in listed(sources)])
+    named = _named([model_source(path, step) for path in listed(sources)])
     for source in named.values():
         source.check()
     first, *others = named
@@ -133,7 +134,13 @@ def _analysed(
                 profile.add(windows.to(model.device))
             observer.step_done(step)
         beside = model.beside(held_out)
-    described = {"name": name, "source": shown_path(source.path), "kind": source.kind, "step": model.step}
+    described = {
+        "name": name,
+        "source": shown_path(source.path),
+        "kind": source.kind,
+        "step": model.step,
+        "tokens": model.tokens,
+    }
     return AnalysedModel.model_validate({**described, **profile.summary(), **beside})
 
 

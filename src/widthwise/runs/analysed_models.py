@@ -33,7 +33,7 @@ from widthwise.runs.hf_folder import (
     read_with_transformers,
 )
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import load_trained, newest_checkpoint, tokenizer_of
+from widthwise.runs.trained import checkpoint_of, load_trained, newest_checkpoint, spent_by, tokenizer_of
 from widthwise.training.observer import Observer
 from widthwise.training.validation import validate
 
@@ -50,6 +50,8 @@ class LoadedModel:
     n_positions: int | None
     """Tokens of the longest window it can read; None: any."""
     step: int | None
+    tokens: int | None
+    """Tokens that it was trained on; None where nobody knows."""
     beside: Callable[[HeldOut], dict[str, Any]]
     """Statistics that only some models have: `token_widths` and `virtual_width`, as in the result of a run."""
     notes: Sequence[str] = ()
@@ -82,13 +84,18 @@ class RunSource(ModelSource):
 
     kind = "widthwise"
 
+    def __init__(self, path: Path, step: int | None = None):
+        """step: of the checkpoint; the newest good one where not given."""
+        super().__init__(path)
+        self._step = step
+
     def check(self) -> None:
         run = RunDir(self.path)
-        newest_checkpoint(run)
+        newest_checkpoint(run) if self._step is None else checkpoint_of(run, self._step)
         tokenizer_of(run)
 
     def load(self) -> LoadedModel:
-        trained = load_trained(self.path)
+        trained = load_trained(self.path, step=self._step)
         model, positions = trained.model, trained.model.config.positions
         return LoadedModel(
             DecoderSubject(model),
@@ -97,6 +104,7 @@ class RunSource(ModelSource):
             trained.recipe.seq_len,
             None if positions is None else positions.n_positions,
             trained.step,
+            spent_by(RunDir(self.path), trained.recipe, trained.step).tokens,
             lambda held_out: _analyses(model, held_out),
             [str(damage) for damage in trained.damages],
         )
@@ -143,14 +151,19 @@ class OwnFormatSource(HFSource):
 
 
 def _loaded(found: FolderModel, subject: Subject, beside: Callable[[HeldOut], dict[str, Any]]) -> LoadedModel:
-    return LoadedModel(subject, found.tokenizer, found.device, found.seq_len, found.n_positions, None, beside)
+    return LoadedModel(subject, found.tokenizer, found.device, found.seq_len, found.n_positions, None, None, beside)
 
 
-def model_source(path: Path) -> ModelSource:
-    """Raises UserError for a path that is neither a run nor a Hugging Face folder."""
+def model_source(path: Path, step: int | None = None) -> ModelSource:
+    """The model at a path. step: of a run's checkpoint; its newest good one where not given.
+
+    Raises UserError for a path that is neither a run nor a Hugging Face folder, and for a step of a folder.
+    """
     if RunDir(path).exists:
-        return RunSource(path)
+        return RunSource(path, step)
     if is_model_folder(path):
+        if step is not None:
+            raise UserError(f"{path}: step: got {step}; a Hugging Face folder holds one model and knows no steps")
         return OwnFormatSource(path) if is_own_format(path) else HFSource(path)
     raise UserError(
         f"{path}: is neither a run directory (config.yaml) nor a Hugging Face folder ({CONFIG}){other_folder(path)}"

@@ -74,12 +74,16 @@ class EvaluationConfig(ScoringOptions):
 
 
 def evaluate_run(
-    path: Path | str, config: EvaluationConfig | None = None, say: Callable[[str], None] = lambda message: None
+    path: Path | str,
+    config: EvaluationConfig | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    step: int | None = None,
 ) -> dict[str, Any]:
-    """The answers of the newest model of a run, or of a Hugging Face folder, as plain data with every block and item.
+    """The answers of a model of a run, or of a Hugging Face folder, as plain data with every block and item.
 
-    say: is told what is being done. Raises UserError for a path without a model or tokenizer, and for files and tasks
-    that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
+    say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. Raises
+    UserError for a path without a model or tokenizer, and for files and tasks that cannot be had, before the model
+    reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
     suite = () if config.suite is None else suite_named(config.suite)
@@ -87,7 +91,7 @@ def evaluate_run(
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
     suite_files = _suite_files(suite, config)
-    scored = load_scored(path)
+    scored = load_scored(path, step=step)
     for damage in scored.damages:
         say(damage)
     scorer = config.scorer(scored)
@@ -106,6 +110,7 @@ def evaluate_run(
     return {
         "run": str(path),
         "step": scored.step,
+        "tokens": scored.tokens,
         "request": to_data(config),
         "tokenizer": scored.tokenizer.spec,
         "max_length": scorer.max_length,

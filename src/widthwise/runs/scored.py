@@ -20,7 +20,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity
 from widthwise.runs.hf_folder import is_model_folder, is_own_format, loading, read_own_model, read_with_transformers
-from widthwise.runs.trained import load_trained
+from widthwise.runs.trained import load_trained, spent_by
 
 HELD_OUT = "held-out"
 """Name of a run's own held-out text; of a mixture each source has its own, HELD_OUT/NAME."""
@@ -41,29 +41,41 @@ class Scored:
     """Precision of the matrix products if the user does not give it."""
     step: int | None
     """Step of the checkpoint; None for a Hugging Face folder, which knows none."""
+    tokens: int | None
+    """Tokens that it was trained on by that step, those of a run that it comes from included; None as `step`."""
     damages: Sequence[str]
     """Newer checkpoints that could not be used, in words."""
     own_texts: Callable[[], OwnTexts]
     """The texts to read if the user names none. Raises UserError where there are none."""
 
 
-def load_scored(path: Path | str, device: torch.device | str | None = None) -> Scored:
+def load_scored(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Scored:
     """The model of a run directory or of a Hugging Face folder. Raises UserError where it is neither, or damaged.
 
-    A `widthwise` folder is read as a model of ours, any other by transformers, in fp32.
+    A `widthwise` folder is read as a model of ours, any other by transformers, in fp32. step: of the checkpoint of a
+    run; its newest good one where not given.
     """
     path = Path(path)
     if RunDir(path).exists or not is_model_folder(path):
-        return _of_run(path, device)
+        return _of_run(path, device, step)
+    if step is not None:
+        raise UserError(f"{path}: step: got {step}; a Hugging Face folder holds one model and knows no steps")
     return _of_folder(path, device)
 
 
-def _of_run(path: Path, device: torch.device | str | None) -> Scored:
-    trained = load_trained(path, device)
+def _of_run(path: Path, device: torch.device | str | None, step: int | None) -> Scored:
+    trained = load_trained(path, device, step)
     recipe, damages = trained.recipe, [str(damage) for damage in trained.damages]
-    own_texts = partial(_own_texts, RunDir(path), recipe)
+    run = RunDir(path)
     return Scored(
-        trained.model, trained.tokenizer, recipe.seq_len, recipe.train.precision, trained.step, damages, own_texts
+        trained.model,
+        trained.tokenizer,
+        recipe.seq_len,
+        recipe.train.precision,
+        trained.step,
+        spent_by(run, recipe, trained.step).tokens,
+        damages,
+        partial(_own_texts, run, recipe),
     )
 
 
@@ -78,7 +90,7 @@ def _of_folder(path: Path, device: torch.device | str | None) -> Scored:
         found = read_with_transformers(path, device)
         with loading(path):
             model = HFModel(found.model, found.n_positions)
-    return Scored(model, found.tokenizer, found.seq_len, "fp32", None, (), own_texts)
+    return Scored(model, found.tokenizer, found.seq_len, "fp32", None, None, (), own_texts)
 
 
 def _own_texts(run: RunDir, recipe: Recipe) -> OwnTexts:

@@ -11,9 +11,9 @@ from widthwise.model.decoder import build
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.trained import newest_checkpoint
+from widthwise.runs.trained import newest_checkpoint, spent_by
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.compute import Spent, accounted
+from widthwise.training.compute import Spent
 from widthwise.training.growth_step import state_by_name
 from widthwise.training.state import RunState
 
@@ -43,8 +43,7 @@ class Source:
     @property
     def spent(self) -> Spent:
         """What the run had cost by the step of the checkpoint."""
-        records = (record for record in self.run.metrics() if record["step"] <= self.step)
-        return accounted(records).until(self.recipe, self.step)
+        return spent_by(self.run, self.recipe, self.step)
 
     @property
     def model(self) -> ModelConfig:

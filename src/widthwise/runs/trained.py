@@ -1,4 +1,4 @@
-"""The model of a run, for use without further training."""
+"""The model of a run, at its newest checkpoint or at another one, for use without further training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +13,29 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
+from widthwise.training.compute import Spent, accounted
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model as its newest good checkpoint has it."""
+    """A model as a checkpoint has it."""
 
     recipe: Recipe
     model: Decoder
     tokenizer: Tokenizer
     step: int
     damages: list[checkpoint_folder.Damage]
-    """Newer checkpoints that could not be used."""
+    """Newer checkpoints that could not be used, where the newest was asked for."""
 
 
-def load_trained(path: Path | str, device: torch.device | str | None = None) -> Trained:
-    """The model and tokenizer of a run directory. Raises UserError where it is none or has no usable checkpoint."""
+def load_trained(path: Path | str, device: torch.device | str | None = None, step: int | None = None) -> Trained:
+    """The model and tokenizer of a run directory. step: of the checkpoint; its newest good one where not given.
+
+    Raises UserError where the folder is no run directory or has no such checkpoint that can be used.
+    """
     run = RunDir(path)
     recipe = saved_recipe(run)
-    found, damages = newest_checkpoint(run)
+    found, damages = newest_checkpoint(run) if step is None else (checkpoint_of(run, step), [])
     default = "cuda" if torch.cuda.is_available() else "cpu"
     step = checkpoint_folder.step_of(found)
     model = build(recipe.model_at(step), seed=0, device=device or default)
@@ -47,6 +51,23 @@ def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]
         raise UserError(f"{run.checkpoints}: no checkpoint to load ({reasons})")
     run.check_recipe_of(checkpoint_folder.seal_of(found), found.name)
     return found, damages
+
+
+def checkpoint_of(run: RunDir, step: int) -> Path:
+    """The checkpoint of a step. Raises UserError where the run keeps none of it, or a damaged one."""
+    paths = {checkpoint_folder.step_of(path): path for path in checkpoint_folder.checkpoint_paths(run.checkpoints)}
+    if step not in paths:
+        kept = ", ".join(map(str, sorted(paths))) or "none"
+        raise UserError(f"{run.checkpoints}: step: got {step}; there are checkpoints of: {kept}")
+    if (reason := checkpoint_folder.find_damage(paths[step])) is not None:
+        raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(paths[step], reason)}")
+    run.check_recipe_of(checkpoint_folder.seal_of(paths[step]), paths[step].name)
+    return paths[step]
+
+
+def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
+    """What a run and the one that it comes from had cost by a step."""
+    return accounted(record for record in run.metrics() if record["step"] <= step).until(recipe, step)
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:

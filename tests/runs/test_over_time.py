@@ -1,0 +1,72 @@
+"""Runs evaluated and analysed at other checkpoints than the newest."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_recipe
+
+from widthwise.analysis.decoder_subject import DecoderSubject
+from widthwise.analysis.profile import Profile
+from widthwise.config_io import UserError
+from widthwise.data.config import open_data
+from widthwise.data.held_out import HeldOut
+from widthwise.run_dir import RunDir
+from widthwise.runs.analyse import analyse
+from widthwise.runs.evaluate import evaluate_run, save_evaluation
+from widthwise.runs.export import export_run
+from widthwise.runs.scored import HELD_OUT
+from widthwise.runs.train import train
+from widthwise.runs.trained import load_trained
+
+GROWS = (
+    "train.validate_every=3",
+    "train.checkpoint_every=3",
+    "growth=[{at_step: 5, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]",
+)
+TOKENS_PER_STEP = 4 * 17
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints and validations of steps 3, 6 and 9; wider after step 5."""
+    path = tmp_path_factory.mktemp("over_time") / "run"
+    train(tiny_recipe(*GROWS), path)
+    return path
+
+
+def validation_losses(run: Path) -> dict[int, float]:
+    return {record["step"]: record["loss"] for record in RunDir(run).metrics() if record["event"] == "validation"}
+
+
+@pytest.mark.parametrize("step", [3, 6, 9])
+def test_the_held_out_text_gives_the_loss_of_the_validation_of_that_step(run: Path, step: int) -> None:
+    found = evaluate_run(run, step=step)
+    loss = found["texts"][HELD_OUT]["metrics"]["nats_per_token"]["value"]
+    assert loss == pytest.approx(validation_losses(run)[step], rel=1e-6)
+    assert (found["step"], found["tokens"]) == (step, step * TOKENS_PER_STEP)
+
+
+def test_evaluations_of_several_steps_stand_beside_each_other(run: Path) -> None:
+    files = [save_evaluation(evaluate_run(run, step=step)) for step in (3, 6)]
+    assert [json.loads(file.read_text())["step"] for file in files] == [3, 6]
+
+
+def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:
+    (model,) = analyse([run], n_tokens=34, step=3)["models"]
+    profile = Profile(DecoderSubject(load_trained(run, step=3).model))
+    for windows in HeldOut(open_data(tiny_recipe().data), 17, 2, 34, "fp32").batches():
+        profile.add(windows)
+    assert (model["step"], model["tokens"]) == (3, 3 * TOKENS_PER_STEP)
+    assert model["widths"] == [24, 8, 24]
+    entropies = [each["entropy"] for each in profile.summary()["stream"]]
+    assert [each["entropy"] for each in model["stream"]] == pytest.approx(entropies, rel=1e-4)
+    assert analyse([run], n_tokens=34)["models"][0]["widths"] == [24, 16, 24]
+
+
+def test_a_hugging_face_folder_knows_no_steps(tmp_path: Path) -> None:
+    train(tiny_recipe("train.steps=3"), tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "hf")
+    for read in (lambda path, step: evaluate_run(path, step=step), lambda path, step: analyse([path], step=step)):
+        with pytest.raises(UserError, match="hf: step: got 2; a Hugging Face folder holds one model"):
+            read(tmp_path / "hf", step=2)
