@@ -206,9 +206,10 @@ def test_the_workload_counts_all_seeds(tmp_path: Path) -> None:
 def test_the_five_shapes_are_all_matched_and_named() -> None:
     plan = read_sweep(SHAPES)
     grid = [f"x-{layer}-{width}" for layer in (0.25, 0.5, 0.75) for width in (0.3, 0.5, 0.7)]
-    diamonds = [f"diamond-{layer}-1.5" for layer in (0.25, 0.5, 0.75)]
+    diamonds = [f"diamond-{layer}-{width}" for layer in (0.25, 0.5, 0.75) for width in (1.25, 1.5, 1.75)]
     monotone = [f"{kind}-{width}" for kind in ("growing", "narrowing") for width in (0.3, 0.5, 0.7)]
     assert list(plan.grid) == ["uniform", *grid, *diamonds, *monotone]
+    assert len(plan.grid) == 25
     assert plan.config.matched == "params"
     narrowest = {name: min(point.recipe.explicit_model.widths) for name, point in plan.grid.items()}
     assert all(narrowest[name] < 64 for name in plan.grid if name != "uniform")

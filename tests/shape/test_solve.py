@@ -123,12 +123,16 @@ def problems(draw):
     kind = draw(st.sampled_from(sorted(SCHEDULES)))
     n_layers = draw(st.integers(4, 63))
     turn_layer = draw(st.sampled_from(SCHEDULES[kind].turn_layers(n_layers)))
-    ratio = draw(st.floats(1.05, 1.8) if kind == "diamond" else st.floats(0.1, 0.95))
+    ratio = draw(st.floats(1.05, 1.5) if kind == "diamond" else st.floats(0.1, 0.95))
     d_model = draw(st.integers(97, 4096))
     square, linear = draw(st.floats(1, 50)), draw(st.floats(0, 1e5))
     savings = [draw(st.floats(0, 0.9)) * square for _ in range(2)]
     cost = QuadraticCost(d_model, square, linear, *savings)
-    return SCHEDULES[kind], cost, n_layers, turn_layer, ratio
+    progression = draw(st.sampled_from(["geometric", "arithmetic"]))
+    schedule = replace(SCHEDULES[kind], progression=progression)
+    if kind in ("x", "diamond"):
+        schedule = replace(schedule, last_over_first=draw(st.sampled_from([1.0, None])))
+    return schedule, cost, n_layers, turn_layer, ratio
 
 
 @given(problem=problems())
@@ -140,7 +144,7 @@ def test_solved_widths_cost_the_budget_and_keep_the_shape(problem):
     assert widths[turn_layer - 1] == ratio * cost.d_model
     towards_turn = np.diff(widths) * np.where(np.arange(1, n_layers) < turn_layer, 1, -1)
     assert (towards_turn > 0).all() if ratio > 1 else (towards_turn < 0).all()
-    if schedule.kind in ("x", "diamond"):
+    if schedule.kind in ("x", "diamond") and schedule.last_over_first:
         assert widths[0] == widths[-1]
 
 
@@ -151,6 +155,22 @@ def test_a_wider_baseline_scales_the_whole_shape(problem, factor):
     wider = replace(cost, d_model=cost.d_model * factor, linear=cost.linear * factor)
     scaled = solve_widths(schedule, wider, n_layers, turn_layer, ratio)
     np.testing.assert_allclose(scaled, factor * solve_widths(*problem), rtol=1e-9)
+
+
+@pytest.mark.parametrize("progression", ["geometric", "arithmetic"])
+@pytest.mark.parametrize("last_over_first", [0.5, 1.7])
+def test_ends_of_different_width_cost_the_budget_too(progression, last_over_first):
+    schedule = replace(SCHEDULES["x"], progression=progression, last_over_first=last_over_first)
+    widths = solve_widths(schedule, params_cost(97), 11, 7, 0.3)
+    assert params_cost(97).total(widths) == pytest.approx(params_cost(97).uniform(11), rel=1e-12)
+    assert widths[-1] / widths[0] == pytest.approx(last_over_first, rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "ratio", "side"), [("x", 0.5, "wider"), ("diamond", 1.05, "narrower")])
+def test_an_end_on_the_wrong_side_of_the_turn_is_refused(kind, ratio, side):
+    schedule = replace(SCHEDULES[kind], last_over_first=0.2 if kind == "x" else 5.0)
+    with pytest.raises(UserError, match=rf"model.shape.last_over_first: got .*kind '{kind}' needs both {side} than"):
+        solve_widths(schedule, params_cost(97), 9, 5, ratio)
 
 
 def test_a_peak_beyond_the_budget_names_the_largest_ratio_that_works():

@@ -96,13 +96,15 @@ class TestPaper:
 
 SHAPES = [
     {"kind": "x", "bottleneck_layer": 0.6, "bottleneck_width": 0.4},
+    {"kind": "x", "bottleneck_width": 0.4, "progression": "arithmetic", "last_over_first": 0.8},
+    {"kind": "x", "bottleneck_width": 0.4, "last_over_first": None},
     {"kind": "diamond", "peak_width": 1.7},
     {"kind": "growing", "narrow_width": 0.4},
     {"kind": "narrowing", "narrow_width": 0.4},
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["kind"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("match", QUANTITIES)
 @pytest.mark.parametrize(
     ("endpoints", "attention"),
@@ -197,6 +199,8 @@ def test_changes_to_single_layers():
         ({"shape": {"kind": "x", "bottleneck_width": 1.0}}, "model.shape.bottleneck_width"),
         ({"shape": {"kind": "diamond", "peak_width": 0.9}}, "model.shape.peak_width"),
         ({"shape": {"kind": "diamond", "peak_width": 50.0}}, "model.shape.peak_width"),
+        ({"shape": {"kind": "x", "last_over_first": 0.01}}, "model.shape.last_over_first: got 0.01; makes the ends"),
+        ({"shape": {"kind": "growing", "last_over_first": 2.0}}, "shape.last_over_first: unknown key"),
         ({"shape": {"kind": "growing"}, "n_layers": 1}, "n_layers: 1 is too few"),
         ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
         ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),

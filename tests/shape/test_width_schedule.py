@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +26,31 @@ def test_narrowing_is_growing_read_backwards():
     narrowing = SCHEDULES["narrowing"].widths(900.0, 100.0, 7, 7)
     np.testing.assert_allclose(growing, 100.0 * 9.0 ** (np.arange(7) / 6), rtol=1e-13)
     np.testing.assert_allclose(narrowing, growing[::-1], rtol=1e-13)
+
+
+@given(n_layers=st.integers(3, 97), where=st.floats(0, 1), end=st.floats(2, 5000))
+def test_an_arithmetic_schedule_has_one_difference_on_each_side(n_layers, where, end):
+    turn_layer = 2 + round(where * (n_layers - 3))
+    widths = replace(SCHEDULES["x"], progression="arithmetic").widths(end, 777.0, n_layers, turn_layer)
+    steps = np.diff(widths)
+    np.testing.assert_allclose(steps[: turn_layer - 1], (777.0 - end) / (turn_layer - 1), atol=1e-9)
+    np.testing.assert_allclose(steps[turn_layer - 1 :], (end - 777.0) / (n_layers - turn_layer), atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("progression", "between"),
+    [("geometric", [80.0, 40.0, 20.0]), ("arithmetic", [82.0, 58.0, 34.0])],
+)
+def test_ends_may_differ_by_a_factor_or_follow_from_one_rate(progression, between):
+    """Up to the turn both are the same; behind it the last layer is half as wide as the first, or the rate the same."""
+    end = {"geometric": 160.0, "arithmetic": 106.0}[progression]
+    schedule = replace(SCHEDULES["x"], progression=progression)
+    halved = replace(schedule, last_over_first=0.5).widths(end, 10.0, 7, 5)
+    np.testing.assert_allclose(halved[[0, 1, 2, 3, 4, 6]], [end, *between, 10.0, end / 2], rtol=1e-13)
+    even = replace(schedule, last_over_first=None)
+    step = {"geometric": 20.0, "arithmetic": 34.0}[progression]
+    np.testing.assert_allclose(even.widths(end, 10.0, 7, 5), [end, *between, 10.0, step, between[1]], rtol=1e-13)
+    np.testing.assert_allclose(even.widths(end, 10.0, 7, 3), even.widths(end, 10.0, 7, 5)[::-1], rtol=1e-13)
 
 
 @pytest.mark.parametrize(

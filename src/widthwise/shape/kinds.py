@@ -1,5 +1,6 @@
 """The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import pydantic
@@ -8,7 +9,7 @@ from pydantic import Field
 from widthwise.config_io import Config, UserError
 from widthwise.model.adjustable import Adjustable
 from widthwise.shape.rounding import round_balanced, round_nearest
-from widthwise.shape.schedule import SCHEDULES, Schedule
+from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
 from widthwise.sizes import Width
 
@@ -53,12 +54,15 @@ class ExplicitShape(GivenShape):
 
 
 class SolvedShape(Config):
-    """A geometric schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
+    """A schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
 
     Source: variable-width paper, Appendix A.
     """
 
     schedule: ClassVar[Schedule]
+    progression: Progression = "geometric"
+    """How widths run between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference,
+    which its footnote 2 found to be worse."""
     quantum: Width | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
@@ -83,11 +87,16 @@ class SolvedShape(Config):
         # The schedule knows which fields of the subclass place its turn.
         depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
         turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
-        widths = solve_widths(self.schedule, cost, n_layers, turn_layer, turn_ratio)
+        widths = solve_widths(self._schedule, cost, n_layers, turn_layer, turn_ratio)
         if self.rounding == "nearest":
             return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
         budget = cost.uniform(n_layers)
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
+
+    @property
+    def _schedule(self) -> Schedule:
+        """The kind's schedule with the options of this shape."""
+        return replace(self.schedule, progression=self.progression)
 
     def adjustable(self) -> Adjustable:
         """The width at the turn, in hundredths of d_model."""
@@ -96,7 +105,19 @@ class SolvedShape(Config):
         return Adjustable(key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
 
 
-class XShape(SolvedShape):
+class TurningShape(SolvedShape):
+    """A shape with an end on either side of its turn."""
+
+    last_over_first: pydantic.PositiveFloat | None = 1.0
+    """Width of the last layer over that of the first; 1 in the paper. null: what the same rate of change on both sides
+    of the turn gives (its release's symmetric_widths: false)."""
+
+    @property
+    def _schedule(self) -> Schedule:
+        return replace(super()._schedule, last_over_first=self.last_over_first)
+
+
+class XShape(TurningShape):
     """Wide ends, narrow at `bottleneck_layer`: the ><former."""
 
     schedule = SCHEDULES["x"]
@@ -107,7 +128,7 @@ class XShape(SolvedShape):
     """Its width over d_model."""
 
 
-class DiamondShape(SolvedShape):
+class DiamondShape(TurningShape):
     """Narrow ends, wide at `peak_layer`."""
 
     schedule = SCHEDULES["diamond"]

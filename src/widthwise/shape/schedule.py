@@ -1,16 +1,25 @@
-"""Width schedules: how wide each layer is, given the widths at the two ends of a geometric progression."""
+"""Width schedules: how wide each layer is, given the widths at the ends and at the turn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from widthwise.config_io import UserError
 
+Progression = Literal["geometric", "arithmetic"]
+
+BETWEEN: dict[Progression, Callable[[np.ndarray, float, np.ndarray], np.ndarray]] = {
+    "geometric": lambda ends, turn, nearness: ends ** (1.0 - nearness) * turn**nearness,
+    "arithmetic": lambda ends, turn, nearness: ends * (1.0 - nearness) + turn * nearness,
+}
+"""How widths run from an end, nearness 0, to the turn, nearness 1."""
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Widths that run geometrically between an end width and the width at the turn.
+    """Widths that run in one progression from an end to the turn and in another to the other end.
 
     The turn width is chosen, the end width is solved for. Layers count from 1.
     Source: Variable-Width Transformers, arXiv:2606.18246, Appendix A.
@@ -25,6 +34,9 @@ class Schedule:
     """What a recipe calls the ratio."""
     layer_key: str | None = None
     """What a recipe calls the depth of the turn; None where the kind settles it."""
+    progression: Progression = "geometric"
+    last_over_first: float | None = 1.0
+    """Width of the last layer over that of the first; None: what the same rate on both sides of the turn gives."""
 
     def turn_layer(self, n_layers: int, depth: float | None) -> int:
         """The layer nearest to the fraction `depth` of n_layers; None for a kind that leaves no choice.
@@ -59,11 +71,32 @@ class Schedule:
             )
 
     def widths(self, end_width: float, turn_width: float, n_layers: int, turn_layer: int) -> np.ndarray:
-        """(n_layers,) widths in channels, not rounded; exactly the two given widths at the ends and at the turn."""
+        """(n_layers,) widths in channels, not rounded; exactly the given width at the turn.
+
+        end_width: of the first layer, and of the last unless ends differ; at one rate, of the end farther from the
+        turn.
+        """
+        layers = np.arange(1, n_layers + 1)
+        if self.last_over_first is None:
+            nearness = 1.0 - np.abs(layers - turn_layer) / max(turn_layer - 1, n_layers - turn_layer)
+            return BETWEEN[self.progression](np.full(n_layers, end_width), turn_width, nearness)
         knots = {1: 0.0, n_layers: 0.0, turn_layer: 1.0}  # an end that is the turn counts as the turn
-        layers, values = zip(*sorted(knots.items()), strict=True)
-        nearness = np.interp(np.arange(1, n_layers + 1), layers, values)
-        return end_width ** (1.0 - nearness) * turn_width**nearness
+        at, values = zip(*sorted(knots.items()), strict=True)
+        nearness = np.interp(layers, at, values)
+        ends = np.where(layers > turn_layer, self.last_over_first * end_width, end_width)
+        return BETWEEN[self.progression](ends, turn_width, nearness)
+
+    def check_ends(self, widths: np.ndarray, turn_layer: int) -> None:
+        """Raises UserError where an end is on the wrong side of the turn, as ends of different width can be."""
+        first, turn, last = widths[0], widths[turn_layer - 1], widths[-1]
+        is_wide = self.ratios[0] >= 1
+        wrong = max(first, last) > turn if is_wide else min(first, last) < turn
+        if wrong:
+            side = "narrower" if is_wide else "wider"
+            raise UserError(
+                f"model.shape.last_over_first: got {self.last_over_first:g}; makes the ends {first:.4g} and {last:.4g} "
+                f"channels wide; kind '{self.kind}' needs both {side} than its turn, {turn:.4g}"
+            )
 
 
 def _inside(n_layers: int) -> range:

@@ -10,7 +10,7 @@ from widthwise.config_io import UserError
 from widthwise.shape.schedule import Schedule
 
 NARROWEST = 1.0
-"""The least end width that the solver accepts, in channels."""
+"""The least end width that the solver accepts, in channels; of the first layer where ends differ."""
 
 
 class WidthCost(ABC):
@@ -41,7 +41,8 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     """(n_layers,) widths in channels, not rounded, that cost as much as n_layers layers of width cost.d_model.
 
     The width at `turn_layer` (counted from 1) is turn_ratio * cost.d_model. The cost grows with the end width, so at
-    most one fits. Raises UserError where the schedule cannot turn there, or nothing is left for the ends.
+    most one fits. Raises UserError where the schedule cannot turn there, nothing is left for the ends, or an end is on
+    the wrong side of the turn.
     """
     schedule.check_turn_layer(n_layers, turn_layer)
     schedule.check_turn_ratio(turn_ratio)
@@ -56,7 +57,9 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
             f"model.shape.{schedule.ratio_key}: {turn_ratio:g} times d_model leaves nothing of the budget of "
             f"{n_layers} layers for the ends; the largest feasible ratio is {math.floor(largest * 1000) / 1000:g}"
         )
-    return widths(_rising_root(lambda end_width: cost.total(widths(end_width)) / budget - 1, NARROWEST))
+    solved = widths(_rising_root(lambda end_width: cost.total(widths(end_width)) / budget - 1, NARROWEST))
+    schedule.check_ends(solved, turn_layer)
+    return solved
 
 
 def _rising_root(function: Callable[[float], float], low: float) -> float:
