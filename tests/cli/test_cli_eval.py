@@ -113,6 +113,8 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--tasks", "piqa,"], "--tasks: got 'piqa,'"),
         (["--suite", "hourglas"], "did you mean 'hourglass'?"),
         (["--precision", "fp16"], "precision: got 'fp16'"),
+        (["--device", "gpu"], "device: got 'gpu'; torch has none of that name here"),
+        (["--device", "meta"], "device: got 'meta'; torch has none of that name here"),
         (["--task-file", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
         (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["--text", "recipe.yaml"], "recipe.yaml: "),

@@ -14,7 +14,7 @@ from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs import harness
+from widthwise.runs import evaluate, harness
 from widthwise.runs.evaluate import (
     EvaluationConfig,
     evaluate_run,
@@ -205,6 +205,14 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
     ]:
         with pytest.raises(UserError, match=message):
             _asked(**options)
+
+
+def test_the_model_computes_where_it_is_asked_to(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    load = evaluate.load_scored
+    monkeypatch.setattr(evaluate, "load_scored", lambda path, *rest: asked.append(rest) or load(path, *rest))
+    evaluate_run(runs[0], _asked(device="cpu", max_tokens=20))
+    assert asked == [("cpu", None)]
 
 
 def test_data_of_another_tokenizer_are_refused(runs: list[Path], tmp_path: Path) -> None:

@@ -68,6 +68,9 @@ def evaluate(
     precision: Annotated[
         str | None, typer.Option(rich_help_panel=HOW, help="fp32 or bf16; default: the recipe's.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(rich_help_panel=HOW, help="cpu, cuda or cuda:1; default: cuda, if there is one.")
+    ] = None,
     step: Annotated[
         int | None,
         typer.Option(rich_help_panel=HOW, min=0, help="Step of each run's checkpoint; default: its newest good one."),
@@ -111,6 +114,7 @@ def evaluate(
         "limit": limit,
         "batch_size": batch_size,
         "precision": precision,
+        "device": device,
     }
     config = parse(EvaluationConfig, asked, "eval")
     records, files = [], []

@@ -91,7 +91,7 @@ def evaluate_run(
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
     suite_files = _suite_files(suite, config)
-    scored = load_scored(path, step=step)
+    scored = load_scored(path, config.device, step)
     for damage in scored.damages:
         say(damage)
     scorer = config.scorer(scored)

@@ -12,10 +12,10 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.utils import simple_parse_args_string
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.evaluation.lm_eval_model import ScorerLM
 from widthwise.runs.scored import load_scored
-from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.scoring import ScoringOptions, TorchDevice
 from widthwise.sizes import Count
 
 NAME = "widthwise"
@@ -26,6 +26,12 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
+def _asked_device(name: Any) -> Any:
+    """The harness asks for cuda:0 wherever nothing was said, also where there is none."""
+    is_cuda = isinstance(name, str) and name.startswith("cuda")
+    return None if is_cuda and not torch.cuda.is_available() else name
+
+
 class RunOptions(ScoringOptions):
     """`--model_args` of the harness."""
 
@@ -33,7 +39,7 @@ class RunOptions(ScoringOptions):
     """Path of the run directory, or of a Hugging Face folder."""
     batch_size: Annotated[Count, pydantic.BeforeValidator(_number)] = 16
     """Texts per forward pass."""
-    device: str | None = None
+    device: Annotated[TorchDevice | None, pydantic.BeforeValidator(_asked_device)] = None
     """A torch device; by default cuda, if there is one."""
 
 
@@ -44,7 +50,7 @@ class RunLM(ScorerLM):
     def __init__(self, **options: Any):
         """options: of `RunOptions`. Raises UserError for others, and where the run has no model or no tokenizer."""
         asked = parse(RunOptions, options, "model_args")
-        scored = load_scored(asked.run, _device(asked.device))
+        scored = load_scored(asked.run, asked.device)
         super().__init__(asked.scorer(scored))
         self.step = scored.step
 
@@ -62,13 +68,3 @@ class RunLM(ScorerLM):
 
     def get_model_info(self) -> dict[str, Any]:
         return {**super().get_model_info(), "step": self.step, "max_length": self.max_length}
-
-
-def _device(name: str | None) -> torch.device | None:
-    """The harness asks for cuda:0 wherever nothing was said, also where there is none."""
-    if name is None or (name.startswith("cuda") and not torch.cuda.is_available()):
-        return None
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise UserError(f"model_args: device: got {name!r}; torch has none of that name here") from None
