@@ -13,9 +13,10 @@ class BuildWithRecipes(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib) / "widthwise" / "configs"
-            self.mkpath(str(target))
-            for recipe in Path("configs").glob("*.yaml"):
-                self.copy_file(str(recipe), str(target / recipe.name))
+            for recipe in Path("configs").rglob("*.yaml"):
+                copy = target / recipe.relative_to("configs")
+                self.mkpath(str(copy.parent))
+                self.copy_file(str(recipe), str(copy))
 
 
 setup(cmdclass={"build_py": BuildWithRecipes})

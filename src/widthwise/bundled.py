@@ -12,16 +12,23 @@ def recipes_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parents[1] / "configs"
 
 
+def papers_folder() -> Path:
+    """The items of the papers, one file each, and in `recipes` those recipes that only they need."""
+    return recipes_folder() / "papers"
+
+
 def recipe_path(name: Path | str, beside: Path = Path()) -> Path:
     """The file that `name` means in the folder `beside`, or the recipe of that name that comes with the package.
 
     A file that is there comes first; with neither, the path to the missing file is returned.
     """
     path = beside / name
-    bundled = recipes_folder() / f"{name}.yaml"
-    # Of what no file can be called, these say that it is not there.
-    is_bundled = len(Path(name).parts) == 1 and not os.path.lexists(path) and os.path.isfile(bundled)
-    return bundled if is_bundled else path
+    if len(Path(name).parts) == 1 and not os.path.lexists(path):
+        for folder in (recipes_folder(), papers_folder() / "recipes"):
+            bundled = folder / f"{name}.yaml"
+            if os.path.isfile(bundled):  # of what no file can be called, this says that it is not there
+                return bundled
+    return path
 
 
 def recipe_name(path: Path | str) -> str:

@@ -43,7 +43,7 @@ def fit(
 ) -> None:
     """Fit the loss as a function of compute, parameters or width, with intervals; say what a group saves at equal loss.
 
-    Example: `widthwise fit benchmarks/papers/variable_width_table_2.csv --x pflops_days --y loss --group model
+    Example: `widthwise fit configs/papers/points/variable_width_table_2.csv --x pflops_days --y loss --group model
     --baseline transformer`
     """
     from widthwise.experiments.scaling.fitting import fit_groups, gather

@@ -25,6 +25,7 @@ from widthwise.cli.init import init
 from widthwise.cli.inspect import inspect
 from widthwise.cli.lm_eval import PASSED_ON, lm_eval
 from widthwise.cli.pad import pad
+from widthwise.cli.paper import paper
 from widthwise.cli.plan import plan
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
@@ -66,6 +67,7 @@ for verb in (
     sweep,
     fit,
     analyze,
+    paper,
     generate,
     report,
     schema,

@@ -1,0 +1,110 @@
+"""`widthwise paper`: the tables and figures of the papers, as they are printed, counted and measured."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from widthwise.cli.tables import say_tables
+from widthwise.cli.terminal import progress_console, say, say_json
+from widthwise.cli.workers import JobsOption, jobs_asked
+from widthwise.config_io import UserError
+
+if TYPE_CHECKING:
+    from widthwise.experiments.papers.item import Item
+
+LIST = "list"
+
+
+class Scale(StrEnum):
+    PAPER = "paper"
+    SMALL = "small"
+    TINY = "tiny"
+
+
+def paper(
+    item: Annotated[str, typer.Argument(help="An item, such as hourglass_table_2, or `list`.")] = LIST,
+    scale: Annotated[
+        Scale | None,
+        typer.Option(
+            help="Train the item's experiment: small (two CPU cores, minutes to hours) or tiny (seconds); paper "
+            "counts only. Default: train nothing, show what has been measured."
+        ),
+    ] = None,
+    results: Annotated[Path, typer.Option(help="Folder of the experiments, each in one named after it.")] = Path(
+        "runs"
+    ),
+    page: Annotated[Path | None, typer.Option(help="With `list`: write all items as a Markdown page.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the work of --scale, and train nothing.")] = False,
+    jobs: JobsOption = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+) -> None:
+    """Show a table or figure of a paper: what it prints, what the recipes count, what was measured at a small size.
+
+    Example: `widthwise paper list`, `widthwise paper hourglass_table_2 --scale small`
+    """
+    if item == LIST:
+        _list(scale, results, page, as_json)
+        return
+    if page is not None:
+        raise UserError(f"--page: got {page}; goes with `widthwise paper list`")
+    from widthwise.experiments.papers.item import read_item
+    from widthwise.experiments.papers.lines import SCALES, item_record
+    from widthwise.reports.paper.report import write_item_page
+    from widthwise.reports.paper.tables import item_notes, item_table
+
+    found = read_item(item)
+    if scale in SCALES and not _trained(item, found, scale, results, dry_run, jobs):
+        return
+    scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
+    record = item_record(item, found, results, scales)
+    if as_json:
+        say_json(record)
+        return
+    say_tables(item_table(record))
+    say(*item_notes(record))
+    if scale in SCALES:
+        folder = results / item
+        record.write(folder)
+        say(f"wrote {write_item_page(record, folder)}")
+
+
+def _trained(name: str, item: "Item", scale: Scale, results: Path, dry_run: bool, jobs: str) -> bool:
+    """Whether the experiment was run; False for a dry run, which says what it would take."""
+    from widthwise.cli.progress import shown_progress
+    from widthwise.reports.writing import write_report
+
+    experiment = item.experiments.get(scale.value)
+    if experiment is None:
+        allowed = ", ".join(["paper", *item.experiments])
+        raise UserError(f"--scale: got {scale.value}; {name} has {allowed}")
+    if dry_run:
+        say(f"{name}, {scale.value}: {experiment.recipe}, {experiment.workload}")
+        return False
+    with shown_progress(progress_console()) as observer:
+        observer.message(experiment.workload)
+        folders = experiment.run(results / experiment.name, observer, jobs_asked(jobs))
+    for folder in folders:
+        for file in write_report([folder]):
+            say(f"wrote {file}")
+    return True
+
+
+def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:
+    from widthwise.experiments.papers.item import item_names, read_item
+    from widthwise.experiments.papers.lines import item_record
+    from widthwise.files import write_atomic
+    from widthwise.reports.paper.markdown import all_items
+    from widthwise.reports.paper.tables import list_table
+
+    if scale is not None:
+        raise UserError(f"--scale: got {scale.value}; name an item to train")
+    records = [item_record(name, read_item(name), results) for name in item_names()]
+    if page is not None:
+        write_atomic(page, all_items(records))
+        say(f"wrote {page}")
+    elif as_json:
+        say_json({"items": [record.to_data() for record in records]})
+    else:
+        say_tables(list_table(records))

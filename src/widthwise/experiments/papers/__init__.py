@@ -1,0 +1,1 @@
+"""The tables and figures of the papers: what is printed, what we count, what we measured."""

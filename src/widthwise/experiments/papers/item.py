@@ -1,0 +1,106 @@
+"""An item: a table or figure of a paper, as a file of `configs/papers` describes it."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Discriminator, Field
+
+from widthwise.bundled import papers_folder
+from widthwise.config_io import Config, UserError, nearest_hint, parse
+from widthwise.experiments.papers.comparing import Comparing
+from widthwise.experiments.papers.experiment import Experiment
+from widthwise.experiments.papers.fitting import Fitting
+from widthwise.experiments.papers.laddering import Laddering
+from widthwise.experiments.papers.printed import Printed
+from widthwise.experiments.papers.sizes import Sizes
+from widthwise.experiments.papers.sweeping import Sweeping
+from widthwise.yaml_io import read_mapping
+
+PaperName = Literal["variable-width", "hourglass", "expansions", "dynamic-width", "virtual-width"]
+PAPERS: Mapping[PaperName, str] = {
+    "variable-width": "Variable-Width Transformers, arXiv:2606.18246",
+    "hourglass": "Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471",
+    "expansions": "Composable Function-preserving Expansions for Transformer Architectures, arXiv:2308.06103",
+    "dynamic-width": "Dynamic Width Feedforward Networks",
+    "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
+}
+"""In the order in which items are listed."""
+AnyExperiment = Annotated[Comparing | Sweeping | Laddering, Discriminator("kind")]
+
+
+def _as_printed(text: str) -> str:
+    Printed.of(text)
+    return text
+
+
+PrintedText = Annotated[str, pydantic.AfterValidator(_as_printed)]
+
+
+class Item(Config):
+    """What one table or figure prints, and what makes its numbers here."""
+
+    paper: PaperName
+    where: str
+    """Its number in the paper, such as "Table 2"."""
+    title: str
+    finds: str
+    """What the paper concludes from it, in a sentence."""
+    printed: dict[str, dict[str, PrintedText]]
+    """Row -> quantity -> the number as it is printed. A row is a recipe of `sizes`, or a group of a law."""
+    baselines: dict[str, str] = Field(default_factory=dict)
+    """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
+    sizes: Sizes | None = None
+    """The models at the paper's size."""
+    points: Fitting | None = None
+    """Points that the paper prints, and the law through them."""
+    small: AnyExperiment | None = None
+    """An experiment for two CPU cores."""
+    tiny: AnyExperiment | None = None
+    """The same for seconds: it shows that the recipe works, and nothing of what the paper finds."""
+    remarks: tuple[str, ...] = ()
+    """What differs and why, a sentence each."""
+
+    @pydantic.model_validator(mode="after")
+    def _rows_exist(self) -> "Item":
+        for row, base in self.baselines.items():
+            for name in (row, base):
+                if name not in self.printed:
+                    raise ValueError(f"baselines: got {name!r}; {nearest_hint(name, self.printed)}")
+        return self
+
+    def baseline_of(self, row: str) -> str | None:
+        """The row from which its losses are subtracted; None for a baseline itself."""
+        base = self.baselines.get(row, next(iter(self.printed)))
+        return None if base == row or row in self.baselines.values() else base
+
+    @property
+    def experiments(self) -> Mapping[str, Experiment]:
+        """Scale -> what it trains."""
+        return {scale: each for scale, each in (("small", self.small), ("tiny", self.tiny)) if each is not None}
+
+    @cached_property
+    def printed_numbers(self) -> Mapping[str, Mapping[str, Printed]]:
+        return {row: {name: Printed.of(text) for name, text in own.items()} for row, own in self.printed.items()}
+
+
+def item_names() -> list[str]:
+    """All items, paper by paper."""
+    papers = list(PAPERS)
+    names = (path.stem for path in papers_folder().glob("*.yaml"))
+    return sorted(names, key=lambda name: (papers.index(read_item(name).paper), _with_numbers(name)))
+
+
+def read_item(name: str) -> Item:
+    """Raises UserError where there is no such item, or its file is not as it should be."""
+    path = papers_folder() / f"{name}.yaml"
+    if not path.is_file():
+        known = [each.stem for each in papers_folder().glob("*.yaml")]
+        raise UserError(f"paper: got {name!r}; {nearest_hint(name, known)} (`widthwise paper list` shows all)")
+    return parse(Item, read_mapping(path), str(path))
+
+
+def _with_numbers(name: str) -> list[tuple[int, str]]:
+    """table_10 comes after table_2."""
+    return [(int(word), "") if word.isdigit() else (-1, word) for word in name.split("_")]

@@ -1,0 +1,60 @@
+"""The models of an item at the paper's size: nothing is trained, everything is counted."""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import pydantic
+
+from widthwise.bundled import recipe_path
+from widthwise.config_io import Config
+from widthwise.experiments.variants import describes_several, read_all
+from widthwise.model.config import cost_summary
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.records.cost import CostSummary
+from widthwise.records.quantities import OF_MODELS
+from widthwise.records.record import Number
+
+OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
+    "steps": lambda recipe: recipe.train.steps,
+    "tokens": lambda recipe: recipe.n_tokens,
+    "seq_len": lambda recipe: recipe.seq_len,
+    "training_flops": lambda recipe: recipe.training_flops,
+    "pflops_days": lambda recipe: recipe.pflops_days,
+}
+"""Quantity that follows from the recipe alone -> what counts it."""
+CHANGE = "_change"
+"""Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
+
+
+class Sizes(Config):
+    """Recipes of single models, or one that describes several."""
+
+    recipes: tuple[str, ...] = pydantic.Field(min_length=1)
+    """Names of bundled recipes; the rows are the names, or those of the variants or points of a single one."""
+
+    @cached_property
+    def by_row(self) -> Mapping[str, Recipe]:
+        """Row -> recipe. Raises UserError."""
+        first = recipe_path(self.recipes[0])
+        if len(self.recipes) == 1 and describes_several(first):
+            return read_all(first).recipes
+        return {name: load_recipe(recipe_path(name)) for name in self.recipes}
+
+    def count(self, row: str, quantity: str, baseline: str | None) -> Number | None:
+        """The quantity of a row, if it can be counted without training."""
+        if quantity.endswith(CHANGE) and baseline is not None:
+            own, other = (self.count(name, quantity.removesuffix(CHANGE), None) for name in (row, baseline))
+            return None if own is None or other is None else own / other - 1
+        recipe = self.by_row.get(row)
+        if recipe is None:
+            return None
+        if quantity in OF_RECIPES:
+            return OF_RECIPES[quantity](recipe)
+        return OF_MODELS[quantity].of_cost(self._cost(row)) if quantity in OF_MODELS else None
+
+    def _cost(self, row: str) -> CostSummary:
+        return self._costs.setdefault(row, cost_summary(self.by_row[row].final_model, self.by_row[row].seq_len))
+
+    @cached_property
+    def _costs(self) -> dict[str, CostSummary]:
+        return {}

@@ -1,0 +1,80 @@
+"""`paper.json`: a table or figure of a paper, as it is printed, counted and measured."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from widthwise.records.estimate import Estimate
+from widthwise.records.record import Known, Number, Record, StoredRecord
+
+
+class PaperLine(Record):
+    """One number of one row."""
+
+    row: str
+    quantity: str
+    title: str
+    """The quantity in words."""
+    printed: str | None
+    """As the paper prints it; None for a difference of two printed numbers, which is `printed_value` alone."""
+    printed_value: float
+    counted: Number | None = None
+    """Counted from the recipe at the paper's size, or from the points that the paper prints."""
+    agrees: bool | None = None
+    """Whether the counted number is the printed one when rounded to its digits."""
+    measured: Estimate | None = None
+    """Of the experiment at another size, with its interval over seeds."""
+    is_share: bool = False
+    """Whether the number is a share or a change, shown in percent."""
+
+
+class PaperExperiment(Record):
+    """The experiment behind the measured numbers."""
+
+    scale: str
+    recipe: str
+    folder: str
+    command: str
+    """The one that repeats it."""
+    n_seeds: int | None = None
+    fewest_params: Known = None
+    """Parameters of its smallest model."""
+    most_params: Known = None
+    core_minutes: float | None = None
+
+
+class PaperItem(StoredRecord):
+    """One table or figure."""
+
+    file_name: ClassVar[str] = "paper.json"
+
+    name: str
+    paper: str
+    where: str
+    title: str
+    finds: str
+    """What the paper concludes from it."""
+    lines: Sequence[PaperLine]
+    experiment: PaperExperiment | None = None
+    """None where nothing was measured."""
+    other_scales: Sequence[str] = ()
+    """Experiments that have not been run, in words."""
+    small_core_minutes: Known = None
+    """What the experiment for two CPU cores takes, in minutes of one of them."""
+    remarks: Sequence[str] = ()
+    """What differs and why."""
+
+    @property
+    def n_printed(self) -> int:
+        return sum(line.printed is not None for line in self.lines)
+
+    @property
+    def n_counted(self) -> int:
+        return sum(line.counted is not None for line in self.lines)
+
+    @property
+    def n_agreeing(self) -> int:
+        return sum(line.agrees is True for line in self.lines)
+
+    @property
+    def n_measured(self) -> int:
+        return sum(line.measured is not None for line in self.lines)

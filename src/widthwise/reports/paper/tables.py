@@ -1,0 +1,99 @@
+"""An item as a table, and the list of all items."""
+
+from collections.abc import Sequence
+
+from widthwise.records.paper import PaperItem, PaperLine
+from widthwise.records.quantities import QUANTITY
+from widthwise.reports.page.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
+from widthwise.reports.page.table import Table
+
+HEADER = ("row", "quantity", "printed", "counted", "agrees", "measured")
+
+
+def item_table(item: PaperItem) -> Table:
+    """One row per printed number, and per difference of printed losses."""
+    rows: list[list[str]] = []
+    for line in item.lines:
+        is_first = not rows or _row_of(rows) != line.row
+        rows.append([clean(line.row) if is_first else "", *_cells(line)])
+    caption = f"{item.paper.split(',')[0]}, {item.where}: {item.title}"
+    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, note=_note(item))
+
+
+def _row_of(rows: Sequence[Sequence[str]]) -> str:
+    return next(row[0] for row in reversed(rows) if row[0])
+
+
+def _cells(line: PaperLine) -> list[str]:
+    printed = minus(line.printed) if line.printed is not None else _number(line, line.printed_value)
+    agrees = "" if line.agrees is None else "yes" if line.agrees else "no"
+    return [clean(line.title), printed, _number(line, line.counted), agrees, measured(line)]
+
+
+def _number(line: PaperLine, value: float | None) -> str:
+    if value is None:
+        return ""
+    if line.quantity in QUANTITY:
+        return shown(value, QUANTITY[line.quantity])
+    return f"{minus(f'{100 * value:+.2f}')}%" if line.is_share else fixed(value, 4)
+
+
+def measured(line: PaperLine) -> str:
+    """A mean, and below it its interval."""
+    estimate = line.measured
+    if estimate is None:
+        return ""
+    if line.is_share:
+        return f"{_share(estimate.mean)}\n{_share(estimate.low)} to {_share(estimate.high)}"
+    is_signed = line.quantity in QUANTITY and QUANTITY[line.quantity].is_signed
+    mean = signed(estimate.mean, 4) if is_signed else _number(line, estimate.mean)
+    return f"{mean}\n{ends}" if (ends := interval(estimate, 3, with_sign=is_signed)) else mean
+
+
+def _share(value: float | None) -> str:
+    return MISSING if value is None else f"{100 * value:.1f}%"
+
+
+def _note(item: PaperItem) -> str:
+    return "" if item.experiment is None else f"measured: {size(item)}; below: 95% interval over seeds"
+
+
+def size(item: PaperItem) -> str:
+    """The experiment behind the measured numbers, in words."""
+    found = item.experiment
+    if found is None:
+        return "nothing has been measured"
+    words = [found.scale, found.recipe]
+    if found.fewest_params is not None and found.most_params is not None:
+        low, high = si(found.fewest_params), si(found.most_params)
+        words.append(f"{low} parameters" if low == high else f"{low} to {high} parameters")
+    if found.n_seeds is not None:
+        words.append(counted(found.n_seeds, "seed"))
+    return ", ".join(words)
+
+
+def item_notes(item: PaperItem) -> list[str]:
+    """What stands below the table: the paper's conclusion, what differs, what can be run."""
+    lines = [f"The paper: {item.finds}", *item.remarks]
+    if item.experiment is None:
+        lines.append("Nothing has been measured in this folder of results.")
+    lines += [f"To train it: {each}" for each in item.other_scales]
+    return lines
+
+
+def list_table(items: Sequence[PaperItem]) -> Table:
+    """One row per item."""
+    rows = []
+    for item in items:
+        agreeing = f"{item.n_agreeing} of {item.n_counted}" if item.n_counted else MISSING
+        rows.append(
+            [clean(item.name), clean(item.title), str(item.n_printed), agreeing, str(item.n_measured), _time(item)]
+        )
+    note = "agree: counted numbers that equal the printed ones; needs: time of a CPU core for --scale small"
+    header = ["item", "shows", "printed", "agree", "measured", "needs"]
+    return Table("Tables and figures of the papers", header, rows, words={"shows"}, note=note)
+
+
+def _time(item: PaperItem) -> str:
+    minutes = item.small_core_minutes
+    return MISSING if minutes is None else duration(minutes / 60)

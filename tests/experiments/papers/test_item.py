@@ -1,0 +1,68 @@
+"""Every item of the papers can be read, and its recipes plan the work they say."""
+
+from pathlib import Path
+
+import pytest
+
+from widthwise.config_io import UserError, parse
+from widthwise.experiments.papers.item import PAPERS, Item, item_names, read_item
+from widthwise.experiments.papers.lines import item_record
+
+NAMES = item_names()
+DATA = {
+    "paper": "hourglass",
+    "where": "Table 0",
+    "title": "none",
+    "finds": "nothing",
+    "printed": {"a": {"val_loss": "3.5"}, "b": {"val_loss": "3.25"}, "c": {"val_loss": "3.4"}},
+}
+
+
+def test_items_stand_paper_by_paper_and_tables_in_order():
+    papers = [list(PAPERS).index(read_item(name).paper) for name in NAMES]
+    assert papers == sorted(papers)
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_an_unknown_item_is_answered_with_the_nearest():
+    with pytest.raises(UserError, match="hourglass_table_2"):
+        read_item("hourglass_tabel_2")
+
+
+def test_losses_are_subtracted_from_the_first_row_unless_the_item_says_otherwise():
+    item = parse(Item, DATA, "item")
+    assert [item.baseline_of(row) for row in "abc"] == [None, "a", "a"]
+    paired = parse(Item, {**DATA, "baselines": {"c": "b"}}, "item")
+    assert [paired.baseline_of(row) for row in "abc"] == [None, None, "b"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"baselines": {"c": "d"}}, {"printed": {"a": {"val_loss": "three"}}}, {"where": None}]
+)
+def test_a_mistake_in_an_item_is_named(change):
+    with pytest.raises(UserError, match="item"):
+        parse(Item, {**DATA, **change}, "item")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_can_be_counted_at_the_paper_s_size_agrees_or_is_remarked(name):
+    item = read_item(name)
+    record = item_record(name, item, Path(), scales=())
+    assert record.lines
+    wrong = [
+        f"{line.row}: {line.quantity} is {line.counted}, printed {line.printed}"
+        for line in record.lines
+        if line.agrees is False
+    ]
+    if wrong:
+        assert item.remarks, wrong
+    if item.sizes is not None:
+        assert record.n_counted
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_experiments_of_an_item_can_be_trained_and_hold_its_rows(name):
+    item = read_item(name)
+    for experiment in item.experiments.values():
+        assert experiment.workload
+        assert set(experiment.rows) <= set(item.printed)
