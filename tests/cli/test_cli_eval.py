@@ -86,6 +86,24 @@ def test_without_a_text_it_is_the_held_out_text(runs: list[Path], widthwise) -> 
     assert found == pytest.approx(result["val_loss"], rel=1e-6)
 
 
+def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(tmp_path: Path, questions: Path, widthwise) -> None:
+    for seed in (1, 2):
+        options = {"steps": 3, "batch_size": 4, "precision": "fp32", "checkpoint_every": 1, "seed": seed}
+        train(parse(Recipe, {**RECIPE, "train": options}), tmp_path / f"run{seed}")
+    asked = ("--every-checkpoint", "--task-file", questions)
+    code, out, err = widthwise("eval", tmp_path / "run1", tmp_path / "run2", *asked)
+    assert code == 0
+    steps = [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()]
+    assert steps == 3 * [["2", "192"], ["3", "288"]]  # of each run, and of their difference
+    assert all(len(list((tmp_path / run / "evaluations").iterdir())) == 2 for run in ("run1", "run2"))
+    assert widthwise("report", tmp_path / "run1", tmp_path / "run2", "--out", tmp_path / "both")[0] == 0
+    assert "acc of cloze over tokens. Last mean value of each line: run1" in (tmp_path / "both/report.html").read_text()
+    (tmp_path / "run1/checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
+    code, out, err = widthwise("eval", tmp_path / "run1", *asked, "--json")
+    assert [each["step"] for each in json.loads(out)["runs"]] == [3]
+    assert "checkpoint step_00000002 is damaged (model.safetensors has 4 bytes" in err
+
+
 def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
     questions.rename(questions.with_name("lambada_openai.jsonl"))
     code, out, _ = widthwise("eval", runs[0], "--suite", "variable-width", "--local", questions.parent)
@@ -119,6 +137,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
         (["--text", "recipe.yaml"], "recipe.yaml: "),
         (["--data", "nowhere"], f"nowhere: no such folder; looked at {Path('nowhere').absolute()}"),
+        (["--step", "3", "--every-checkpoint"], "--step: got 3 beside --every-checkpoint; give one of them"),
         (["--step", "2"], "run1/checkpoints: step: got 2; there are checkpoints of: 3"),
         (["--num-fewshot", "2"], "num_fewshot: got 2 without tasks"),
     ],

@@ -75,6 +75,10 @@ def evaluate(
         int | None,
         typer.Option(rich_help_panel=HOW, min=0, help="Step of each run's checkpoint; default: its newest good one."),
     ] = None,
+    every_checkpoint: Annotated[
+        bool,
+        typer.Option("--every-checkpoint", rich_help_panel=HOW, help="All checkpoints of each run, first to last."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -88,6 +92,7 @@ def evaluate(
 
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
+    from widthwise.cli.eval_checkpoints import tables_by_checkpoint
     from widthwise.cli.eval_table import difference_table, evaluation_table, suite_results_table
     from widthwise.config_io import parse
     from widthwise.files import write_atomic
@@ -98,6 +103,7 @@ def evaluate(
         save_evaluation,
         without_items,
     )
+    from widthwise.runs.trained import kept_steps
 
     asked = {
         "texts": text or [],
@@ -117,13 +123,24 @@ def evaluate(
         "device": device,
     }
     config = parse(EvaluationConfig, asked, "eval")
+    if every_checkpoint and step is not None:
+        raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
     records, files = [], []
     for run in runs:
-        records.append(evaluate_run(run, config, remark, step))
-        if out is None and records[-1]["step"] is not None:
-            files.append(save_evaluation(records[-1]))
+        for each in kept_steps(run, remark) if every_checkpoint else (step,):
+            records.append(evaluate_run(run, config, remark, each))
+            if out is None and records[-1]["step"] is not None:
+                files.append(save_evaluation(records[-1]))
     first, *others = records
-    differences = [{"run": each["run"], "differences": evaluation_differences(first, each)} for each in others]
+    if every_checkpoint:
+        own = {record["step"]: record for record in records if record["run"] == first["run"]}
+        pairs = [(own[each["step"]], each) for each in others if each["run"] != first["run"] and each["step"] in own]
+    else:
+        pairs = [(first, each) for each in others]
+    differences = [
+        {"run": each["run"], "step": each["step"], "differences": evaluation_differences(baseline, each)}
+        for baseline, each in pairs
+    ]
     if out is not None:
         write_atomic(out, json.dumps({"runs": records, "differences": differences}, indent=2) + "\n")
         files.append(out)
@@ -131,11 +148,15 @@ def evaluate(
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
     tables = []
-    for record in records:
-        tables.append(evaluation_table(record))
-        if record["suite"]:
-            tables.append(suite_results_table(record["suite"]))
-    say_tables(*tables, *(difference_table(each["run"], first["run"], each["differences"]) for each in differences))
+    if every_checkpoint:
+        tables += tables_by_checkpoint(records, differences)
+    else:
+        for record in records:
+            tables.append(evaluation_table(record))
+            if record["suite"]:
+                tables.append(suite_results_table(record["suite"]))
+        tables += [difference_table(each["run"], first["run"], each["differences"]) for each in differences]
+    say_tables(*tables)
     for file in files:
         say(f"wrote {file}")
 

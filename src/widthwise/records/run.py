@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
 from widthwise.records.dynamic_width import TokenWidths
+from widthwise.records.evaluation import Evaluation
 from widthwise.records.record import Known, Number, Record, StoredRecord
 from widthwise.records.virtual_width import VirtualWidth
 
@@ -114,6 +115,8 @@ class Run:
     """Growths in order of time."""
     certificate: Certificate | None = None
     """Certificate of the last growth by a command."""
+    evaluations: Sequence[Evaluation] = ()
+    """What `widthwise eval` found, by step."""
 
     @property
     def name(self) -> str:

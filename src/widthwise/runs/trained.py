@@ -1,5 +1,6 @@
 """The model of a run, at its newest checkpoint or at another one, for use without further training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def checkpoint_of(run: RunDir, step: int) -> Path:
         raise UserError(f"{run.checkpoints}: {checkpoint_folder.Damage(paths[step], reason)}")
     run.check_recipe_of(checkpoint_folder.seal_of(paths[step]), paths[step].name)
     return paths[step]
+
+
+def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: None) -> list[int]:
+    """The steps of all good checkpoints of a run, first to last. say: is told of those that are damaged.
+
+    Raises UserError where the folder is no run directory or has no usable checkpoint.
+    """
+    run = RunDir(path)
+    run.config_yaml()
+    newest_checkpoint(run)
+    reasons = {
+        each: checkpoint_folder.find_damage(each) for each in checkpoint_folder.checkpoint_paths(run.checkpoints)
+    }
+    for each, reason in reasons.items():
+        if reason is not None:
+            say(f"{run.path}: {checkpoint_folder.Damage(each, reason)}; it is left out")
+    return sorted(checkpoint_folder.step_of(each) for each, reason in reasons.items() if reason is None)
 
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:

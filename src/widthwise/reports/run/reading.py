@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import parse
+from widthwise.files import read_json
 from widthwise.records.certificate import Certificate
+from widthwise.records.evaluation import Evaluation
 from widthwise.records.run import DESCENTS, GrowthRecord, Run, RunResult
 from widthwise.run_dir import RunDir
 
@@ -24,7 +26,14 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
         result=result,
         growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
         certificate=Certificate.read(folder.path) if certificate.is_file() else None,
+        evaluations=_evaluations(folder.path / "evaluations"),
     )
+
+
+def _evaluations(folder: Path) -> list[Evaluation]:
+    """By step; those of one step by name."""
+    paths = sorted(folder.glob("step_*.json"))
+    return sorted((parse(Evaluation, read_json(path), str(path)) for path in paths), key=lambda each: each.step)
 
 
 def _growths(metrics: Sequence[Mapping[str, Any]], result: RunResult | None, where: str) -> list[GrowthRecord]:

@@ -16,6 +16,7 @@ from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
 from widthwise.reports.page.svg import Style, styles
 from widthwise.reports.page.table import Table
 from widthwise.reports.run.dynamic_width import dynamic_width_section
+from widthwise.reports.run.evaluations import evaluations_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.norms import norms_section
 from widthwise.reports.run.reading import read_run
@@ -69,6 +70,7 @@ def _page(runs: Sequence[Run]) -> str:
         mtp_table=tables.mtp_table(results),
         curves=panels(_curves(named, chosen)),
         norms=norms_section(named),
+        evaluations=evaluations_section(named, chosen),
         legend=legend(chosen),
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
