@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import yaml
 
 from widthwise.recipe.recipe import load_recipe
@@ -131,6 +132,17 @@ def test_layers_say_where_added_ones_go(small: str, widthwise: Callable) -> None
     assert "  layers 0-5: feed-forward 128 -> 192 hidden units (MLP expansion)" in out
 
 
+def test_the_side_that_is_zero_and_the_size_of_the_other_can_be_chosen(small: str, widthwise: Callable) -> None:
+    arguments = ("--d-ff", 192, "--zero-side", "inputs", "--new-std", 0.03)
+    code, out, err = widthwise("grow", small, *arguments, "--out", "large")
+    assert code == 0, err
+    assert "0 do not" in out
+    checkpoint_folder = Path("large/checkpoints/step_00000003")
+    weights = safetensors.torch.load_file(checkpoint_folder / "model.safetensors")
+    assert not weights["layers.2.ffn.w_up.weight"][128:].any()
+    assert weights["layers.2.ffn.w_down.weight"][:, 128:].std().item() == pytest.approx(0.03, rel=0.1)
+
+
 def test_allow_change_takes_constants_from_the_recipe(small: str, widthwise: Callable) -> None:
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
     assert code == 0, err
@@ -159,6 +171,10 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
         (("--to", "wide.yaml", "train.steps=2", "--out", "large"), "train.steps: got 2"),
         (("--to", "wide.yaml", "--layers", "0,1,neu", "--out", "large"), "--layers: got '0,1,neu'"),
         (("--to", "wide.yaml", "--layers", "0,1,new", "--out", "large"), "layers: got [0, 1, null]"),
+        (
+            ("--d-ff", 192, "--new-std", "0", "--out", "large"),
+            "--new-std: got '0'; must be a number above 0, or initial",
+        ),
         (("--to", "wide.yaml", "--reset", "some", "--out", "large"), "--reset"),
         (
             ("--to", "wide.yaml", "--rewarmup-steps", "9", "--out", "large"),

@@ -1,5 +1,7 @@
 """Each expansion alone: exact, alive within two steps, and with the zeros that it needs and no others."""
 
+import math
+
 import expansions
 import pytest
 import torch
@@ -20,6 +22,7 @@ from growth_cases import (
 )
 
 from widthwise.config_io import UserError
+from widthwise.growth.choices import ZeroSide
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
@@ -113,19 +116,20 @@ CASES = {
     "slots": (small_model(**SLOTS), lambda m: expansions.add_slots(m, 5)),
     "slots_of_a_plain_stream": (shaped(NARROW), lambda m: expansions.to_slots(m, 4, 5)),
 }
-UNNEEDED = {"keys_that_do_not_turn": {"layers.1.attention.w_k.bias.weight"}}
+UNNEEDED = {("keys_that_do_not_turn", "outputs"): {"layers.1.attention.w_k.bias.weight"}}
 """Zeros that are not needed. A bias of keys adds the same to all scores of a query where nothing turns."""
 
 
-def planned(case: str) -> tuple[ModelConfig, GrowthPlan, Weights, Weights]:
+def planned(case: str, zero_side: ZeroSide = "outputs") -> tuple[ModelConfig, GrowthPlan, Weights, Weights]:
     config, expand = CASES[case]
-    plan, weights = plan_growth(config, *expand(config)), with_random_weights(config, 1)
+    plan, weights = plan_growth(config, *expand(config), zero_side=zero_side), with_random_weights(config, 1)
     return config, plan, weights, dict(plan.weights(weights, 2))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_exact_and_so_are_its_gradients(case):
-    config, plan, weights, _ = planned(case)
+@pytest.mark.parametrize("zero_side", ["outputs", "inputs"])
+def test_it_is_exact_and_so_are_its_gradients(case, zero_side):
+    config, plan, weights, _ = planned(case, zero_side)
     leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     new = dict(plan.weights(leaves, 2))
     before = Measured(config, weights, tokens_for(1))
@@ -145,8 +149,9 @@ def _has_router(config: ModelConfig) -> bool:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_all_that_is_new_learns_within_two_steps(case):
-    _, plan, _, new = planned(case)
+@pytest.mark.parametrize("zero_side", ["outputs", "inputs"])
+def test_all_that_is_new_learns_within_two_steps(case, zero_side):
+    _, plan, _, new = planned(case, zero_side)
     tokens = tokens_for(2, batch=6)
     never, cannot = unmoved(plan.new, new, tokens, 2), unreachable(plan.new, new, tokens)
     n_reached = 0
@@ -157,8 +162,9 @@ def test_all_that_is_new_learns_within_two_steps(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_free_entries_may_be_anything_and_zeros_must_be_zero(case):
-    config, plan, weights, new = planned(case)
+@pytest.mark.parametrize("zero_side", ["outputs", "inputs"])
+def test_free_entries_may_be_anything_and_zeros_must_be_zero(case, zero_side):
+    config, plan, weights, new = planned(case, zero_side)
     tokens = tokens_for(1)
     logits = logits_of(config, weights, tokens[:, :-1])
     large = dict(plan.weights(weights, 2, Constant(1e3)))
@@ -175,7 +181,7 @@ def test_free_entries_may_be_anything_and_zeros_must_be_zero(case):
             differences = [difference(a, b) for a, b in zip(before.further_losses, after.further_losses, strict=True)]
             if max(difference(before.logits, after.logits), *differences, 0.0) < 1e-9:
                 unneeded.add(name)
-    assert unneeded == UNNEEDED.get(case, set())
+    assert unneeded == UNNEEDED.get((case, zero_side), set())
 
 
 def grown_model(case: str) -> tuple[Decoder, Decoder]:
@@ -220,6 +226,58 @@ def test_an_added_layer_can_start_as_a_copy():
             assert torch.equal(weight, torch.zeros_like(weight) if silent else weights[name.replace("s.2.", "s.1.")])
     tokens = tokens_for(0)[:, :-1]
     assert difference(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens)) == 0
+
+
+def test_a_copied_layer_can_be_silenced_by_its_inputs():
+    config = small_model(**GPT2)
+    plan = plan_growth(config, *expansions.add_layers(config, [2]), new_layers="copied", zero_side="inputs")
+    weights = with_random_weights(config, 0)
+    new = dict(plan.weights(weights))
+    zero = {name.removeprefix("layers.2.") for name in new if name.startswith("layers.2.") and not new[name].any()}
+    assert zero == {
+        "attention.w_v.weight", "attention.w_v.bias.weight", "attention.w_o.bias.weight",
+        "ffn.w_up.weight", "ffn.w_up.bias.weight", "ffn.w_down.bias.weight",
+    }  # fmt: skip
+    for matrix in ("attention.w_o", "ffn.w_down"):
+        assert torch.equal(new[f"layers.2.{matrix}.weight"], weights[f"layers.1.{matrix}.weight"])
+    tokens = tokens_for(0)[:, :-1]
+    assert difference(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens)) == 0
+
+
+@pytest.mark.parametrize(
+    "expand", [lambda m: expansions.widen_ffn(m, [1], 13), lambda m: expansions.add_layers(m, [1])]
+)
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_units_without_a_slope_at_zero_cannot_begin_with_inputs_of_zero(expand, activation):
+    config = small_model(ffn={"kind": "mlp", "activation": activation, "d_ff": 10})
+    with pytest.raises(
+        UserError, match=r"layers.1.ffn: zero_side: got inputs; new units .*\(mlp\) would never learn from inputs of 0"
+    ):
+        plan_growth(config, *expand(config), zero_side="inputs")
+
+
+@pytest.mark.parametrize(
+    ("new_std", "ratio"), [(None, 1.0), (0.15, 0.15 / 0.3), ("initial", 0.02 / math.sqrt(4) / 0.3)]
+)
+def test_new_weights_are_drawn_as_wide_as_asked(new_std, ratio):
+    """Old weights have a standard deviation of 0.3; an untrained model one of 0.02, halved by width_multiplier 4."""
+    config = small_model(d_model=40, init={"std": 0.02, "width_multiplier": 4.0})
+    weights = with_random_weights(config, 0)
+    plan = plan_growth(config, *expansions.widen_ffn(config, [0], 60), new_std=new_std)
+    rows = dict(plan.weights(weights))["layers.0.ffn.w_up.weight"][10:]
+    assert rows.std().item() == pytest.approx(ratio * 0.3, rel=0.08)  # of 2000 numbers
+    wider = plan_growth(config, *expansions.widen_stream(config, 4), new_std=new_std)
+    gain = dict(wider.weights(weights))["layers.1.ffn.norm.weight"]
+    assert torch.equal(gain[40:], gain[:40].mean().expand(4))
+
+
+@pytest.mark.parametrize(("new_std", "std"), [(None, 0.02), ("initial", 0.02), (0.15, 0.15)])
+def test_an_added_layer_is_drawn_as_wide_as_asked(new_std, std):
+    config = small_model(d_model=40, init={"std": 0.02})
+    plan = plan_growth(config, *expansions.add_layers(config, [1]), new_std=new_std)
+    new = dict(plan.weights(with_random_weights(config, 0)))
+    assert new["layers.1.attention.w_v.weight"].std().item() == pytest.approx(std, rel=0.08)
+    assert torch.equal(new["layers.1.ffn.norm.weight"], torch.ones(40))
 
 
 def test_sites_of_the_residual_are_not_copied():

@@ -1,5 +1,6 @@
 """`widthwise grow`: a run -> the run of a larger model that computes the same function."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -39,6 +40,16 @@ def grow(
         Literal["drawn", "copied"],
         typer.Option(help="Draw added layers anew, or copy the layer before (except what must be 0)."),
     ] = "drawn",
+    zero_side: Annotated[
+        Literal["outputs", "inputs"],
+        typer.Option(help="Of two new factors, which starts at 0: w_down, w_o and w_k, or w_up, w_v and w_q."),
+    ] = "outputs",
+    new_std: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STD", help="Of new weights that are drawn: a number, or initial; default: that of the old entries."
+        ),
+    ] = None,
     reset: Annotated[
         Literal["none", "new", "all"],
         typer.Option(help="Optimizer state to reset: none, the second moments of new entries, or all."),
@@ -72,7 +83,16 @@ def grow(
 
     if out is None and not plan_only:
         raise UserError("--out: is required, unless --plan-only is given")
-    options = GrowOptions(_sources(layers), new_layers, reset, seed, allow_change, rewarmup_steps)
+    options = GrowOptions(
+        layers=_sources(layers),
+        new_layers=new_layers,
+        zero_side=zero_side,
+        new_std=_std(new_std),
+        reset=reset,
+        seed=seed,
+        allow_change=allow_change,
+        rewarmup_steps=rewarmup_steps,
+    )
     sizes = NewSizes(d_model, n_heads, n_kv_heads, head_dim, d_ff, add_layers)
     source = Source.of(run)
     intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
@@ -92,3 +112,16 @@ def _sources(text: str | None) -> tuple[int | None, ...] | None:
     if not all(word == "new" or (word.isdecimal() and len(word) < 6) for word in words):
         raise UserError(f"--layers: got {text!r}; expected numbers of layers and new, as 0,1,new,2")
     return tuple(None if word == "new" else int(word) for word in words)
+
+
+def _std(text: str | None) -> float | Literal["initial"] | None:
+    """ "0.02" -> 0.02; "initial" and None stay."""
+    if text is None or text == "initial":
+        return text
+    try:
+        std = float(text)
+    except ValueError:
+        std = math.nan
+    if not 0 < std < math.inf:
+        raise UserError(f"--new-std: got {text!r}; must be a number above 0, or initial")
+    return std

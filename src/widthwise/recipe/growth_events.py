@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import NewLayers, Reset
+from widthwise.growth.choices import NewLayers, NewStd, Reset, ZeroSide
 from widthwise.growth.maps.correspondence import align
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
@@ -30,6 +30,13 @@ class GrowthEvent(Config):
     new_layers: NewLayers = "drawn"
     """What the parts of added layers are that do not have to be 0: drawn like those of an untrained model, or copies of
     those of the layer before."""
+    zero_side: ZeroSide = "outputs"
+    """Which of two new factors starts at 0, so that their product is 0: what reads the new units, heads and coordinates
+    of queries (w_down, w_o, w_k), or what makes them (w_up, w_v, w_q). New coordinates of the stream always start with
+    what writes them at 0, because norms measure them."""
+    new_std: NewStd | None = None
+    """Standard deviation of the new weights that are drawn, gains excepted; where not given, that of the old entries
+    of their tensor, and in added layers as in an untrained model, which `initial` says of all."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
     where not given, added layers lie evenly among the others."""
@@ -151,7 +158,8 @@ def _planned(
     from widthwise.growth.plan.model_plan import plan_growth
 
     rewarmup = rewarmup_length(event.rewarmup_steps, settling_steps, n_left, "rewarmup_steps")
-    plan = plan_growth(old, wanted, align(old, wanted, event.layers), event.new_layers)
+    layers = align(old, wanted, event.layers)
+    plan = plan_growth(old, wanted, layers, event.new_layers, event.zero_side, event.new_std)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, to_data
-from widthwise.growth.choices import NewLayers, Reset
+from widthwise.growth.choices import NewLayers, NewStd, Reset, ZeroSide
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
@@ -31,6 +31,8 @@ class GrowOptions:
     """For each layer of the larger model the one that it comes from, or None for one that is added; where not given,
     added layers lie evenly among the others."""
     new_layers: NewLayers = "drawn"
+    zero_side: ZeroSide = "outputs"
+    new_std: NewStd | None = None
     reset: Reset = "none"
     """Which state of the optimizer is reset; see `grown_state`."""
     seed: int = 0
@@ -100,7 +102,8 @@ def _check_override(override: str, source: Source) -> None:
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    plan = plan_growth(old, wanted, align(old, wanted, options.layers), options.new_layers)
+    layers = align(old, wanted, options.layers)
+    plan = plan_growth(old, wanted, layers, options.new_layers, options.zero_side, options.new_std)
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()

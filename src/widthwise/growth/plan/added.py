@@ -1,15 +1,19 @@
 """Parameters of parts the old model does not have: layers, blocks, residual sites, routers, shared experts.
 
-A part that writes the stream is silent at first. Its last matrix is 0; or if a new norm follows it, the gain of that
-norm is. With a zero matrix before a norm, the first optimizer step, however small, would be normalised to full size.
+A part that writes the stream is silent at first. Its last matrix is 0, or one of those before it; or if a new norm
+follows, the gain of that norm is. With a zero matrix before a norm, the first optimizer step, however small, would be
+normalised to full size.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from widthwise.growth.choices import NewStd, ZeroSide
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
+from widthwise.growth.plan.rules import silent_input
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.axes import Linear, Norm, Vector, Weight
 from widthwise.model.decoder import Decoder
@@ -23,11 +27,33 @@ SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
 
 
-def added_plan(name: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
-    """The plan of a parameter that the old model lacks. name: of the parameter; owner: the module that holds it."""
-    silent = is_silent(name, model, is_added)
-    maps = tuple(AxisMap.of(0, [-1] * n, zero=silent) for n in owner.weight.shape)
-    return TensorPlan("", maps, AsStarted(starter(name, model, owner), is_free=_is_free(name, model)))
+@dataclass(frozen=True)
+class Additions:
+    """How the parameters that the old model lacks begin. Of a name, `owner` is the module that holds the parameter."""
+
+    model: Decoder
+    """The grown model."""
+    is_added: IsAdded
+    zero_side: ZeroSide = "outputs"
+    std: NewStd | None = None
+    """Of what is drawn and free; None, as `initial`: that of an untrained model."""
+
+    def drawn(self, name: str, owner: Weight) -> TensorPlan:
+        """The plan of a parameter that is 0 where it silences its part, and else drawn."""
+        is_free = _is_free(name, self.model)
+        start = starter(name, self.model, owner, self.std if is_free and isinstance(self.std, float) else None)
+        maps = tuple(AxisMap.of(0, [-1] * n, zero=self._is_silent(name)) for n in owner.weight.shape)
+        return TensorPlan("", maps, AsStarted(start, is_free=is_free))
+
+    def copied(self, name: str, source: str, owner: Weight) -> TensorPlan:
+        """The plan of a parameter of an added layer that starts as a copy of `source`, unless it silences its part."""
+        if self._is_silent(name):
+            return self.drawn(name, owner)
+        derived = Revived() if is_writer(owner) else None
+        return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
+
+    def _is_silent(self, name: str) -> bool:
+        return is_silent(name, self.model, self.is_added, self.zero_side)
 
 
 def _is_free(name: str, model: Decoder) -> bool:
@@ -42,19 +68,12 @@ def _is_free(name: str, model: Decoder) -> bool:
     return any(part in SUBLAYERS for part in name.split("."))
 
 
-def copied_plan(name: str, source: str, model: Decoder, owner: Weight, is_added: IsAdded) -> TensorPlan:
-    """The plan of a parameter of an added layer that starts as a copy of another layer, except for what silences it."""
-    if is_silent(name, model, is_added):
-        return added_plan(name, model, owner, is_added)
-    derived = Revived() if is_writer(owner) else None
-    return TensorPlan(source, tuple(AxisMap.same(n) for n in owner.weight.shape), derived=derived, is_alien=True)
-
-
-def starter(name: str, model: Decoder, owner: Weight) -> Draw:
-    """The function that initialises this parameter in an untrained model."""
+def starter(name: str, model: Decoder, owner: Weight, std: float | None = None) -> Draw:
+    """The function that initialises this parameter in an untrained model. std: of a draw, instead of the usual one."""
     config = model.config
     width = config.layers[int(name.split(".")[1])].d_model if name.startswith("layers.") else config.d_model
-    std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
+    if std is None:
+        std = initial_std(config.init, owner, config.d_model / width, config.n_residual_additions)
 
     def start(tensor: Tensor, generator) -> None:
         # A module without `__init__`, so that `fill` sees the owner's class and `start` but allocates nothing else.
@@ -66,9 +85,9 @@ def starter(name: str, model: Decoder, owner: Weight) -> Draw:
     return start
 
 
-def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
+def is_silent(name: str, model: Decoder, is_added: IsAdded, zero_side: ZeroSide = "outputs") -> bool:
     """Whether a parameter of a new part must start at 0 so that the part writes nothing."""
-    path = name.split(".")
+    path, is_bias = name.split("."), False
     owners = {".".join(path[:depth]): model.get_submodule(".".join(path[:depth])) for depth in range(1, len(path))}
     owner_name, owner = list(owners.items())[-1]
     if isinstance(owner, Linear) and "d_widened" in owner.out_axes:
@@ -81,7 +100,7 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     if sublayer is None:
         return False
     if isinstance(owner, Vector) and path[-2] == "bias":
-        owner_name = owner_name.removesuffix(".bias")
+        owner_name, is_bias = owner_name.removesuffix(".bias"), True
         owner = owners[owner_name]
         if isinstance(owner, Norm):
             return isinstance(owner, ActsAfter)  # after the sublayer, so that its bias would be written to the stream
@@ -90,7 +109,17 @@ def is_silent(name: str, model: Decoder, is_added: IsAdded) -> bool:
     behind = _norm_behind(owners, sublayer, owner_name, is_added)
     if isinstance(owner, ActsAfter):
         return owner is behind
-    return is_writer(owner) and behind is None
+    if behind is not None:
+        return False
+    if zero_side == "outputs" or (is_bias and is_writer(owner)):
+        return is_writer(owner)
+    return owner_name.rpartition(".")[2] == _silent_input(name, model)
+
+
+def _silent_input(name: str, model: Decoder) -> str:
+    """The matrix whose zeros silence the sublayer that a parameter belongs to."""
+    layer, _, inside = name.partition(".ffn.")
+    return silent_input(model.get_submodule(layer).config.ffn, name) if inside else "w_v"  # pyright: ignore
 
 
 def is_writer(owner: nn.Module) -> bool:

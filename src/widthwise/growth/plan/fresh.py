@@ -28,7 +28,7 @@ class Fresh:
         """Fills the free entries in place and returns the tensor. grown: the new shape, with old entries in place."""
         if not any(axis.is_free.any() for axis in maps):
             return grown
-        std = root_mean_square(old)
+        std = self._std(old)
         for dim, axis in enumerate(maps):
             where = torch.nonzero(axis.is_free)[:, 0]
             if len(where):
@@ -38,6 +38,19 @@ class Fresh:
                 drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
                 grown.index_copy_(dim, where, drawn.to(grown.dtype))
         return grown
+
+    def _std(self, old: Tensor) -> float:
+        return root_mean_square(old)
+
+
+@dataclass(frozen=True)
+class Normal(Fresh):
+    """Fills normally with a given standard deviation."""
+
+    std: float
+
+    def _std(self, old: Tensor) -> float:
+        return self.std
 
 
 class Mean(Fresh):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.config_io import UserError
-from widthwise.growth.choices import NewLayers
+from widthwise.growth.choices import NewLayers, NewStd, ZeroSide
 from widthwise.growth.maps.correspondence import Correspondence, align
 from widthwise.growth.maps.stream import StreamMap, stream_map
-from widthwise.growth.plan.added import SUBLAYERS, added_plan, copied_plan, starter
+from widthwise.growth.plan.added import SUBLAYERS, Additions, starter
 from widthwise.growth.plan.fresh import Fresh
-from widthwise.growth.plan.rules import Owner, weight_plan
+from widthwise.growth.plan.rules import Owner, fresh_of, weight_plan
 from widthwise.growth.plan.slots import slot_plan
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.growth.target.model import grown_config
@@ -98,25 +98,25 @@ def plan_growth(
     wanted: ModelConfig,
     correspondence: Correspondence | None = None,
     new_layers: NewLayers = "drawn",
+    zero_side: ZeroSide = "outputs",
+    new_std: NewStd | None = None,
 ) -> GrowthPlan:
     """How a model grows to the sizes of `wanted` while keeping its own constants.
 
     correspondence: the old layer and block of each new one, by default from `align`; new_layers: whether added layers
-    are `drawn` at random or `copied` from the nearest kept layer. Raises UserError if the function cannot be preserved.
+    are `drawn` at random or `copied` from the nearest kept layer; zero_side: which of two new factors is 0; new_std: of
+    what is drawn, by default that of the old entries of its tensor, and in added layers that of an untrained model.
+    Raises UserError if the function cannot be preserved.
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
-        return _planned(old, new, correspondence, new_layers)
-
-
-def _planned(old: ModelConfig, new: ModelConfig, correspondence: Correspondence, new_layers: NewLayers) -> GrowthPlan:
-    models = blueprint(old), blueprint(new)
-    stream = stream_map(old, new, correspondence.pairs())
-    planner = _Planner(*models, correspondence, stream, new_layers == "copied")
-    tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
-    _check_nothing_lost(models[0], tensors)
-    return GrowthPlan(old, new, correspondence, tensors)
+        models = blueprint(old), blueprint(new)
+        stream = stream_map(old, new, correspondence.pairs())
+        planner = _Planner(*models, correspondence, stream, new_layers == "copied", zero_side, new_std)
+        tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
+        _check_nothing_lost(models[0], tensors)
+        return GrowthPlan(old, new, correspondence, tensors)
 
 
 def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:
@@ -133,6 +133,8 @@ class _Planner:
     correspondence: Correspondence
     stream: StreamMap
     copies_layers: bool
+    zero_side: ZeroSide
+    std: NewStd | None
 
     @cached_property
     def old_modules(self) -> dict[str, nn.Module]:
@@ -151,9 +153,12 @@ class _Planner:
         before = _weight(self.old_modules, old_name)
         assert before is not None
         parents = self.new_modules[_parent(name)], self.old_modules[_parent(old_name)]
-        place = Owner(name.removesuffix(".weight"), before, owner, *parents, _ffn_of(self.new_modules, name))
-        of_slots = slot_plan(old_name, place, self.stream, starter(name, self.new, owner))
-        return weight_plan(old_name, place, self.stream) if of_slots is None else of_slots
+        ffn = _ffn_of(self.new_modules, name)
+        place = Owner(name.removesuffix(".weight"), before, owner, *parents, ffn, self.zero_side)
+        start = starter(name, self.new, owner)
+        fresh = fresh_of(place, self.std, start)
+        of_slots = slot_plan(old_name, place, self.stream, start, fresh)
+        return weight_plan(old_name, place, self.stream, fresh) if of_slots is None else of_slots
 
     def _old_name(self, name: str) -> str | None:
         """The parameter's name in the old model; None if it has no such parameter."""
@@ -178,9 +183,8 @@ class _Planner:
 
     def _added(self, name: str, owner: Weight) -> TensorPlan:
         source = self._copied_from(name, owner) if self.copies_layers else None
-        if source is None:
-            return added_plan(name, self.new, owner, self._is_added)
-        return copied_plan(name, source, self.new, owner, self._is_added)
+        additions = Additions(self.new, self._is_added, self.zero_side, self.std)
+        return additions.drawn(name, owner) if source is None else additions.copied(name, source, owner)
 
     def _copied_from(self, name: str, owner: Weight) -> str | None:
         """The same parameter of the old layer nearest to an added one, if it has the same shape."""

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from widthwise.config_io import UserError
+from widthwise.growth.choices import NewStd, ZeroSide
 from widthwise.growth.maps.attention import AttentionMaps, head_axis
 from widthwise.growth.maps.axis_map import AxisMap, product
 from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import Derived, Fresh, Mean, Mirrored, OrthogonalCopies
+from widthwise.growth.plan.fresh import AsStarted, Derived, Draw, Fresh, Mean, Mirrored, Normal, OrthogonalCopies
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Embedding, LayerNorm, Linear, Norm, Vector, Weight
@@ -45,6 +46,7 @@ class Owner:
     old_parent: nn.Module
     ffn: FFNConfig | None = None
     """Config of the feed-forward around it in the grown model, if any."""
+    zero_side: ZeroSide = "outputs"
 
     @property
     def is_bias(self) -> bool:
@@ -68,14 +70,23 @@ class Owner:
         return None
 
 
-def weight_plan(source: str, owner: Owner, stream: StreamMap) -> TensorPlan | Split:
+def fresh_of(owner: Owner, std: NewStd | None, start: Draw) -> Fresh:
+    """What fills the free entries of a parameter. std: None for that of its old entries; start: of an untrained one."""
+    if isinstance(owner.new, Norm):
+        return Mean()
+    if std is None:
+        return Fresh()
+    return AsStarted(start) if std == "initial" else Normal(std)
+
+
+def weight_plan(source: str, owner: Owner, stream: StreamMap, fresh: Fresh) -> TensorPlan | Split:
     """The plan of a parameter that the old model has as `source`. Raises UserError if it cannot become the new one."""
     _check_norm(owner)
     if isinstance(owner.parent, MoE) and isinstance(owner.old_parent, MoE):
-        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream)
+        cut = _split(source, owner, owner.parent.config, owner.old_parent.config, stream, fresh)
         if cut is not None:
             return cut
-    maps, fresh = _dimensions(owner, stream), Mean() if isinstance(owner.new, Norm) else Fresh()
+    maps = _dimensions(owner, stream)
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
@@ -114,7 +125,7 @@ def _flattened(owner: Owner, old: Axes, new: Axes, role: str, stream: StreamMap)
 def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: StreamMap) -> AxisMap:
     """role: `out` if the tensor writes this axis, `in` if it reads it, `gain` if it multiplies it elementwise."""
     if owner.attention is not None and name != "d_model":
-        return head_axis(owner.attention, owner.leaf, name, n_old)
+        return head_axis(owner.attention, owner.leaf, name, n_old, owner.zero_side)
     if name in ("d_model", "stream_width"):
         is_table = isinstance(owner.new, TABLES) or name == "stream_width"
         written = stream.table if is_table else stream.written
@@ -124,7 +135,7 @@ def _axis(owner: Owner, name: str, n_old: int, n_new: int, role: str, stream: St
     if name == "n_slots":
         return AxisMap.appended(n_old, n_new, zero=role == "in")
     if owner.ffn is not None and name in owner.ffn.hidden_axes.values():
-        return _units(owner, owner.ffn, n_old, n_new, zero=role == "in")
+        return _units(owner, owner.ffn, n_old, n_new, role)
     if name == "n_experts":  # copies of an old expert are adjacent
         return AxisMap.of(n_old, [i * n_old // n_new for i in range(n_new)])
     if name == "n_positions" and n_new >= n_old:
@@ -142,11 +153,27 @@ def _coordinates(owner: Owner, role: str, read: AxisMap, written: AxisMap) -> Ax
     return AxisMap.of(written.n_old, written.index, is_norm_bias) if role == "gain" or is_norm_bias else written
 
 
-def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, zero: bool) -> AxisMap:
-    """The map of hidden units. Weights into new units are free; weights out of them are 0 (`zero`)."""
+def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, role: str) -> AxisMap:
+    """The map of hidden units. Weights into new units are free and weights out of them 0, or, from the other side, one
+    of the matrices into them is 0 and all else is free.
+    """
     if n_new < n_old:
         raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
+    zero = role == "in"
+    if owner.zero_side == "inputs" and n_new > n_old:
+        zero = role == "out" and owner.leaf == silent_input(ffn, owner.name)
     return AxisMap.of(n_old, ffn.units_before(n_old, n_new), zero)
+
+
+def silent_input(ffn: FFNConfig, name: str) -> str:
+    """The matrix whose zeros make hidden units 0. name: of a parameter. Raises UserError if none would learn from 0."""
+    if ffn.zero_input is None:
+        where = name.partition(".ffn")[0]
+        raise UserError(
+            f"{where}.ffn: zero_side: got inputs; new units of this feed-forward ({ffn.kind}) would never learn from "
+            "inputs of 0; it must be outputs"
+        )
+    return ffn.zero_input
 
 
 def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
@@ -163,7 +190,9 @@ def _widened(owner: Owner, stream: StreamMap) -> AxisMap:
     return AxisMap.of(sizes[0], index, zero=True)
 
 
-def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap) -> Split | TensorPlan | None:
+def _split(
+    source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: StreamMap, fresh: Fresh
+) -> Split | TensorPlan | None:
     """The plan of expert matrices cut into narrower experts; None if they are not cut, and for other parameters."""
     n_parts = new.n_experts // old.n_experts
     if n_parts == 1 or new.d_expert * n_parts != old.d_expert or owner.leaf not in EXPERTS:
@@ -171,11 +200,11 @@ def _split(source: str, owner: Owner, new: MoEConfig, old: MoEConfig, stream: St
     before, after, experts = owner.old, owner.new, AxisMap.same(old.n_experts)
     if owner.leaf == "w_down":
         written = stream.written(before.out_axes["d_model"], after.out_axes["d_model"])
-        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)))
+        whole = TensorPlan(source, (product([experts, written]), AxisMap.same(old.d_expert)), fresh)
         return Split(whole, n_parts, old.n_experts)
     # Gate and up stack hidden units along the rows, so that cutting an expert leaves every row where it is.
     read = stream.read(before.in_axes["d_model"], after.in_axes["d_model"])
-    return TensorPlan(source, (AxisMap.same(len(before.weight)), read))
+    return TensorPlan(source, (AxisMap.same(len(before.weight)), read), fresh)
 
 
 def _as_one_expert(old: Axes, new: Axes) -> Axes:

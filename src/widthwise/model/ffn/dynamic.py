@@ -84,6 +84,10 @@ class DynamicConfig(WidthChoice, FFNConfig):
         return self.sizes[0]
 
     @property
+    def zero_input(self) -> str:
+        return "w_up"
+
+    @property
     def hidden_widths(self) -> tuple[int, ...]:
         return (self.d_ff,)
 

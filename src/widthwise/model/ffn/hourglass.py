@@ -56,6 +56,10 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self
 
     @property
+    def zero_input(self) -> str:
+        return "w_up"
+
+    @property
     def hidden_widths(self) -> tuple[int, ...]:
         return self.d_hidden if isinstance(self.d_hidden, tuple) else (self.d_hidden,) * self.n_blocks
 
