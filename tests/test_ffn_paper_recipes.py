@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import UserError, parse, to_data
+from widthwise.experiments.matching import matched_ratio
+from widthwise.experiments.plan import read_plan
 from widthwise.merging import merge
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, load_recipe
@@ -184,3 +186,13 @@ class TestDynamicWidthPaper:
                 ablation["train"][key] = baseline["train"][key]
             assert ablation == baseline, command
         assert all(found.count(ffn) == 1 for ffn in found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_pairs_of_table_3_match_in_what_the_paper_counts_and_in_nothing_else(size):
+    pair = [ROOT / "configs" / f"{name}_{size}m.yaml" for name in ("conventional", "hourglass")]
+    conventional, hourglass = read_plan(pair, match="layer_params").recipes.values()
+    assert matched_ratio(hourglass, conventional, "layer_params") == pytest.approx(1, abs=4e-4)
+    for match in ("params", "flops", "flops_causal", "kv_bytes"):
+        with pytest.raises(UserError, match=f"{match} is 1."):
+            read_plan(pair, match=match)

@@ -76,7 +76,7 @@ def test_inspect_counts_the_layers_without_embedding_head_and_gains(recipe: Path
     assert f" {6 * 16 * 32**2:,} " in line
 
 
-@pytest.mark.parametrize("match", ["params", "flops", "kv_bytes"])
+@pytest.mark.parametrize("match", ["params", "layer_params", "flops", "flops_causal", "kv_bytes"])
 def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, tmp_path: Path, widthwise) -> None:
     out = tmp_path / "made" / "shape.yaml"
     asked = ("--turn-layer", 0.5, "--turn-width", 0.5, "--match", match, "model.d_model=256", "model.n_layers=12")
@@ -133,6 +133,20 @@ def test_design_fits_the_model_to_a_budget(recipe: Path, widthwise) -> None:
         assert summary["params"]["total"] == params(d_model)
         assert summary["budget"]["miss"] == pytest.approx(miss)
         assert f"budget: {budget} params, missed by {signed(100 * miss, 2)}%" in widthwise(*asked)[1]
+
+
+def test_design_fits_the_layers_of_an_hourglass_to_a_budget(recipe: Path, widthwise) -> None:
+    """As the paper counts: attention and feed-forward, 6 d (4 d + 3 K d_hidden) with K = 3 and d_hidden = 0.5 d."""
+    hourglass = "model.ffn={kind: hourglass, n_blocks: 3, ratio: 0.5}"
+    asked = ("design", recipe, hourglass, "--kind", "uniform", "--match", "layer_params", "--budget", "0.5M", "--json")
+    summary = json.loads(widthwise(*asked)[1])
+    layers = {d: 6 * d * (4 * d + 9 * d // 2) for d in range(8, 200, 8)}
+    assert summary["d_model"] == min(layers, key=lambda d: abs(layers[d] - 500_000))
+    assert summary["budget"] == {
+        "match": "layer_params",
+        "asked": 500_000,
+        "miss": pytest.approx(layers[summary["d_model"]] / 500_000 - 1),
+    }
 
 
 @pytest.mark.parametrize(

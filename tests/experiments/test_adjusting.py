@@ -92,7 +92,7 @@ def test_every_residual_leaves_room_to_adjust(tmp_path: Path, kind: str, adjust:
     assert_nearest(read(tmp_path, model, adjust), adjust)
 
 
-@pytest.mark.parametrize("quantity", ["params", "active_params", "flops", "training_flops"])
+@pytest.mark.parametrize("quantity", ["params", "layer_params", "active_params", "flops_causal", "training_flops"])
 @pytest.mark.parametrize("adjust", ["ffn", "d_model"])
 def test_every_quantity_can_be_met(tmp_path: Path, quantity: str, adjust: str) -> None:
     model = {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2, "ratio": 0.9}}

@@ -26,7 +26,10 @@ def compare(
     seed: Annotated[list[int] | None, typer.Option(help="Seed, instead of the recipe's; repeat for several.")] = None,
     match: Annotated[
         str | None,
-        typer.Option(help="What variants must match: params, active_params, flops, kv_bytes, training_flops, none."),
+        typer.Option(
+            help="What variants must match: params, layer_params (attention and feed-forward), active_params, flops, "
+            "flops_causal, kv_bytes, training_flops, none."
+        ),
     ] = None,
     adjust: Annotated[
         str | None,

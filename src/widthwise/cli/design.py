@@ -29,8 +29,9 @@ def design(
     match: Annotated[
         str,
         typer.Option(
-            help="What to match: params, active_params, flops or kv_bytes; or step_time: params, with the turn, where "
-            "not given, chosen so that a training step is predicted to be the shortest."
+            help="What to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal "
+            "or kv_bytes; or step_time: params, with the turn, where not given, chosen so that a training step is "
+            "predicted to be the shortest."
         ),
     ] = "params",
     rates: Annotated[

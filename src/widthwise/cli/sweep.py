@@ -43,7 +43,8 @@ def sweep(
         str | None,
         typer.Option(
             rich_help_panel=WHAT,
-            help="What must match the baseline: params, active_params, flops, kv_bytes, training_flops, none.",
+            help="What must match the baseline: params, layer_params (attention and feed-forward), active_params, "
+            "flops, flops_causal, kv_bytes, training_flops, none.",
         ),
     ] = None,
     sampler: Annotated[

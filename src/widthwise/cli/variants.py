@@ -10,9 +10,12 @@ from widthwise.reports.page.table import Table
 
 COLUMNS = [
     QUANTITY[name]
-    for name in ("params", "active_params", "flops", "kv_bytes", "activation_bytes", "tokens", "training_flops")
+    for name in (
+        *("params", "layer_params", "active_params", "flops"),
+        *("kv_bytes", "activation_bytes", "tokens", "training_flops"),
+    )
 ]
-TITLES = {"active_params": "active", "training_flops": "training\nFLOPs"}
+TITLES = {"layer_params": "layer\nparams", "active_params": "active", "training_flops": "training\nFLOPs"}
 
 
 def show_variants(summary: dict[str, Any], title: str, as_json: bool) -> None:

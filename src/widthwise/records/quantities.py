@@ -200,6 +200,7 @@ QUANTITIES: Sequence[Quantity] = (
         "parameters, layers without norms",
         lambda cost: sum_of(cost.params, ("attention", "ffn", "residual")),
         short="layer params",
+        has_ratio=True,
     ),
     OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
     OfModel(

@@ -14,7 +14,9 @@ from widthwise.shape.solve import WidthCost, solve_widths
 from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Match = Literal["params", "active_params", "flops", "kv_bytes"]
+Match = Literal["params", "layer_params", "active_params", "flops", "flops_causal", "kv_bytes"]
+"""A cost of a model that others can be given. layer_params: attention and feed-forward, without embedding, heads and
+norms, as the hourglass paper counts."""
 
 
 class GivenShape(Config):
@@ -67,8 +69,9 @@ class SolvedShape(Config):
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
     match: Match = "params"
-    """What equals the uniform model's: matrix parameters (the paper), those of them that one token uses, forward FLOPs
-    at seq_len, or KV bytes."""
+    """What equals the uniform model's: matrix parameters (the paper; those of the layers alone are the same, because
+    embedding and head do not change), those of them that one token uses, forward FLOPs at seq_len, the same with half
+    the context, or KV bytes."""
     rounding: Literal["nearest", "balanced"] = "nearest"
     """Each width to the nearest multiple (the paper), or up or down so that the total meets the budget."""
     endpoints: Literal["slim", "full", "full_matched"] = "slim"

@@ -198,8 +198,10 @@ class TemplateCost(WidthCost):
 
 QUANTITIES = {
     "params": lambda cost, seq_len: cost.params,
+    "layer_params": lambda cost, seq_len: cost.params,  # nothing else is counted here
     "active_params": lambda cost, seq_len: cost.active_params,
     "flops": lambda cost, seq_len: cost.forward_flops(seq_len),
+    "flops_causal": lambda cost, seq_len: cost.forward_flops(seq_len, causal=True),
     "kv_bytes": lambda cost, seq_len: cost.kv_bytes(),
 }
 """Matched quantity -> how it is read from a Cost."""
