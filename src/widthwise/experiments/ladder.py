@@ -16,7 +16,8 @@ from pydantic import Field
 from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.experiments.matching import Matched, check_matched
-from widthwise.experiments.sweep.plan import SweepConfig, SweepPlan
+from widthwise.experiments.sweep.config import SweepConfig
+from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed

@@ -6,7 +6,7 @@ from pydantic.json_schema import models_json_schema
 
 from widthwise.experiments.ladder import LadderConfig
 from widthwise.experiments.plan import CompareConfig
-from widthwise.experiments.sweep.plan import SweepConfig, SweepGroup
+from widthwise.experiments.sweep.config import SweepConfig, SweepGroup
 from widthwise.recipe.recipe import Recipe
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -4,25 +4,20 @@ import copy
 import hashlib
 import itertools
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import pydantic
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, parse, to_data
-from widthwise.data.extras import require
-from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
-from widthwise.experiments.runs import ALLOWED_IN_NAMES
-from widthwise.experiments.sweep.axes import Axis, word
+from widthwise.config_io import UserError, parse, to_data
+from widthwise.experiments.matching import check_matched, check_same_windows, check_trainable
+from widthwise.experiments.sweep.axes import word
+from widthwise.experiments.sweep.config import NO_GROUP, SweepConfig, where
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
-from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.yaml_io import apply_overrides, parse_yaml, read_recipe
 
 if TYPE_CHECKING:
@@ -31,88 +26,10 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 150
 """Characters; file systems allow names of 255 bytes, and the seed is appended."""
-NO_GROUP = ""
 NUMBERED = "#"
 """Prefix for the number of a point whose name is not known yet; no name contains it."""
 GROUP_PARAMETER = "group"
 """Name, in the study, of the group that a search chose."""
-SEED_KEY = "train.seed"
-
-
-class SweepGroup(Config):
-    """Points that share further changes to the recipe."""
-
-    change: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the recipe."""
-    over: dict[str, Axis] | None = None
-    """Recipe key -> its axis; default: those of the whole sweep."""
-
-
-class SearchConfig(Config):
-    """Points chosen by a sampler, instead of a grid."""
-
-    sampler: Literal["tpe", "random"] = "tpe"
-    n_trials: pydantic.PositiveInt
-    """Points to train, not counting the baseline."""
-
-    def sampler_at(self, seed: int) -> "BaseSampler":
-        """Optuna's sampler. constant_liar: points in progress elsewhere count as bad, so workers avoid them."""
-        optuna: Any = require("optuna", "sweep")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            if self.sampler == "random":
-                return optuna.samplers.RandomSampler(seed=seed)
-            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-
-
-class SweepConfig(Config):
-    """The `sweep:` section of a recipe."""
-
-    baseline: dict[str, Any] | None = None
-    """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
-    baseline_name: str = "baseline"
-    over: dict[str, Axis] = Field(default_factory=dict)
-    """Recipe key -> its axis."""
-    groups: dict[str, SweepGroup] = Field(default_factory=dict)
-    search: SearchConfig | None = None
-    """Chooses points by a sampler; default: a grid of all combinations."""
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Matched | None = None
-    """The quantity that every point must match with the baseline, within one percent; default: params if there is a
-    baseline."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "SweepConfig":
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may stand once")
-        for key, name in [("baseline_name", self.baseline_name), *(("groups", name) for name in self.groups)]:
-            if not name or not set(name) <= ALLOWED_IN_NAMES:
-                raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")
-        if not self.groups and not self.over:
-            raise ValueError("over: got no key; name what to vary, such as optimizer.lr: [0.002, 0.004], or groups")
-        for group, axes in self.axes.items():
-            if SEED_KEY in axes:
-                raise ValueError(
-                    f"{_where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
-                )
-        if self.baseline is None and self.match not in (None, "none"):
-            raise ValueError(f"match: got {self.match!r}; nothing can be matched without a baseline (baseline: {{}})")
-        return self
-
-    @property
-    def axes(self) -> dict[str, dict[str, Axis]]:
-        """Group -> its axes; the key is NO_GROUP if there are no groups."""
-        if not self.groups:
-            return {NO_GROUP: self.over}
-        return {name: self.over if group.over is None else group.over for name, group in self.groups.items()}
-
-    @property
-    def matched(self) -> Matched:
-        return self.match or ("none" if self.baseline is None else "params")
-
-
-def _where(group: str) -> str:
-    return f"groups.{group}.over" if group else "over"
 
 
 @dataclass(frozen=True)
@@ -160,7 +77,7 @@ class SweepPlan:
 
     def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for group, axes in self.config.axes.items():
-            for values in itertools.product(*(axis.grid(f"{_where(group)}.{key}") for key, axis in axes.items())):
+            for values in itertools.product(*(axis.grid(f"{where(group)}.{key}") for key, axis in axes.items())):
                 yield group, dict(zip(axes, values))
 
     def point(self, group: str, values: dict[str, Any]) -> SweepPoint:
