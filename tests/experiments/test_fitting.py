@@ -110,6 +110,19 @@ def test_runs_of_one_recipe_are_seeds_of_one_point(tmp_path: Path) -> None:
     assert gathered.groups[0].points[0].per_seed == tuple(loss(32, seed) for seed in (1, 2, 3))
 
 
+def test_y_can_be_the_loss_of_a_further_head(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(d), d, val_mtp_losses=[4.0, 5.0 + 1 / d]) for d in SIZES]
+    folder = write_sweep(tmp_path / "s")
+    sweep = json.loads((folder / "sweep.json").read_text())
+    for point in sweep["points"][:-1]:
+        point["measured"] = {"val_loss_next_3": losses(point["cost"]["d_model"], 2)}
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    gathered = gather([*runs, folder], Axes("params", "val_loss_next_3"), baseline="uniform")
+    found = {group.name: [point.per_seed for point in group.points] for group in gathered.groups}
+    assert found["runs"] == [(5.0 + 1 / d,) for d in SIZES]
+    assert found["x"] == [(loss(d, 0), loss(d, 1)) for d in SIZES]
+
+
 def test_runs_that_differ_in_more_than_the_seed_are_points_of_their_own(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(steps), 32, steps, steps=steps, tokens=100 * steps) for steps in (5, 10, 20)]
     assert by_group(gather(runs, Axes("tokens", "val_loss"))) == {"runs": [(500, 1), (1000, 1), (2000, 1)]}

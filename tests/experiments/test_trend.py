@@ -229,6 +229,8 @@ def test_other_seeds_keep_the_trend(tmp_path: Path) -> None:
         ({"over": "virtual_width", "variants": ["plain", "r1", "r4"]}, "plain 1, r1 1, r4 4; a trend needs at least 3"),
         ({"over": "kv_bytes"}, "a trend needs at least 3 different values"),
         ({}, r"trend\.over: is required"),
+        ({"over": "virtual_width", "of": "val_los"}, r"trend: of: got 'val_los'; did you mean 'val_loss'"),
+        ({"over": "virtual_width", "of": "val_loss_next_2"}, r"trend\.of: got 'val_loss_next_2'; plain has no depth 1"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path, trend: dict[str, Any], named: str) -> None:
@@ -237,9 +239,13 @@ def test_mistakes_are_named_before_anything_is_trained(tmp_path: Path, trend: di
     assert "\n" not in str(error.value)
 
 
-def compared(tmp_path: Path, losses: Callable[[float], list[float]], seeds: list[int]) -> Comparison:
-    """The comparison of made-up runs. losses: virtual width -> one loss a seed, the same in each of two windows."""
-    plan = plan_of(tmp_path, {"over": "virtual_width", "variants": ["r1", "r1.5", "r4"]}, seeds=seeds)
+def compared(
+    tmp_path: Path, losses: Callable[[float], list[float]], seeds: list[int], of: str = "val_loss"
+) -> Comparison:
+    """The comparison of made-up runs. losses: virtual width -> one loss a seed, the same in each of two windows, and of
+    the second token ahead 1 more at each doubling."""
+    trend = {"over": "virtual_width", "of": of, "variants": ["r1", "r1.5", "r4"]}
+    plan = plan_of(tmp_path, trend, seeds=seeds, overrides=["model.mtp={n_depths: 1}"])
     results = {}
     for name, recipe in plan.recipes.items():
         cost = cost_summary(recipe.explicit_model, recipe.seq_len)
@@ -251,6 +257,8 @@ def compared(tmp_path: Path, losses: Callable[[float], list[float]], seeds: list
                 cost=cost,
                 pflops_days=1.0,
                 val_window_losses=[loss, loss],
+                val_mtp_losses=[loss + float(np.log2(cost["virtual_width"]))],
+                val_mtp_window_losses=[[loss + float(np.log2(cost["virtual_width"]))] * 2],
             )
             for loss in losses(cost["virtual_width"])
         ]
@@ -275,6 +283,13 @@ def test_the_answer_says_which_way_the_line_goes(tmp_path: Path, slopes: list[fl
     assert sentence.startswith("Each doubling of virtual_width, from 1 to 4, ")
     assert said in sentence
     assert "nan" not in sentence
+
+
+def test_a_line_can_be_that_of_a_further_head(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, lambda width: [3.0, 3.25, 3.5], [1, 2, 3], "val_loss_next_2")
+    assert comparison["trend"]["of"] == "val_loss_next_2"
+    assert comparison["trend"]["slope"]["per_seed"] == pytest.approx([1, 1, 1])
+    assert "raises the next-2 held-out loss by 1.0000 nats" in comparison["sentence"]
 
 
 def test_the_answer_says_how_well_the_line_describes_the_means(tmp_path: Path) -> None:

@@ -76,13 +76,17 @@ def test_validation_reports_each_depth_over_what_it_was_asked(float64):
         targets = [tokens[w * seq_len + k + 1 : (w + 1) * seq_len + 1] for w in range(n_windows)]
         expected = cross_entropy(logits.flatten(0, 1), torch.cat(targets)).item()
         assert validation.mtp_losses[k - 1] == pytest.approx(expected, rel=1e-9)
+        by_window = [cross_entropy(own, target).item() for own, target in zip(logits, targets, strict=True)]
+        assert validation.mtp_window_losses[k - 1] == pytest.approx(by_window, rel=1e-9)
 
 
 def test_records_and_result_hold_the_losses_of_every_depth(finished):
     records = RunDir(finished).metrics()
     assert all(len(record["mtp_losses"]) == 2 for record in records)
     assert all(0 < loss < 2 * math.log(257) for record in records for loss in record["mtp_losses"])
-    assert RunDir(finished).result()["val_mtp_losses"] == records[-1]["mtp_losses"]
+    result = RunDir(finished).result()
+    assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
+    assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2
 
 
 @STREAMS

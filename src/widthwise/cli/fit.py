@@ -23,7 +23,9 @@ def fit(
         str,
         typer.Option(help="training_flops, tokens, params, layer_params, average_width, kv_bytes ..., or a column."),
     ] = "training_flops",
-    y: Annotated[str, typer.Option(help="val_loss, train_loss, val_bits_per_byte, or a column.")] = "val_loss",
+    y: Annotated[
+        str, typer.Option(help="val_loss, val_loss_next_2, train_loss, val_bits_per_byte, or a column.")
+    ] = "val_loss",
     group_by: Annotated[
         str | None,
         typer.Option("--group", "--group-by", help="One curve for each value of this column or recipe key."),

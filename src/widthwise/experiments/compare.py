@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from widthwise.config_io import UserError
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
@@ -19,6 +20,7 @@ from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
+from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_shelf import DataShelf
@@ -161,23 +163,30 @@ def summarise(
 def _trend(plan: ComparisonPlan, results: Mapping[str, Results]) -> Trend | None:
     if plan.trend is None:
         return None
-    values = plan.trend_values()
-    return fit_trend(plan.trend.over, values, {name: windows(results[name]) for name in values}, CONFIDENCE)
+    values, of = plan.trend_values(), plan.trend.of
+    losses = {name: windows(results[name], of) for name in values}
+    if not all(each.size for each in losses.values()):
+        raise UserError(f"compare.trend.of: {of} is not known for every window of runs of an older version")
+    return fit_trend(plan.trend.over, values, losses, CONFIDENCE, of)
 
 
 TREND_PHRASES = {
-    "better": "lowers the held-out loss by {size:.4f} nats",
-    "worse": "raises the held-out loss by {size:.4f} nats",
-    "tie": "changes the held-out loss by {mean:+.4f} nats, and the whole range surely by less than {margin}",
-    "cannot tell": "changes the held-out loss by {mean:+.4f} nats, but {n} cannot tell that from luck",
-    "no verdict": f"changes the held-out loss by {{mean:+.4f}} nats: {NO_VERDICT}",
+    "better": "lowers the {loss} by {size:.4f} nats",
+    "worse": "raises the {loss} by {size:.4f} nats",
+    "tie": "changes the {loss} by {mean:+.4f} nats, and the whole range surely by less than {margin}",
+    "cannot tell": "changes the {loss} by {mean:+.4f} nats, but {n} cannot tell that from luck",
+    "no verdict": f"changes the {{loss}} by {{mean:+.4f}} nats: {NO_VERDICT}",
 }
 
 
 def _trend_sentence(trend: Trend) -> str:
     slope, values = finite(trend.slope.mean), [point.value for point in trend.points]
     phrase = TREND_PHRASES[trend.verdict].format(
-        size=abs(slope), mean=slope, margin=TIE_MARGIN, n=seeds(len(trend.slope.per_seed))
+        loss=QUANTITY[trend.of].title,
+        size=abs(slope),
+        mean=slope,
+        margin=TIE_MARGIN,
+        n=seeds(len(trend.slope.per_seed)),
     )
     farthest = max(trend.points, key=lambda point: abs(finite(point.residual)))
     fit = "all means are equal"

@@ -12,7 +12,8 @@ from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
-from widthwise.records.quantities import OF_RUNS
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import recorded_identity
@@ -66,33 +67,47 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
         )
 
 
-def windows(results: Results) -> np.ndarray:
-    """(n_seeds, n_windows) held-out losses."""
-    return np.array([result.val_window_losses for result in results])
+def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
+    """(n_seeds, n_windows) losses on held-out text; (n_seeds, 0) if a run lacks this one. loss: one of OF_HELD_OUT."""
+    found = [OF_HELD_OUT[loss].windows(result) for result in results]
+    return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
 
 
 def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Results | None) -> Variant:
     """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
-    The comparison consists of the paired difference of the losses, its verdict, and the ratios of the costs. The
-    baseline itself has no difference, and the verdict "baseline".
+    The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, and the
+    ratios of the costs. The baseline itself has no differences, and the verdict "baseline".
     """
     estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
     fields = estimates.keys() & Variant.model_fields
-    difference = None
-    if baseline is not None and results is not baseline:
-        difference = paired_difference(windows(results), windows(baseline), CONFIDENCE)
+    differences = {} if baseline is None or results is baseline else _differences(results, baseline)
+    difference = differences.pop("val_loss", None)
     return Variant(
         name=name,
         runs=[str(run_path(name, seed)) for seed in seeds],
         **{name: estimates[name] for name in fields},
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         difference=difference,
+        differences=differences,
         verdict=verdict(difference) if difference else None if baseline is None else "baseline",
         cost=results[0].cost,
         ratio={} if baseline is None else _ratios(results, baseline),
         measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
     )
+
+
+def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
+    """Name of a loss that both have -> its paired difference; the training loss has no windows, only seeds."""
+    pairs = {name: (windows(results, name), windows(baseline, name)) for name in OF_HELD_OUT}
+    found = {
+        name: paired_difference(own, other, CONFIDENCE)
+        for name, (own, other) in pairs.items()
+        if own.size and other.size
+    }
+    own, other = (np.array(OF_RUNS["train_loss"].over_seeds(each)) for each in (results, baseline))
+    by_seed = (own - other).tolist()
+    return found | ({"train_loss": seed_interval(by_seed, CONFIDENCE)} if np.isfinite(by_seed).all() else {})
 
 
 def _ratios(results: Results, baseline: Results) -> dict[str, float | None]:

@@ -3,6 +3,7 @@
 from widthwise.experiments.runs import CONFIDENCE
 from widthwise.records.comparison import Variant
 from widthwise.records.estimate import NO_VERDICT, Estimate, Verdict
+from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.record import finite
 
 PHRASES = {
@@ -15,11 +16,19 @@ PHRASES = {
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
-    """A sentence with the difference of a variant to the baseline, its interval, and the ratios of costs."""
+    """The difference of a variant to the baseline with its interval, the ratios of costs, and further losses."""
     phrase = difference_phrase(difference, variant.verdict or "cannot tell", baseline)
-    costs = {"params": "parameters", "training_flops": "training FLOPs", "kv_bytes": "KV cache"}
-    found = [f"{finite(variant.ratio[key]):.3f} of the {title}" for key, title in costs.items() if key in variant.ratio]
-    return f"{variant.name} {phrase} ({interval(difference)}), at {', '.join(found[:-1])} and {found[-1]}."
+    titles = {"params": "parameters", "training_flops": "training FLOPs", "kv_bytes": "KV cache"}
+    further = [
+        f" Its {QUANTITY[name].title} differs by {finite(each.mean):+.4f} nats ({interval(each)})."
+        for name, each in variant.differences.items()
+        if name in OF_HELD_OUT
+    ]
+    found = [
+        f"{finite(variant.ratio[key]):.3f} of the {title}" for key, title in titles.items() if key in variant.ratio
+    ]
+    costs = f"{', '.join(found[:-1])} and {found[-1]}"
+    return f"{variant.name} {phrase} ({interval(difference)}), at {costs}.{''.join(further)}"
 
 
 def difference_phrase(difference: Estimate, found: Verdict, baseline: str) -> str:

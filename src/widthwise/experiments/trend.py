@@ -15,7 +15,7 @@ from widthwise.config_io import Config, UserError, nearest_hint
 from widthwise.experiments.statistics import paired_mean, seed_interval, verdict
 from widthwise.records.comparison import Trend, TrendPoint
 from widthwise.records.cost import CostSummary
-from widthwise.records.quantities import OF_MODELS
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS
 from widthwise.records.record import finite
 
 FEWEST_VALUES = 3
@@ -27,6 +27,8 @@ class TrendConfig(Config):
 
     over: str
     """Name of a quantity that is counted from the config of a model."""
+    of: str = "val_loss"
+    """Name of a loss on held-out text, such as val_loss_next_2 of multi-token prediction."""
     variants: tuple[str, ...] | None = None
     """Variants that the line is fitted to; null: all."""
 
@@ -34,13 +36,21 @@ class TrendConfig(Config):
     def _check(self) -> "TrendConfig":
         if self.over not in OF_MODELS:
             raise ValueError(f"over: got {self.over!r}; {nearest_hint(self.over, OF_MODELS)}")
+        if self.of not in OF_HELD_OUT:
+            raise ValueError(f"of: got {self.of!r}; {nearest_hint(self.of, OF_HELD_OUT)}")
         if self.variants is not None and len(set(self.variants)) < len(self.variants):
             raise ValueError(f"variants: got {list(self.variants)}; each variant may stand once")
         return self
 
     def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:
-        """Variant -> its quantity. summaries: the cost summaries of all. Raises UserError for too few values."""
+        """Variant -> its quantity. summaries: the cost summaries of all.
+
+        Raises UserError for too few values, and for a variant that will have no such loss.
+        """
         names = summaries if self.variants is None else self.variants
+        depth = OF_HELD_OUT[self.of].depth
+        if found := [name for name in names if summaries[name].n_mtp_depths < depth]:
+            raise UserError(f"compare.trend.of: got {self.of!r}; {found[0]} has no depth {depth} of model.mtp")
         values = {name: OF_MODELS[self.over].of_cost(summaries[name]) for name in names}
         check_values(values, self.over)
         return values
@@ -58,11 +68,13 @@ def check_values(values: dict[str, float], over: str) -> None:
         )
 
 
-def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float) -> Trend:
+def fit_trend(
+    over: str, values: Mapping[str, float], losses: Mapping[str, np.ndarray], confidence: float, of: str = "val_loss"
+) -> Trend:
     """Ordinary least squares over all variants, one line per seed.
 
-    over: what the values are of; values: above 0, by variant; losses: in nats per token, by variant (n_seeds,
-    n_windows), paired as in `paired_mean`.
+    over: what the values are of; values: above 0, by variant; of: what the losses are; losses: in nats per token, by
+    variant (n_seeds, n_windows), paired as in `paired_mean`.
     """
     doublings = np.log2(list(values.values()))
     of_variants = np.stack([np.asarray(losses[name], dtype=np.float64) for name in values])
@@ -74,6 +86,7 @@ def fit_trend(over: str, values: Mapping[str, float], losses: Mapping[str, np.nd
     means = of_variants.mean(axis=(1, 2))
     line = finite(intercept.mean) + finite(slope.mean) * doublings
     return Trend(
+        of=of,
         over=over,
         slope=slope,
         intercept=intercept,

@@ -20,6 +20,7 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.layer import LayerConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual import Residual
+from widthwise.records.quantities import MOST_MTP_DEPTHS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class MTPOptions(Config):
     """What a recipe and a resolved model say alike."""
 
-    n_depths: int = Field(default=1, gt=0, le=16)
+    n_depths: int = Field(default=1, gt=0, le=MOST_MTP_DEPTHS)
     """Tokens predicted beyond the next one."""
     coefficient: pydantic.NonNegativeFloat = 0.3
     """Factor in the objective of the mean of their losses, which is never part of the reported loss."""

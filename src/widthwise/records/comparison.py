@@ -25,13 +25,21 @@ class Variant(Record):
     """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
     difference: Estimate | None = None
     """Held-out loss minus the baseline's, paired by seed; None for the baseline."""
+    differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
+    """Name of a further loss -> that loss minus the baseline's, paired as `difference` is if it is one of held-out
+    text, otherwise by seed alone."""
     verdict: Verdict | None = None
-    """None if there is nothing to compare with."""
+    """Of `difference`; None if there is nothing to compare with."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name -> estimate, for quantities of runs that have no field of their own."""
+
+    def measured_over_seeds(self, name: str) -> Estimate | None:
+        """Its mean of a quantity of runs; None if it lacks it."""
+        found = self.measured.get(name, getattr(self, name, None))
+        return found if isinstance(found, Estimate) else None
 
 
 class Compared(Protocol):
@@ -73,6 +81,8 @@ class TrendPoint(Record):
 class Trend(Record):
     """The losses as a line over the logarithm of a quantity."""
 
+    of: str = "val_loss"
+    """Name of the loss, one of those on held-out text."""
     over: str
     """Name of the quantity that the line runs over."""
     slope: Estimate
@@ -117,11 +127,14 @@ class Comparison(StoredRecord):
 
     @pydantic.model_validator(mode="after")
     def _trend_is_of_the_variants(self) -> Self:
-        n_losses = {variant.name: len(variant.val_loss.per_seed) for variant in self.variants}
-        for point in self.trend.points if self.trend else ():
-            if point.variant not in n_losses:
-                raise ValueError(f"trend.points: got {point.variant!r}, which is none of {', '.join(n_losses)}")
-            if n_losses[point.variant] != len(self.seeds):
+        if self.trend is None:
+            return self
+        losses = {variant.name: variant.measured_over_seeds(self.trend.of) for variant in self.variants}
+        for point in self.trend.points:
+            if point.variant not in losses:
+                raise ValueError(f"trend.points: got {point.variant!r}, which is none of {', '.join(losses)}")
+            found = losses[point.variant]
+            if found is None or len(found.per_seed) != len(self.seeds):
                 raise ValueError(f"variants: {point.variant} has not one loss per seed, which the trend needs")
         return self
 

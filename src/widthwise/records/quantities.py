@@ -3,132 +3,15 @@
 A new quantity is one entry of QUANTITIES; everything else reads it there.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
-from widthwise.records.comparison import Variant
 from widthwise.records.cost import PARTS, CostSummary, sum_of
-from widthwise.records.estimate import Estimate
-from widthwise.records.record import Number, finite
+from widthwise.records.quantity import OfHeldOut, OfModel, OfPair, OfRun, Quantity
+from widthwise.records.record import Number
 from widthwise.records.run import RunResult
 
-
-@dataclass(frozen=True)
-class Quantity(ABC):
-    """A number that every model or every run has."""
-
-    name: str
-    """Its name in recipes, on the command line, among ratios and, unless `column` is given, in CSV."""
-    title: str
-    """Its title in tables and figures, with its unit."""
-    read: Callable[[Any], Number | None] = field(repr=False)
-    """Takes the number from a record; None if the record lacks it."""
-    n_decimals: int | None = None
-    """Decimals shown; None: three significant digits with a decimal prefix."""
-    note: str = ""
-    """Its definition, for the footnotes of the main table; formatted with `confidence` and `baseline`."""
-    short: str = ""
-    """Its title on a terminal. In the main table of a comparison quantities without one are left out there, for lack of
-    room.
-    """
-    column: str = ""
-    """Its column in CSV, if that is not `name`."""
-    is_main: bool = False
-    """Whether the main table of a comparison shows it."""
-    is_loss: bool = False
-    """Whether it measures the quality of a model, so that laws can be fitted to it."""
-    has_ratio: bool = False
-    """Whether comparisons give its ratio to the baseline's."""
-    is_cost: bool = False
-    """Whether tables of costs show it, if it was measured in training; counted quantities need no mark."""
-    is_speed: bool = False
-    """Whether other processes on the machine change it."""
-    is_signed: bool = False
-    """Whether it is a difference, shown with its sign."""
-
-    @property
-    def csv_column(self) -> str:
-        return self.column or self.name
-
-    @property
-    def brief_title(self) -> str:
-        """The title for tables on a terminal."""
-        return self.short or self.title
-
-    @property
-    def bare_title(self) -> str:
-        """The title without a unit, for ratios."""
-        return self.title.replace(" per token", "")
-
-    def over_seeds(self, results: Sequence[RunResult]) -> list[float]:
-        """One value per seed; NaN for a run that lacks it."""
-        return [finite(self.of_run(result)) for result in results]
-
-    @abstractmethod
-    def of_run(self, result: RunResult) -> Number | None:
-        """Its value for a run; None if the run lacks it."""
-
-    @abstractmethod
-    def of_variant(self, variant: Variant) -> Estimate | None:
-        """Its mean for a variant; None if the variant lacks it; without an interval if it is the same for all seeds."""
-
-    def value(self, subject: Variant | RunResult) -> float | None:
-        """The value for a run, or the mean over the seeds of a variant."""
-        if isinstance(subject, RunResult):
-            return self.of_run(subject)
-        estimate = self.of_variant(subject)
-        return None if estimate is None else estimate.mean
-
-    def ratio(self, variant: Variant, baseline: Variant) -> float | None:
-        """Ratio to the baseline's value: as the comparison recorded it, otherwise that of the means.
-
-        None if one is missing, and for speeds if other processes used the machine meanwhile.
-        """
-        if self.is_speed and (variant.shares_machine or baseline.shares_machine):
-            return None
-        if self.name in variant.ratio:
-            return variant.ratio[self.name]
-        own, other = finite(self.value(variant)), finite(self.value(baseline))
-        return own / other if other and own == own and other == other else None
-
-
-class OfModel(Quantity):
-    """A quantity counted from the config of the last model: `read` takes a CostSummary."""
-
-    def of_cost(self, cost: CostSummary) -> Number:
-        """Its value for a model whose costs were just counted, so that none is missing."""
-        value = self.read(cost)
-        assert value is not None
-        return value
-
-    def of_run(self, result: RunResult) -> Number | None:
-        return self.read(result.cost)
-
-    def of_variant(self, variant: Variant) -> Estimate | None:
-        value = self.read(variant.cost)
-        return None if value is None else Estimate(mean=value)
-
-
-class OfRun(Quantity):
-    """A quantity measured in training: `read` takes a RunResult."""
-
-    def of_run(self, result: RunResult) -> Number | None:
-        return self.read(result)
-
-    def of_variant(self, variant: Variant) -> Estimate | None:
-        return variant.measured.get(self.name) or getattr(variant, self.name, None)
-
-
-class OfPair(Quantity):
-    """A quantity that compares a variant with the baseline: `read` takes a Variant."""
-
-    def of_run(self, result: RunResult) -> Number | None:
-        return None
-
-    def of_variant(self, variant: Variant) -> Estimate | None:
-        return self.read(variant)  # pyright: ignore
+MOST_MTP_DEPTHS = 16
+"""Tokens that multi-token prediction may predict beyond the next one."""
 
 
 def _params(part: str) -> Callable[[CostSummary], Number | None]:
@@ -146,11 +29,58 @@ def _training_flops(run: RunResult) -> Number | None:
     return run.training_flops
 
 
+def _further_head(depth: int) -> Sequence[Quantity]:
+    """The loss of a depth of multi-token prediction, named after the place of the token that it predicts."""
+    name, place = f"val_loss_next_{depth + 1}", f"next-{depth + 1}"
+    return (
+        OfHeldOut(
+            name,
+            f"{place} held-out loss",
+            lambda run: next(iter((run.val_mtp_losses or ())[depth - 1 : depth]), None),
+            4,
+            f"Cross-entropy of the token {depth + 1} places ahead, by depth {depth} of multi-token prediction, which "
+            "is given those between; mean over seeds and its {confidence} interval.",
+            f"loss {place}",
+            is_main=True,
+            is_loss=True,
+            depth=depth,
+            windows=lambda run: next(iter(run.val_mtp_window_losses[depth - 1 : depth]), ()),
+        ),
+        OfPair(
+            f"difference_next_{depth + 1}",
+            f"difference, {place}",
+            lambda variant: variant.differences.get(name),
+            4,
+            f"The {place} loss minus that of {{baseline}}, paired and with an interval as the difference of the "
+            "held-out loss.",
+            is_main=True,
+            is_signed=True,
+        ),
+    )
+
+
 QUANTITIES: Sequence[Quantity] = (
     OfRun("steps", "steps", lambda run: run.steps, 0),
     OfRun("tokens", "tokens", lambda run: run.tokens),
-    OfRun("train_loss", "training loss", lambda run: run.train_loss, 4, is_loss=True),
     OfRun(
+        "train_loss",
+        "training loss",
+        lambda run: run.train_loss,
+        4,
+        "Mean over the last steps of training, as many as `train.loss_window_steps` says, and over seeds.",
+        is_main=True,
+        is_loss=True,
+    ),
+    OfPair(
+        "difference_train_loss",
+        "difference, training loss",
+        lambda variant: variant.differences.get("train_loss"),
+        4,
+        "Training loss minus that of {baseline}, paired by seed, and its {confidence} interval (Student's t over "
+        "seeds).",
+        is_signed=True,
+    ),
+    OfHeldOut(
         "val_loss",
         "held-out loss",
         lambda run: run.val_loss,
@@ -160,6 +90,7 @@ QUANTITIES: Sequence[Quantity] = (
         "loss",
         is_main=True,
         is_loss=True,
+        windows=lambda run: run.val_window_losses,
     ),
     OfPair(
         "difference",
@@ -171,7 +102,9 @@ QUANTITIES: Sequence[Quantity] = (
         "diff",
         is_main=True,
         is_signed=True,
+        is_judged=True,
     ),
+    *(quantity for depth in range(1, MOST_MTP_DEPTHS + 1) for quantity in _further_head(depth)),
     OfRun("val_perplexity", "perplexity", lambda run: run.val_perplexity, 2),
     OfRun(
         "val_bits_per_byte",
@@ -199,7 +132,9 @@ QUANTITIES: Sequence[Quantity] = (
         "layer_params",
         "parameters, layers without norms",
         lambda cost: sum_of(cost.params, ("attention", "ffn", "residual")),
+        note="Parameters of the layers: attention, feed-forward and residual, without norms, embedding and head.",
         short="layer params",
+        is_main=True,
         has_ratio=True,
     ),
     OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
@@ -306,4 +241,5 @@ QUANTITIES: Sequence[Quantity] = (
 QUANTITY = {quantity.name: quantity for quantity in QUANTITIES}
 OF_MODELS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfModel)}
 OF_RUNS = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfRun)}
+OF_HELD_OUT = {quantity.name: quantity for quantity in QUANTITIES if isinstance(quantity, OfHeldOut)}
 TITLES = {quantity.name: quantity.title for quantity in QUANTITIES}

@@ -89,6 +89,8 @@ class RunResult(StoredRecord):
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
     val_mtp_losses: Sequence[float] | None = None
     """Held-out losses of multi-token prediction, nearest token first; None for a model without it."""
+    val_mtp_window_losses: Sequence[Sequence[float]] = ()
+    """For each of them, its mean loss in every held-out window, in order."""
     virtual_width: VirtualWidth | None = None
     """None for a model without hyper-connections."""
     growth: Sequence[GrowthRecord] = ()

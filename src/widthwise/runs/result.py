@@ -36,6 +36,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
+        "val_mtp_window_losses": validation.mtp_window_losses or None,
         "virtual_width": analyses.get("virtual_width"),
         "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }

@@ -18,7 +18,6 @@ from widthwise.model.eval_mode import evaluating
 from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.shards import reshard
 from widthwise.training.choice_metrics import ChoiceMeans
-from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.processes import ALONE, Processes
 
 
@@ -41,6 +40,8 @@ class Validation:
     """Mean loss over the windows of each source of a mixture that has some; empty where the data have one source."""
     mtp_losses: list[float] | None
     """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without it."""
+    mtp_window_losses: list[list[float]]
+    """For each of them, its mean loss in every window; empty without multi-token prediction."""
 
     def record(self) -> dict[str, Any]:
         """The entries of a validation record; width_fraction is the mean_fraction of token_widths, for its curve."""
@@ -59,7 +60,8 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
     byte_lengths = held_out.data.tokenizer.token_byte_lengths()
     window_losses: list[float] = []
     n_bytes = 0
-    widths, choices, mtp_losses = WidthMeter(model), ChoiceMeans(), MTPLosses()
+    of_further_heads: list[tuple[Tensor, ...]] = []
+    widths, choices = WidthMeter(model), ChoiceMeans()
     with evaluating(model) as device:
         for batches in _rounds(held_out, processes.world_size):
             # A process without a batch of its own takes part with another one's, whose weights it helps to gather.
@@ -74,9 +76,10 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
                     widths.add(chosen)
                 window_losses += losses.tolist()
                 choices.add(chosen, len(batch))
-                mtp_losses.add(of_depths)
+                of_further_heads.append(of_depths)
     reshard(model)
     loss = float(np.mean(window_losses))
+    mtp_window_losses: list[list[float]] = [torch.cat(batches).tolist() for batches in zip(*of_further_heads)]
     nats = loss * held_out.seq_len * len(window_losses)
     return Validation(
         loss=loss,
@@ -86,7 +89,8 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         losses_by_source=held_out.means_by_source(window_losses),
         token_widths=widths.summary(),
         expert_loads=_lists(choices.by_layer("expert_load")),
-        mtp_losses=mtp_losses.means() or None,
+        mtp_losses=[float(np.mean(windows)) for windows in mtp_window_losses] or None,
+        mtp_window_losses=mtp_window_losses,
     )
 
 
@@ -98,8 +102,10 @@ def _rounds(held_out: HeldOut, n_processes: int) -> Iterator[list[Tensor]]:
 
 
 def _kept(found: Loss) -> tuple[Tensor, tuple[Choices, ...], tuple[Tensor, ...]]:
-    """What one process tells the others of its batch: mean losses of the windows, choices, losses of further heads."""
-    return found.losses.mean(dim=1, dtype=torch.float64), found.choices, found.mtp_losses
+    """What one process tells the others of its batch: mean losses of the windows, choices, mean losses of the windows
+    by each further head."""
+    of_depths = tuple(losses.mean(dim=1, dtype=torch.float64) for losses in found.mtp_losses)
+    return found.losses.mean(dim=1, dtype=torch.float64), found.choices, of_depths
 
 
 def _lists(means: list[Tensor | None]) -> list[list[float] | None] | None:

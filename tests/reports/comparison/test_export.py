@@ -46,6 +46,21 @@ def test_what_training_cost_stands_in_every_table(comparison: Path) -> None:
         assert re.search(r"10\.5\W*G", shown)
 
 
+def test_the_losses_of_further_heads_stand_in_every_table(comparison: Path) -> None:
+    data = json.loads((comparison / "comparison.json").read_text())
+    for i, variant in enumerate(data["variants"]):
+        variant["measured"] = {"val_loss_next_2": {"mean": 4.5 + i, "low": 4 + i, "high": 5 + i, "per_seed": [4, 5]}}
+        variant["differences"] = {"val_loss_next_2": {"mean": 0.0625 * i, "low": 0.03, "high": 0.5, "per_seed": []}}
+    read = Comparison.model_validate(data)
+    rows = list(csv.DictReader(io.StringIO(csv_text(read))))
+    assert [row["val_loss_next_2_low"] for row in rows] == ["4.0", "5.0", "6.0"]
+    assert [float(row["difference_next_2_mean"]) for row in rows] == [0, 0.0625, 0.125]
+    assert "val_loss_next_3_mean" not in rows[0]
+    text = latex_text(read)
+    assert "Next-2 held-out loss & Difference, next-2 &" in text
+    assert r"5.5000 & +0.0625 &" in text
+
+
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_csv_cell_is_a_formula(text: str) -> None:
     assert csv_cell(text).startswith("'")
@@ -73,7 +88,7 @@ def test_latex_prints_hostile_names_and_keeps_its_structure(tmp_path: Path) -> N
     assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert len(rows) == 1 + 2 * 3
-    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {9}
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {11}
 
 
 def test_latex_braces_balance(comparison: Path) -> None:

@@ -52,6 +52,17 @@ def test_figure_and_tables_say_what_the_line_is(tmp_path: Path) -> None:
     assert {"1", "1.5", "6", "virtual_width, on a logarithmic axis"} <= set(ticks)
 
 
+def test_the_line_of_another_loss_is_drawn_through_that_loss(tmp_path: Path) -> None:
+    folder = with_trend(tmp_path, TREND | {"of": "val_loss_next_2"})
+    data = json.loads((folder / "comparison.json").read_text())
+    for i, variant in enumerate(data["variants"]):
+        variant["measured"] = {"val_loss_next_2": {"mean": 4.5 + i, "per_seed": [4.25 + i, 4.75 + i]}}
+    (folder / "comparison.json").write_text(json.dumps(data))
+    shown = section(folder)
+    assert "Next-2 held-out loss over virtual_width" in shown
+    assert "uniform at 1: 4.5000, line 3.0525" in shown
+
+
 def test_labels_that_would_overlap_are_left_out(tmp_path: Path) -> None:
     points = [point | {"value": value} for point, value in zip(TREND["points"], (6.0, 1.0, 1.01))]
     ticks = re.findall(r"<text[^>]*>([^<]*)</text>", section(with_trend(tmp_path, TREND | {"points": points})))
@@ -84,6 +95,7 @@ def test_a_hostile_quantity_is_shown_and_not_interpreted(tmp_path: Path) -> None
         ({"points": [TREND["points"][0] | {"value": 0.0}]}, r"trend\.points\.0\.value: got 0"),
         ({"points": []}, r"trend\.points"),
         ({"slope": None}, r"trend\.slope"),
+        ({"of": "val_loss_next_2"}, "hourglass has not one loss per seed"),
     ],
 )
 def test_a_broken_trend_is_refused_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from widthwise.records.comparison import Compared, Variant
-from widthwise.records.quantities import QUANTITIES, OfModel, Quantity
+from widthwise.records.quantities import QUANTITIES
+from widthwise.records.quantity import OfModel, Quantity
 from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
 from widthwise.reports.page.formats import MINUS, MISSING, TIMES, capital, clean, percentage, ratio
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows

@@ -6,7 +6,8 @@ from markupsafe import Markup
 
 from widthwise.records.comparison import Compared, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
-from widthwise.records.quantities import QUANTITIES, Quantity
+from widthwise.records.quantities import QUANTITIES
+from widthwise.records.quantity import Quantity
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 
 
@@ -40,12 +41,12 @@ def has_intervals(comparison: Compared) -> bool:
 
 
 def main_columns(comparison: Compared) -> list[Quantity]:
-    """The main quantities that some variant has, and the losses in any case."""
-    return [each for each in QUANTITIES if each.is_main and (each.is_loss or _is_known(each, comparison))]
+    """The main quantities that some variant has."""
+    return [each for each in QUANTITIES if each.is_main and _is_known(each, comparison)]
 
 
 def _is_known(quantity: Quantity, comparison: Compared) -> bool:
-    if quantity.is_signed:
+    if quantity.is_judged:
         return comparison.baseline_variant is not None
     return any(quantity.of_variant(variant) for variant in comparison.variants)
 

@@ -6,13 +6,25 @@ from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_col
 from widthwise.reports.page.formats import clean, fixed, percentage, ratio, shorten, signed
 from widthwise.reports.page.table import Table
 
+COLUMNS = (
+    "val_loss",
+    "difference",
+    "val_bits_per_byte",
+    "params",
+    "flops",
+    "average_width",
+    "kv_bytes",
+    "tokens_per_second",
+)
+"""The columns of the main table for which a terminal has room."""
+
 
 def comparison_table(comparison: Comparison) -> Table:
     """The content of `comparison.json`: values, and below each its interval or its ratio to the baseline."""
     header = ["variant"]
     for column in main_columns(comparison):
-        if column.short:
-            header += [column.short, "verdict"] if column.is_signed else [column.short]
+        if column.name in COLUMNS:
+            header += [column.short, "verdict"] if column.is_judged else [column.short]
     rows = [_row(variant, comparison) for variant in comparison.variants]
     return Table(clean(comparison.title), header, rows, words={"verdict"}, note=_note(comparison))
 
@@ -20,12 +32,12 @@ def comparison_table(comparison: Comparison) -> Table:
 def _row(variant: Variant, comparison: Comparison) -> list[str]:
     row = [shorten(variant.name, 36)]
     for column, cell in zip(main_columns(comparison), cells(variant, comparison)):
-        if not column.short:
+        if column.name not in COLUMNS:
             continue
         text = ratio(cell.ratio, sign="")
         below = f"({text})" if text else "" if column.has_ratio else _ends(column.of_variant(variant), column.is_signed)
         row.append(f"{cell.value}\n{below}" if below else cell.value)
-        if column.is_signed:
+        if column.is_judged:
             row.append(shown_verdict(variant))
     return row
 

@@ -7,9 +7,11 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.comparison import Comparison, Trend, Variant
+from widthwise.records.comparison import Comparison, Trend
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.formats import MISSING, clean, fixed, interval, shorten, signed, tick
+from widthwise.reports.page.formats import MISSING, capital, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.page.table import Table
@@ -32,23 +34,29 @@ def trend_section(comparison: Comparison, styles: Mapping[str, Style]) -> TrendS
     trend = comparison.trend
     if trend is None:
         return None
-    variants = {variant.name: variant for variant in comparison.variants}
+    of = {variant.name: variant.measured_over_seeds(trend.of) for variant in comparison.variants}
+    losses = {name: found for name, found in of.items() if found is not None}
     return TrendSection(
         trend.over,
-        [Panel(f"Held-out loss over {trend.over}", _figure(trend, variants, styles))],
+        [Panel(f"{capital(_title(trend))} over {trend.over}", _figure(trend, losses, styles))],
         legend({point.variant: styles[point.variant] for point in trend.points}),
         _line_table(trend),
-        _point_table(trend, variants),
+        _point_table(trend, losses),
     )
 
 
-def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, Style]) -> Markup:
+def _title(trend: Trend) -> str:
+    """The title of the loss."""
+    return TITLES.get(trend.of, clean(trend.of))
+
+
+def _figure(trend: Trend, losses: Mapping[str, Estimate], styles: Mapping[str, Style]) -> Markup:
     """Seeds are shifted to a common mean, because runs are compared within a seed; so the band is that of the slope."""
     points = sorted(trend.points, key=lambda point: point.value)
     values = np.array([point.value for point in points])
     line = np.array([finite(point.line) for point in points])
-    losses = np.array([list(map(finite, variants[point.variant].val_loss.per_seed)) for point in points])
-    shifted = losses - losses.mean(axis=0) + losses.mean()
+    per_seed = np.array([list(map(finite, losses[point.variant].per_seed)) for point in points])
+    shifted = per_seed - per_seed.mean(axis=0) + per_seed.mean()
     turn = np.log2(values) - np.log2(values).mean()
     low, high = (line + (finite(end) - finite(trend.slope.mean)) * turn for end in (trend.slope.low, trend.slope.high))
 
@@ -62,7 +70,7 @@ def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, 
             axes.plot(at, seeds, "_", color=style.colour, markersize=11, markeredgewidth=1.4)
             axes.plot(point.value, seeds.mean(), style.marker, color=style.colour, markersize=7.5, markeredgecolor=CARD)
         axes.set_xlabel(f"{clean(trend.over)}, on a logarithmic axis")
-        axes.set_ylabel("held-out loss")
+        axes.set_ylabel(_title(trend))
         shown = _apart(values)
         axes.set_xticks(shown, [tick(value) for value in shown])
         axes.set_xticks([], minor=True)
@@ -72,12 +80,12 @@ def _figure(trend: Trend, variants: Mapping[str, Variant], styles: Mapping[str, 
         axes.tick_params(length=0)
 
     parts = [
-        f"{shorten(point.variant, 40)} at {tick(point.value)}: {fixed(variants[point.variant].val_loss.mean, 4)}, "
+        f"{shorten(point.variant, 40)} at {tick(point.value)}: {fixed(losses[point.variant].mean, 4)}, "
         f"line {fixed(point.line, 4)}"
         for point in points
     ]
     slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
-    label = f"Held-out loss over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
+    label = f"{capital(_title(trend))} over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
     legend = line_legend({point.variant: styles[point.variant] for point in points})
     return draw("trend", label, (5.4, 3.4), paint, legend)
 
@@ -106,15 +114,15 @@ def _line_table(trend: Trend) -> Table:
     )
 
 
-def _point_table(trend: Trend, variants: Mapping[str, Variant]) -> Table:
+def _point_table(trend: Trend, losses: Mapping[str, Estimate]) -> Table:
     rows = [
         [
             clean(point.variant),
             tick(point.value),
-            fixed(variants[point.variant].val_loss.mean, 4),
+            fixed(losses[point.variant].mean, 4),
             fixed(point.line, 4),
             signed(point.residual, 4),
         ]
         for point in trend.points
     ]
-    return Table("Held-out loss and line", ["Variant", clean(trend.over), "loss", "line", "residual"], rows)
+    return Table(f"{capital(_title(trend))} and line", ["Variant", clean(trend.over), "loss", "line", "residual"], rows)

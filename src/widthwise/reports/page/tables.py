@@ -6,7 +6,8 @@ from typing import Any
 from widthwise.records.comparison import Compared, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
-from widthwise.records.quantities import OF_MODELS, OF_RUNS, QUANTITIES, OfModel, Quantity
+from widthwise.records.quantities import OF_HELD_OUT, OF_MODELS, OF_RUNS, QUANTITIES
+from widthwise.records.quantity import OfModel, Quantity
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import MISSING, clean, fixed, hidden_widths, plain, shown, signed
@@ -88,8 +89,9 @@ def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 
 
 def run_table(named: Mapping[str, Run]) -> Table:
-    """Results, one row per run."""
-    columns = [*OF_RUNS.values(), OF_MODELS["params"]]
+    """Results, one row per run; those of multi-token prediction have a table of their own."""
+    columns = [OF_RUNS[name] for name in OF_RUNS if name == "val_loss" or name not in OF_HELD_OUT]
+    columns = [*columns, OF_MODELS["params"]]
     rows = [[clean(name), *_state(run), *_values(run, columns)] for name, run in named.items()]
     return Table("Results", ["Run", "seed", "status", *(column.title for column in columns)], rows)
 
