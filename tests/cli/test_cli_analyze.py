@@ -50,6 +50,13 @@ def test_an_analysis_of_another_step_has_a_folder_of_its_own(widthwise: Run, rec
     assert widthwise("analyze", "runs/kept", "--tokens", 24, "--step", 2)[0] == 0
     found = json.loads((runs / "kept/analysis-step-2/analysis.json").read_text())
     assert [model["step"] for model in found["models"]] == [2]
+    code, out, _ = widthwise("analyze", "runs/kept", "--tokens", 24, "--every-checkpoint")
+    assert code == 0
+    assert [line.split()[:4] for line in out.splitlines() if line.startswith("kept,")] == [
+        ["kept,", "step", "2", "192"],
+        ["kept,", "step", "3", "288"],
+    ]
+    assert "Over training" in (runs / "kept/analysis-of-checkpoints/report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +64,11 @@ def test_an_analysis_of_another_step_has_a_folder_of_its_own(widthwise: Run, rec
     [
         (["absent"], "absent: is neither a run directory (config.yaml) nor a Hugging Face folder (config.json)"),
         (["runs/plain", "runs/plain"], "analyze: plain was named twice"),
+        (
+            ["runs/plain", "--step", 1, "--every-checkpoint"],
+            "--step: got 1 beside --every-checkpoint; give one of them",
+        ),
+        (["runs/plain", "--step", 1], "runs/plain/checkpoints: step: got 1; there are checkpoints of: 2"),
         (["runs/plain", "--tokens", 5], "tokens: got 5; must be at least one window, seq_len = 24"),
         (
             ["runs/plain", "--out", "runs/plain"],

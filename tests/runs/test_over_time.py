@@ -1,16 +1,19 @@
 """Runs evaluated and analysed at other checkpoints than the newest."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_runs import tiny_recipe
+from tiny_runs import Listener, tiny_recipe
 
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
+from widthwise.records.analysis import AnalysedModel
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
 from widthwise.runs.evaluate import evaluate_run, save_evaluation
@@ -33,6 +36,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("over_time") / "run"
     train(tiny_recipe(*GROWS), path)
     return path
+
+
+def numbers(model: AnalysedModel, without: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in model.to_data().items() if key not in without}
 
 
 def validation_losses(run: Path) -> dict[int, float]:
@@ -62,6 +69,28 @@ def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:
     entropies = [each["entropy"] for each in profile.summary()["stream"]]
     assert [each["entropy"] for each in model["stream"]] == pytest.approx(entropies, rel=1e-4)
     assert analyse([run], n_tokens=34)["models"][0]["widths"] == [24, 16, 24]
+
+
+def test_every_checkpoint_is_a_model_of_an_analysis(run: Path) -> None:
+    found = analyse([run], n_tokens=34, every_checkpoint=True)
+    one_by_one = [analyse([run], n_tokens=34, step=step)["models"][0] for step in (3, 6, 9)]
+    own = {"name", "run"}
+    assert [numbers(model, own) for model in found["models"]] == [numbers(model, own) for model in one_by_one]
+    assert [(model["name"], model["run"], model["tokens"]) for model in found["models"]] == [
+        (f"run, step {step}", "run", step * TOKENS_PER_STEP) for step in (3, 6, 9)
+    ]
+    assert found["title"] == "run"
+    answer, _ = found["sentence"].splitlines()
+    assert "run, step 9, beside run, step 3:" in answer
+
+
+def test_a_damaged_checkpoint_is_left_out_and_named(run: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(run, tmp_path / "damaged")
+    (damaged / "checkpoints/step_00000006/model.safetensors").write_bytes(b"torn")
+    listener = Listener()
+    found = analyse([damaged], n_tokens=34, observer=listener, every_checkpoint=True)
+    assert [model["step"] for model in found["models"]] == [3, 9]
+    assert ["step_00000006 is damaged" in message for message in listener.messages] == [True]
 
 
 def test_a_hugging_face_folder_knows_no_steps(tmp_path: Path) -> None:

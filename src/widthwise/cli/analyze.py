@@ -7,6 +7,7 @@ import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.config_io import UserError
 
 
 def analyze(
@@ -30,10 +31,13 @@ def analyze(
     step: Annotated[
         int | None, typer.Option(min=0, help="Step of each run's checkpoint; default: its newest good one.")
     ] = None,
+    every_checkpoint: Annotated[
+        bool, typer.Option("--every-checkpoint", help="All checkpoints of each run, as curves over tokens.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; with -step-N behind it for --step."
+            help="Folder; default: RUN/analysis, or runs/NAME-vs-NAME-analysis; behind it -step-N or -of-checkpoints."
         ),
     ] = None,
     parquet: Annotated[
@@ -48,19 +52,22 @@ def analyze(
     from widthwise.analysis.rows import check_parquet, write_parquet
     from widthwise.cli.progress import shown_progress
     from widthwise.reports.analysis.report import write_analysis_report
-    from widthwise.reports.analysis.tables import summary_table
+    from widthwise.reports.analysis.tables import checkpoints_table, summary_table
     from widthwise.reports.writing import check_kind
     from widthwise.run_dir import RunDir
     from widthwise.runs.analyse import analyse, write_analysis
 
+    if every_checkpoint and step is not None:
+        raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
     if parquet:
         check_parquet()
     if out is not None:
         check_kind(out, "analysis.json")
     with shown_progress(progress_console()) as observer:
-        analysis = analyse(models, text, tokens, seq_len, batch_size, observer, step)
+        analysis = analyse(models, text, tokens, seq_len, batch_size, observer, step, every_checkpoint)
     if out is None:
-        name = "analysis" if step is None else f"analysis-step-{step}"
+        kind = "-of-checkpoints" if every_checkpoint else "" if step is None else f"-step-{step}"
+        name = f"analysis{kind}"
         is_one_run = len(models) == 1 and RunDir(models[0]).exists
         out = models[0] / name if is_one_run else Path("runs") / f"{analysis.title.replace('/', '-')}-{name}"
     files = [write_analysis(analysis, out)]
@@ -70,7 +77,7 @@ def analyze(
     if as_json:
         say_json(analysis)
         return
-    say_tables(summary_table(analysis))
+    say_tables(checkpoints_table(analysis) if every_checkpoint else summary_table(analysis))
     table_console().print(analysis.sentence)
     for file in files:
         say(f"wrote {file}")

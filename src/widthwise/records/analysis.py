@@ -1,6 +1,6 @@
 """`analysis.json`: what trained models do inside, over one text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self
 
 import pydantic
@@ -90,6 +90,8 @@ class AnalysedModel(Record):
     step: int | None
     tokens: int | None = None
     """Tokens that it was trained on; None where nobody knows."""
+    run: str | None = None
+    """Name of the run, where its checkpoints are analysed one by one; else None."""
     d_model: int
     widths: Sequence[int] = pydantic.Field(min_length=1)
     """Width of each layer."""
@@ -123,6 +125,10 @@ class AnalysedModel(Record):
         return self
 
 
+def _tokens(model: AnalysedModel) -> int:
+    return model.tokens or 0
+
+
 class AnalysedText(Record):
     """The text that the models were analysed on."""
 
@@ -146,6 +152,15 @@ class Analysis(StoredRecord):
     thresholds: Sequence[float] = pydantic.Field(min_length=1)
     utilisation_threshold: float
     models: Sequence[AnalysedModel] = pydantic.Field(min_length=1)
+
+    @property
+    def courses(self) -> Mapping[str, Sequence[AnalysedModel]]:
+        """Run -> its checkpoints in the order of their tokens, of the runs that were analysed at more than one."""
+        found: dict[str, list[AnalysedModel]] = {}
+        for model in self.models:
+            if model.run is not None and model.tokens is not None:
+                found.setdefault(model.run, []).append(model)
+        return {run: sorted(own, key=_tokens) for run, own in found.items() if len(own) > 1}
 
     @pydantic.model_validator(mode="after")
     def _models_agree(self) -> Self:

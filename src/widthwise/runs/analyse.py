@@ -17,9 +17,10 @@ from widthwise.data.readers import read_documents
 from widthwise.files import listed
 from widthwise.model.eval_mode import repeatable
 from widthwise.records.analysis import AnalysedModel, AnalysedText, Analysis
-from widthwise.runs.analysed_models import LoadedModel, ModelSource, model_source
+from widthwise.runs.analysed_models import LoadedModel, ModelSource, RunSource, model_source
 from widthwise.runs.analysed_text import Excerpt, excerpt
 from widthwise.runs.environment import command_line, shown_path
+from widthwise.runs.trained import kept_steps
 from widthwise.training.observer import Observer, Silence
 
 N_TOKENS = 2**16
@@ -37,17 +38,24 @@ def analyse(
     batch_size: int | None = None,
     observer: Observer | None = None,
     step: int | None = None,
+    every_checkpoint: bool = False,
 ) -> Analysis:
     """Statistics of every model over the same text, each with its own tokenizer.
 
     sources: run directories, or folders of Hugging Face. text: a file or folder as `data prepare` reads it; the
     held-out documents of the first run's data where not given. n_tokens: targets of the first model, in whole windows
     of seq_len (of its recipe where not given); the others read as much text. batch_size: windows of a forward pass.
-    step: of the checkpoint of every run; its newest good one where not given. Models are loaded one at a
-    time, and what is kept does not grow with the text. Raises UserError for what cannot be read.
+    step: of the checkpoint of every run; its newest good one where not given. every_checkpoint: of every run all good
+    ones, each as a model of its own. Models are loaded one at a time, and what is kept does not grow with the text.
+    Raises UserError for what cannot be read.
     """
     observer, options = observer or Silence(), ProfileOptions()
-    named = _named([model_source(path, step) for path in listed(sources)])
+    of_paths = _named([model_source(path, step) for path in listed(sources)])
+    named = {
+        name: source
+        for path, found in of_paths.items()
+        for name, source in (_checkpoints(path, found, observer) if every_checkpoint else {path: found}).items()
+    }
     for source in named.values():
         source.check()
     first, *others = named
@@ -61,10 +69,10 @@ def analyse(
             model = named[name].load()
             models.append(_analysed(name, named[name], model, reading.held_out(name, model), options, observer))
     return Analysis(
-        title="-vs-".join(named) if len(named) <= N_IN_TITLE else f"{first}-vs-{len(others)}-others",
+        title=_title(list(of_paths)),
         command=command_line(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        sentence=sentence(models, options.utilisation_threshold),
+        sentence=sentence(_spoken_of(models), options.utilisation_threshold),
         text=AnalysedText(source=corpus.name, seq_len=reading.seq_len, n_tokens=models[0].n_tokens),
         thresholds=options.thresholds,
         utilisation_threshold=options.utilisation_threshold,
@@ -140,8 +148,27 @@ def _analysed(
         "kind": source.kind,
         "step": model.step,
         "tokens": model.tokens,
+        "run": source.run,
     }
     return AnalysedModel.model_validate({**described, **profile.summary(), **beside})
+
+
+def _title(names: list[str]) -> str:
+    return "-vs-".join(names) if len(names) <= N_IN_TITLE else f"{names[0]}-vs-{len(names) - 1}-others"
+
+
+def _checkpoints(name: str, source: ModelSource, observer: Observer) -> dict[str, ModelSource]:
+    """The good checkpoints of a run, each under a name of its own. Raises UserError for what is no run."""
+    steps = kept_steps(source.path, observer.message)
+    return {f"{name}, step {step}": RunSource(source.path, step, name) for step in steps}
+
+
+def _spoken_of(models: Sequence[AnalysedModel]) -> Sequence[AnalysedModel]:
+    """The models that words compare: of several runs at all checkpoints the last ones, of one the first and last."""
+    last = {model.run: model for model in models if model.run is not None}
+    if not last:
+        return models
+    return list(last.values()) if len(last) > 1 or len(models) == 1 else [models[0], models[-1]]
 
 
 @contextmanager

@@ -62,6 +62,8 @@ class ModelSource(ABC):
     """A path that holds a model."""
 
     kind: ClassVar[str]
+    run: str | None = None
+    """Name of the run, of which this is one checkpoint among others."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -84,10 +86,10 @@ class RunSource(ModelSource):
 
     kind = "widthwise"
 
-    def __init__(self, path: Path, step: int | None = None):
+    def __init__(self, path: Path, step: int | None = None, run: str | None = None):
         """step: of the checkpoint; the newest good one where not given."""
         super().__init__(path)
-        self._step = step
+        self._step, self.run = step, run
 
     def check(self) -> None:
         run = RunDir(self.path)

@@ -232,3 +232,33 @@ def test_page_opens_offline_and_shows_every_figure(tmp_path: Path, width: int) -
         assert page.evaluate(smallest) >= 7
         assert page.requests() == [path.resolve().as_uri()]
         assert page.complaints() == []
+
+
+def checkpoints(run: str, widths: list[int], n: int) -> list[dict[str, Any]]:
+    """A model whose level grows by 0.1 with each of its checkpoints, given last to first."""
+    made = [
+        model(f"{run}, step {step}", widths, step / 10) | {"run": run, "tokens": 100 * step} for step in range(1, n + 1)
+    ]
+    return made[::-1]
+
+
+def test_checkpoints_give_curves_over_tokens_with_a_line_for_each_run(tmp_path: Path) -> None:
+    page = page_of(write_analysis(tmp_path, *checkpoints("u", [64] * 4, 3), *checkpoints("x", [96, 32, 96], 2)))
+    found = [label for label in labels(page) if " over tokens. " in label]
+    assert found[0] == "activations beyond 0.1 over tokens. Last mean value of each line: u 0.14; x 0.09."
+    assert len(found) == 8
+    assert "What do u and x do inside, in the course of training," in page
+    assert row(page, "x, step 2")[:2] == ["200", "0.0900"]
+
+
+def test_of_many_checkpoints_figures_over_layers_show_some(tmp_path: Path) -> None:
+    page = page_of(write_analysis(tmp_path, *checkpoints("u", [64] * 4, 9)))
+    (entropy,) = [label for label in labels(page) if label.startswith("matrix entropy / log(rank) by layer")]
+    assert re.findall(r"step (\d)", entropy) == ["9", "7", "5", "3", "1"]
+    assert "4 are left out" in page
+    assert page.count("<summary>Layers of u") == 9
+
+
+def test_a_run_with_one_checkpoint_has_no_curve(page: str, tmp_path: Path) -> None:
+    assert "Over training" not in page_of(write_analysis(tmp_path, *checkpoints("u", [64] * 4, 1)))
+    assert "Over training" not in page

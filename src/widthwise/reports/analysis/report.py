@@ -5,7 +5,8 @@ from pathlib import Path
 from widthwise.files import write_atomic
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.reports.analysis import figures
-from widthwise.reports.analysis.tables import layer_table, summary_table
+from widthwise.reports.analysis.over_training import course_figures, with_some_checkpoints
+from widthwise.reports.analysis.tables import checkpoints_table, layer_table, summary_table
 from widthwise.reports.page.formats import clean, fixed, si
 from widthwise.reports.page.html import legend, render, sequence
 from widthwise.reports.page.svg import styles
@@ -24,7 +25,10 @@ def write_analysis_report(folder: Path, out: Path | None = None) -> dict[str, Pa
     return {"html": page}
 
 
-def _page(analysis: Analysis) -> str:
+def _page(whole: Analysis) -> str:
+    analysis = with_some_checkpoints(whole)
+    runs = list(whole.courses)
+    of_runs = styles(runs, runs[0] if len(runs) > 1 else None)
     models, seq_len = analysis.models, analysis.text.seq_len
     names = [model.name for model in models]
     chosen = styles(names, names[0] if len(names) > 1 else None)
@@ -33,7 +37,11 @@ def _page(analysis: Analysis) -> str:
         "analysis/analysis.html",
         title=f"{analysis.title} · widthwise analysis",
         analysis=analysis,
-        question=_question(analysis),
+        n_left_out=len(whole.models) - len(models),
+        course=course_figures(whole, of_runs) if runs else [],
+        course_legend=legend(of_runs),
+        course_table=checkpoints_table(whole),
+        question=_question(whole),
         even_attention=fixed(sum(1 / n for n in range(1, seq_len + 1)) / seq_len, 4),
         threshold=f"{analysis.utilisation_threshold:g}",
         summary=summary_table(analysis),
@@ -45,17 +53,18 @@ def _page(analysis: Analysis) -> str:
         sinks=figures.sink_figures(analysis, chosen),
         dynamic_width=dynamic_width_section(by_name, chosen),
         virtual_width=virtual_width_section(by_name, chosen),
-        layer_tables=[layer_table(model, analysis.utilisation_threshold) for model in models],
-        models=[(clean(model.name), _described(model)) for model in models],
+        layer_tables=[layer_table(model, analysis.utilisation_threshold) for model in whole.models],
+        models=[(clean(model.name), _described(model)) for model in whole.models],
     )
 
 
 def _question(analysis: Analysis) -> str:
-    names = [clean(model.name) for model in analysis.models]
+    names = list(dict.fromkeys(clean(model.run or model.name) for model in analysis.models))
     text = analysis.text
     does = "do" if len(names) > 1 else "does"
+    when = ", in the course of training" if analysis.courses else ""
     return (
-        f"What {does} {sequence(names)} do inside, on {si(text.n_tokens)} tokens of {clean(text.source)} "
+        f"What {does} {sequence(names)} do inside{when}, on {si(text.n_tokens)} tokens of {clean(text.source)} "
         f"in windows of {text.seq_len}?"
     )
 

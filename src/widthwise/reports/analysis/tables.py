@@ -1,6 +1,7 @@
 """The tables of an analysis as text cells, for the page and the terminal."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +14,55 @@ from widthwise.reports.page.table import Table
 Number = Callable[[AnalysedModel], str]
 
 
+@dataclass(frozen=True)
+class Mean:
+    """A number that an analysis gives of a model as a whole, most often a mean over its layers."""
+
+    title: str
+    short: str
+    """Its title in a table with many columns."""
+    value: Callable[[AnalysedModel], float]
+    """NaN where the model has none."""
+    n_decimals: int = 4
+
+    def shown(self, model: AnalysedModel) -> str:
+        value = self.value(model)
+        return MISSING if np.isnan(value) else fixed(value, self.n_decimals)
+
+
+def means(analysis: Analysis) -> list[Mean]:
+    """Means over layers, and the prediction of the last one."""
+    threshold = f"{analysis.utilisation_threshold:g}"
+    return [
+        Mean(f"activations beyond {threshold}", f"beyond {threshold}", _units(lambda units: units.density)),
+        Mean("units never active", "never active", _units(lambda units: units.dead_share)),
+        Mean("participation / d_ff", "particip. / d_ff", _units(lambda units: units.participation_share)),
+        Mean("matrix entropy / log(rank)", "entropy", lambda model: _mean(s.entropy for s in model.stream if s.depth)),
+        Mean("target log-prob, last layer", "log-prob", _last, 3),
+        Mean("KL to the next layer", "KL to next", lambda model: _mean(each.kl_to_next for each in model.logit_lens)),
+        Mean(
+            "attention to the first token", "first token", lambda model: _mean(s.first_token_share for s in model.sinks)
+        ),
+        Mean(
+            "norm of the first token / others", "norm ratio", lambda model: _mean(s.norm_ratio for s in model.sinks), 3
+        ),
+    ]
+
+
+def checkpoints_table(analysis: Analysis) -> Table:
+    """One row per model, its tokens and the means over its layers."""
+    shown = means(analysis)
+    rows = [
+        [
+            clean(model.name),
+            MISSING if model.tokens is None else si(model.tokens),
+            *(mean.shown(model) for mean in shown),
+        ]
+        for model in analysis.models
+    ]
+    return Table("Means over layers, by checkpoint", ["Model", "tokens", *(mean.short for mean in shown)], rows)
+
+
 def summary_table(analysis: Analysis) -> Table:
     """Means over layers: one row per quantity, one column per model."""
     rows = [[title, *map(show, analysis.models)] for title, show in _summary_rows(analysis).items()]
@@ -20,38 +70,27 @@ def summary_table(analysis: Analysis) -> Table:
 
 
 def _summary_rows(analysis: Analysis) -> dict[str, Number]:
-    threshold = f"{analysis.utilisation_threshold:g}"
     return {
         "layers": lambda model: str(model.n_layers),
         "average width": lambda model: fixed(float(np.mean(model.widths)), 1),
         "target tokens": lambda model: si(model.n_tokens),
-        f"activations beyond {threshold}": _units(lambda units: units.density, 4),
-        "units never active": _units(lambda units: units.dead_share, 4),
-        "participation / d_ff": _units(lambda units: units.participation_share, 4),
-        "matrix entropy / log(rank)": lambda model: _mean([each.entropy for each in model.stream if each.depth], 4),
+        **{mean.title: mean.shown for mean in means(analysis)},
         "lowest matrix entropy (after layer)": lambda model: _lowest(
             [(each.entropy, each.depth) for each in model.stream]
         ),
         "valley: drop, rise (after layer)": _valley,
         "target log-prob, half-way (after layer)": _half_way,
-        "target log-prob, last layer": _last,
-        "KL to the next layer": lambda model: _mean([each.kl_to_next for each in model.logit_lens], 4),
-        "attention to the first token": lambda model: _mean([each.first_token_share for each in model.sinks], 4),
-        "norm of the first token / others": lambda model: _mean([each.norm_ratio for each in model.sinks], 3),
     }
 
 
-def _units(value: Callable[[LayerUnits], float], n_decimals: int) -> Number:
-    return lambda model: _mean(map(value, layers_of(model).values()), n_decimals)
+def _units(value: Callable[[LayerUnits], float]) -> Callable[[AnalysedModel], float]:
+    return lambda model: _mean(map(value, layers_of(model).values()))
 
 
-def _mean(values: Iterable[float | None], n_decimals: int) -> str:
-    known = _known(values)
-    return fixed(float(np.mean(known)), n_decimals) if known else MISSING
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in map(finite, values) if not np.isnan(value)]
+def _mean(values: Iterable[float | None]) -> float:
+    """Of the known values; NaN where there is none."""
+    known = [value for value in map(finite, values) if not np.isnan(value)]
+    return float(np.mean(known)) if known else np.nan
 
 
 def _lowest(points: Sequence[tuple[float | None, int]]) -> str:
@@ -74,9 +113,9 @@ def _half_way(model: AnalysedModel) -> str:
     return MISSING if near is None else f"{fixed(near.target_log_prob, 3)} ({near.depth})"
 
 
-def _last(model: AnalysedModel) -> str:
+def _last(model: AnalysedModel) -> float:
     last = max(model.logit_lens, key=lambda each: each.depth, default=None)
-    return MISSING if last is None else fixed(last.target_log_prob, 3)
+    return np.nan if last is None else finite(last.target_log_prob)
 
 
 def layer_table(model: AnalysedModel, threshold: float) -> Table:
