@@ -106,12 +106,18 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(tmp_path: Path, q
 
 def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
     questions.rename(questions.with_name("lambada_openai.jsonl"))
-    code, out, _ = widthwise("eval", runs[0], "--suite", "variable-width", "--local", questions.parent)
+    arguments = ["eval", runs[0], "--suite", "variable-width", "--local", questions.parent]
+    code, out, err = widthwise(*arguments)
+    assert (code, out) == (2, "")
+    assert "WikiText perplexity (no file of it is known and --tasks wikitext is not asked for)" in err
+    code, out, err = widthwise(*arguments, "--partial")
     assert code == 0
+    assert "variable-width: without PIQA (no piqa.jsonl and --tasks piqa is not asked for)" in err
     lines = {line.split("  ")[0].strip(): line for line in out.splitlines() if line.strip()}
     assert "lambada_openai.jsonl" in lines["LAMBADA"]
     assert "not evaluated" in lines["PIQA"]
-    assert "Avg." in lines
+    assert "Avg. (1 of 11 tasks)" in lines
+    assert "without SciQ (no file" in out
 
 
 def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
@@ -119,7 +125,9 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         {"name": "A", "metric": "acc", "value": 0.25, "stderr": 0.0125, "source": "a.jsonl"},
         {"name": "B", "metric": "perplexity", "value": 8.5, "stderr": None, "source": "b.jsonl"},
     ]
-    table = suite_results_table({"name": "suite", "rows": rows, "average_accuracy": 0.25})
+    average = {"value": 0.25, "stderr": 0.0125, "n_tasks": 1, "n_tasks_of_suite": 1, "weights": {"A": 1.0}}
+    average |= {"is_printed": True, "has_unknown_weights": False}
+    table = suite_results_table({"name": "suite", "rows": rows, "average": average, "missing": []})
     values, errors = ([row[i] for row in table.rows] for i in (2, 3))
     assert values == ["25.00%", "8.5000", "25.00%"]
     assert errors[0] == "1.25%"
@@ -130,6 +138,9 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
     [
         (["--tasks", "piqa,"], "--tasks: got 'piqa,'"),
         (["--suite", "hourglas"], "did you mean 'hourglass'?"),
+        (["--weight", "MMLU"], "--weight: got 'MMLU'; expected NAME=NUMBER"),
+        (["--weight", "MMLU=0"], "weights.MMLU: got 0.0"),
+        (["--weight", "MMLU=2"], "weights: got one of 'MMLU'; averaged are held-out"),
         (["--precision", "fp16"], "precision: got 'fp16'"),
         (["--device", "gpu"], "device: got 'gpu'; torch has none of that name here"),
         (["--device", "meta"], "device: got 'meta'; torch has none of that name here"),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, ratio, weighted_mean
 
 
 def test_a_mean_has_the_standard_error_of_scipy() -> None:
     values = np.random.default_rng(0).normal(size=37)
-    assert mean(values) == pytest.approx((np.mean(values), stats.sem(values)), rel=1e-12)
+    assert mean(values) == pytest.approx((np.mean(values), stats.sem(values), 36), rel=1e-12)
 
 
 def test_accuracies_have_the_binomial_standard_error() -> None:
@@ -39,8 +39,28 @@ def test_an_exponential_has_the_slope_times_the_error() -> None:
     step = 1e-6
     slope = (math.exp(2 + step) - math.exp(2 - step)) / (2 * step)
     found = SampleEstimate(2.0, 0.1).exponential()
-    assert found == pytest.approx((math.exp(2), 0.1 * slope))
+    assert found == pytest.approx((math.exp(2), 0.1 * slope, math.inf))
     assert SampleEstimate(1000.0, 1.0).exponential().value == math.inf
+
+
+def test_the_interval_of_a_mean_is_that_of_a_t_test() -> None:
+    values = np.random.default_rng(3).normal(size=11)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert mean(values).interval() == pytest.approx((expected.low, expected.high), rel=1e-9)
+    record = mean(values[:1]).record_with_interval()
+    assert (record["low"], record["high"]) == (None, None)
+
+
+def test_a_weighted_mean_has_the_error_and_the_interval_of_welch() -> None:
+    random = np.random.default_rng(4)
+    one, other = random.normal(size=7), 3 * random.normal(size=19)
+    found = weighted_mean([mean(one), mean(other).scaled(-1)], [2.5, 2.5])
+    expected = stats.ttest_ind(one, other, equal_var=False)
+    assert found.value == pytest.approx((one.mean() - other.mean()) / 2)
+    assert found.value / found.stderr == pytest.approx(expected.statistic)
+    assert found.df == pytest.approx(expected.df)
+    uneven = weighted_mean([SampleEstimate(1.0, 0.3), SampleEstimate(5.0, 0.4)], [3, 1])
+    assert uneven == pytest.approx((2.0, math.hypot(0.75 * 0.3, 0.25 * 0.4), math.inf))
 
 
 def test_few_blocks_have_no_error_and_none_no_ratio() -> None:

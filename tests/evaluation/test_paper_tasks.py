@@ -1,11 +1,14 @@
 """The papers' tables."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from widthwise.config_io import UserError
-from widthwise.evaluation.paper_tasks import SUITES, suite_named, suite_table
+from widthwise.evaluation.paper_suites import HOURGLASS, SUITES, VARIABLE_WIDTH, suite_named
+from widthwise.evaluation.paper_tasks import missing_parts, suite_table
 
 ROW_OF_2B = {"ARC-C": 33.0, "ARC-E": 59.5, "BoolQ": 59.4, "COPA": 76.0, "HellaSwag": 55.9, "LAMBADA": 55.4,
              "OBQA": 33.8, "PIQA": 73.3, "RACE": 34.3, "SciQ": 79.5, "WinoGrande": 57.0}  # fmt: skip
@@ -14,7 +17,7 @@ ROW_OF_2B = {"ARC-C": 33.0, "ARC-E": 59.5, "BoolQ": 59.4, "COPA": 76.0, "HellaSw
 
 def _harness(accuracies: dict[str, float]) -> dict:
     results: dict = {}
-    for task in SUITES["variable-width"]:
+    for task in VARIABLE_WIDTH.tasks:
         assert task.lm_eval is not None
         value = accuracies.get(task.name, 8.18)
         results.setdefault(task.lm_eval, {})[task.metric] = {"value": value, "stderr": 0.1}
@@ -22,31 +25,73 @@ def _harness(accuracies: dict[str, float]) -> dict:
 
 
 def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
-    table = suite_table(SUITES["variable-width"], {}, _harness(ROW_OF_2B))
-    assert round(table["average_accuracy"], 1) == 56.1
+    table = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
+    assert round(table["average"]["value"], 1) == 56.1
+    assert table["average"]["stderr"] == pytest.approx(0.1 / math.sqrt(11))
+    assert (table["average"]["n_tasks"], table["average"]["missing"]) == (11, [])
     shown = {row["name"]: row["value"] for row in table["rows"]}
     assert {name: shown[name] for name in ROW_OF_2B} == ROW_OF_2B
     assert shown["LAMBADA perplexity"] == 8.18
 
 
-def test_a_file_goes_before_the_harness_and_what_is_missing_is_shown_without_an_average() -> None:
+def test_a_file_goes_before_the_harness_and_an_average_names_what_it_lacks() -> None:
     results = _harness(ROW_OF_2B)
     del results["race"]
     local = {"piqa": {"acc": {"value": 0.5, "stderr": 0.2}, "acc_norm": {"value": 0.6, "stderr": 0.3}}}
-    table = suite_table(SUITES["variable-width"], local, results)
+    table = suite_table(VARIABLE_WIDTH, local, results)
     rows = {row["name"]: row for row in table["rows"]}
     assert (rows["PIQA"]["value"], rows["PIQA"]["stderr"], rows["PIQA"]["source"]) == (0.6, 0.3, "piqa.jsonl")
     assert (rows["RACE"]["value"], rows["RACE"]["source"]) == (None, "not evaluated")
-    assert table["average_accuracy"] is None
+    average = table["average"]
+    assert (average["n_tasks"], average["n_tasks_of_suite"], average["missing"]) == (10, 11, ["RACE"])
+    others = [value for name, value in ROW_OF_2B.items() if name not in ("RACE", "PIQA")]
+    assert average["value"] == pytest.approx((sum(others) + 0.6) / 10)
+    assert suite_table(VARIABLE_WIDTH, {}, {})["average"] is None
+
+
+def test_tasks_count_as_much_as_their_weights() -> None:
+    table = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B), weights={"COPA": 11.0})
+    expected = np.average(list(ROW_OF_2B.values()), weights=[11 if name == "COPA" else 1 for name in ROW_OF_2B])
+    assert table["average"]["value"] == pytest.approx(expected)
+    assert table["average"]["weights"]["COPA"] == 11.0
+
+
+def test_losses_and_perplexities_of_texts_are_rows_of_a_table() -> None:
+    means = {"mean_nats_per_token": {"value": 3.4, "stderr": 0.1}, "mean_token_perplexity": {"value": 35, "stderr": 2}}
+    rows = {row["name"]: row for row in suite_table(HOURGLASS, {}, {}, means)["rows"]}
+    assert (rows["Val Loss"]["value"], rows["Val PPL"]["value"]) == (3.4, 35)
+    rows = {row["name"]: row for row in suite_table(HOURGLASS, {}, {})["rows"]}
+    assert (rows["Val PPL"]["value"], rows["Val PPL"]["source"]) == (None, "not evaluated")
+
+
+def test_whatever_is_missing_of_a_suite_is_named_with_its_reason() -> None:
+    texts = list(HOURGLASS.texts.values())
+    missing = dict(missing_parts(HOURGLASS, None, texts[:-1], []))
+    assert missing.keys() == {"CommonsenseQA", "TriviaQA (PPL)", "NaturalQS (PPL)", "WikiText"}
+    assert missing["WikiText"] == "no text wikitext_103"
+    files = ["piqa", "trivia_qa_wiki_ppl"]
+    missing = dict(missing_parts(HOURGLASS, files, texts, ["sciq"]))
+    assert missing.keys() == {"Arc Easy", "HellaSwag", "CommonsenseQA", "NaturalQS (PPL)"}
+    assert missing["Arc Easy"] == "no arc_easy.jsonl and --tasks arc_easy is not asked for"
+    assert not list(missing_parts(VARIABLE_WIDTH, None, [], []))
+
+
+@pytest.mark.parametrize(("name", "n_tasks"), [("virtual-width-a", 16), ("virtual-width-b", 13)])
+def test_collections_have_as_many_tasks_as_the_paper_lists_and_average_all(name: str, n_tasks: int) -> None:
+    suite = suite_named(name)
+    assert len(suite.averaged) == len(set(suite.averaged)) == len(suite.tasks) == n_tasks
+    assert all(task.absence for task in suite.tasks if task.lm_eval is None)
 
 
 def test_every_task_of_a_suite_is_one_the_harness_has() -> None:
     tasks = Path(pytest.importorskip("lm_eval.tasks").__file__).parent
     # Reading all of its thousands of files, as the harness does, takes a minute.
     of_names = {"arc_challenge": "arc", "arc_easy": "arc", "boolq": "super_glue", "copa": "super_glue"}
-    for name in {task.lm_eval for suite in SUITES.values() for task in suite if task.lm_eval is not None}:
+    of_names |= {"ceval-valid": "ceval", "gpqa_main_zeroshot": "gpqa"}
+    for name in {task.lm_eval for suite in SUITES.values() for task in suite.tasks if task.lm_eval is not None}:
         folder = tasks / of_names.get(name, name.removesuffix("_openai"))
-        assert any(f"task: {name}" in path.read_text().splitlines() for path in folder.rglob("*.yaml")), name
+        lines = {line for path in folder.rglob("*.yaml") for line in path.read_text().splitlines()}
+        assert lines & {f"task: {name}", f"group: {name}"}, name
 
 
 def test_an_unknown_suite_is_refused_with_the_nearest() -> None:

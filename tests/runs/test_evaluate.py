@@ -123,14 +123,40 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
 def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path) -> None:
     for name in ("copa", "arc_easy"):
         shutil.copy(questions, questions.with_name(f"{name}.jsonl"))
-    found = evaluate_run(runs[0], _asked(suite="variable-width", local=str(questions.parent)))
+    asked = {"suite": "variable-width", "local": str(questions.parent)}
+    with pytest.raises(UserError, match=r"11 parts cannot be had: ARC-C \(no arc_challenge.jsonl and --tasks arc_ch"):
+        evaluate_run(runs[0], _asked(**asked))
+    said: list[str] = []
+    found = evaluate_run(runs[0], _asked(**asked, partial=True, weights={"COPA": 3}), said.append)
     rows = {row["name"]: row for row in found["suite"]["rows"]}
     assert rows["COPA"]["value"] == found["tasks"]["variable-width/copa"]["metrics"]["acc"]["value"]
     delimiters = {name: task["delimiter"] for name, task in found["tasks"].items()}
     assert delimiters == {"variable-width/copa": " ", "variable-width/arc_easy": "\nAnswer: "}
     assert rows["PIQA"]["value"] is None
-    assert found["suite"]["average_accuracy"] is None
+    average, rows_used = found["suite"]["average"], (rows["COPA"]["value"], rows["ARC-E"]["value"])
+    assert average["value"] == pytest.approx((3 * rows_used[0] + rows_used[1]) / 4)
+    assert (average["n_tasks"], average["n_tasks_of_suite"], len(average["missing"])) == (2, 11, 9)
+    assert "variable-width: without RACE (no file of it is known and --tasks race is not asked for)" in said
     assert found["lm_eval"] == {}
+
+
+def test_the_texts_of_a_suite_are_those_of_their_names(runs: list[Path], tmp_path: Path) -> None:
+    stems = ("dolma_common-crawl", "dolma_stack", "m2d2_s2orc", "wikitext_103")
+    for i, stem in enumerate(stems):
+        (tmp_path / f"{stem}.txt").write_text(f"the text number {i} is this one " * (i + 1))
+    write_lines(tmp_path / "piqa.jsonl", QUESTIONS)
+    texts = [str(tmp_path / f"{stem}.txt") for stem in stems]
+    asked = {"suite": "hourglass", "local": str(tmp_path), "texts": texts, "partial": True}
+    found = evaluate_run(runs[0], _asked(**asked))
+    rows = {row["name"]: row["value"] for row in found["suite"]["rows"]}
+    losses = [found["texts"][text]["metrics"]["nats_per_token"]["value"] for text in texts]
+    assert rows["Val Loss"] == pytest.approx(np.mean(losses))
+    assert rows["Val PPL"] == pytest.approx(np.mean(np.exp(losses)))
+    means = found["text_means"]["metrics"]
+    assert means["exp_mean_nats_per_token"]["value"] == pytest.approx(np.exp(np.mean(losses)))
+    three = evaluate_run(runs[0], _asked(**{**asked, "texts": texts[1:]}))["suite"]
+    assert {row["name"]: row["value"] for row in three["rows"]}["Val Loss"] is None
+    assert "Dolma Common Crawl (no text dolma_common-crawl)" in three["missing"]
 
 
 def test_tasks_of_the_harness_are_asked_of_it(
@@ -148,7 +174,8 @@ def test_the_harness_is_asked_what_the_suite_and_the_user_name(
 ) -> None:
     asked = []
     monkeypatch.setattr(harness, "run_lm_eval", lambda scorer, *rest: asked.append(rest) or {})
-    evaluate_run(runs[0], _asked(suite="hourglass", tasks=["boolq", "piqa"], num_fewshot=3, limit=5))
+    options = {"tasks": ["boolq", "piqa"], "num_fewshot": 3, "limit": 5, "partial": True}
+    evaluate_run(runs[0], _asked(suite="hourglass", **options))
     assert asked == [(["boolq", "piqa", "arc_easy", "hellaswag", "sciq"], 3, 5)]
 
 
@@ -191,12 +218,21 @@ def test_mistakes_are_named(runs: list[Path], questions: Path, tmp_path: Path) -
         ({"texts": [__file__, "gone.txt"]}, "gone.txt: no such file"),
         ({"texts": [str(empty)]}, "empty.txt: holds no token to predict"),
         ({"suite": "hourglass", "local": str(tmp_path / "none")}, "holds no file of the suite hourglass"),
+        (
+            {"suite": "virtual-width-b"},
+            r"5 parts cannot be had: KOR-Bench-Easy \(lm-evaluation-harness has no such task",
+        ),
+        (
+            {"texts": [__file__], "weights": {"b.txt": 2}},
+            "weights: got one of 'b.txt'; averaged are .*test_evaluate.py",
+        ),
     ]:
         with pytest.raises(UserError, match=message):
             evaluate_run(runs[0], _asked(**options))
     for options, message in [
         ({"suite": "x-wide"}, "suite: got 'x-wide'"),
         ({"local": "folder"}, "local: got 'folder' without a suite"),
+        ({"partial": True}, "partial: got true without a suite"),
         ({"task_files": ["a.jsonl"], "num_fewshot": 3}, "num_fewshot: got 3 without tasks of lm-evaluation-harness"),
         ({"suite": "hourglass", "local": "a", "num_fewshot": 3}, "num_fewshot: got 3 without tasks"),
         ({"texts": ["a.txt"], "limit": 3}, "limit: got 3 without a task"),

@@ -52,10 +52,22 @@ def evaluate(
         int | None, typer.Option(rich_help_panel=TASKS, min=0, help="Examples before each question of --tasks.")
     ] = None,
     suite: Annotated[
-        str | None, typer.Option(rich_help_panel=TASKS, help="A paper's table: variable-width, hourglass.")
+        str | None,
+        typer.Option(
+            rich_help_panel=TASKS,
+            help="A paper's table: variable-width, hourglass, virtual-width-a or virtual-width-b.",
+        ),
     ] = None,
     local: Annotated[
         str | None, typer.Option(rich_help_panel=TASKS, help="Folder of JSONL files to run the suite from.")
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", rich_help_panel=TASKS, help="Evaluate what can be had of a suite, and say the rest."),
+    ] = False,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(rich_help_panel=TASKS, metavar="NAME=N", help="Weight in a mean, of a text or a suite's task."),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
@@ -113,6 +125,8 @@ def evaluate(
         "num_fewshot": num_fewshot,
         "suite": suite,
         "local": local,
+        "partial": partial,
+        "weights": _weights(weight or []),
         "field": field,
         "stride": stride,
         "max_length": max_length,
@@ -159,6 +173,19 @@ def evaluate(
     say_tables(*tables)
     for file in files:
         say(f"wrote {file}")
+
+
+def _weights(given: list[str]) -> dict[str, float]:
+    weights = {}
+    for each in given:
+        name, _, number = each.rpartition("=")
+        try:
+            weights[name] = float(number)
+        except ValueError:
+            name = ""
+        if not name:
+            raise UserError(f"--weight: got {each!r}; expected NAME=NUMBER, as MMLU=2")
+    return weights
 
 
 def _names(listed: str | None) -> list[str]:

@@ -1,6 +1,7 @@
 """A mean, a ratio or a perplexity estimated from a sample, with its standard error."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,31 +9,79 @@ import numpy as np
 FEWEST_BLOCKS = 10
 """Fewer blocks of text than this say too little about their spread for a standard error."""
 
+CONFIDENCE = 0.95
+"""Of all intervals."""
+
+Metrics = Mapping[str, Mapping[str, float | None]]
+"""Metric -> value and stderr."""
+
 
 class SampleEstimate(NamedTuple):
     """A number and its standard error, which is nan for fewer than two items or FEWEST_BLOCKS blocks."""
 
     value: float
     stderr: float
+    df: float = math.inf
+    """Degrees of freedom of the standard error."""
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, float | None]) -> "SampleEstimate":
+        """From value and stderr of JSON, with nan for null."""
+        value, stderr = (math.nan if record[name] is None else record[name] for name in ("value", "stderr"))
+        return cls(value, stderr)  # pyright: ignore[reportArgumentType]
 
     def record(self) -> dict[str, float | None]:
-        """The numbers for JSON, with null for what is not finite."""
-        return {name: number if math.isfinite(number) else None for name, number in self._asdict().items()}
+        """Value and stderr for JSON, with null for what is not finite."""
+        return {"value": _finite(self.value), "stderr": _finite(self.stderr)}
+
+    def record_with_interval(self) -> dict[str, float | None]:
+        """As `record`, with the ends of the interval as `low` and `high`."""
+        low, high = self.interval()
+        return {**self.record(), "low": _finite(low), "high": _finite(high)}
+
+    def interval(self) -> tuple[float, float]:
+        """Of Student's t at CONFIDENCE; nan where the standard error is."""
+        if not math.isfinite(self.stderr):
+            return math.nan, math.nan
+        from scipy.special import stdtrit  # takes long to import
+
+        half_width = float(stdtrit(min(self.df, 1e9), (1 + CONFIDENCE) / 2)) * self.stderr
+        return self.value - half_width, self.value + half_width
 
     def scaled(self, factor: float) -> "SampleEstimate":
-        return SampleEstimate(self.value * factor, self.stderr * abs(factor))
+        return SampleEstimate(self.value * factor, self.stderr * abs(factor), self.df)
 
     def exponential(self) -> "SampleEstimate":
         """The perplexity of a mean loss in nats, its error by the delta method; inf beyond the range of floats."""
         value = math.exp(self.value) if self.value < 700 else math.inf
-        return SampleEstimate(value, value * self.stderr)
+        return SampleEstimate(value, value * self.stderr, self.df)
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
 
 
 def mean(values: np.ndarray) -> SampleEstimate:
     """values: (n,), independent of each other."""
     values = np.asarray(values, dtype=np.float64)
     spread = values.std(ddof=1) if len(values) > 1 else math.nan
-    return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))))
+    return SampleEstimate(float(values.mean()), float(spread / math.sqrt(len(values))), len(values) - 1)
+
+
+def weighted_mean(estimates: Sequence[SampleEstimate], weights: Sequence[float]) -> SampleEstimate:
+    """sum(weight * value) / sum(weight) of independent estimates.
+
+    The degrees of freedom are those of Welch and Satterthwaite (Satterthwaite 1946, Biometrics Bulletin 2).
+    """
+    shares = [weight / sum(weights) for weight in weights]
+    variances = [(share * estimate.stderr) ** 2 for share, estimate in zip(shares, estimates)]
+    variance = sum(variances)
+    uncertainty = sum(part**2 / max(estimate.df, 1) for part, estimate in zip(variances, estimates))
+    return SampleEstimate(
+        sum(share * estimate.value for share, estimate in zip(shares, estimates)),
+        math.sqrt(variance),
+        variance**2 / uncertainty if uncertainty else math.inf,
+    )
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
@@ -48,4 +97,4 @@ def ratio(numerators: np.ndarray, denominators: np.ndarray) -> SampleEstimate:
     value = numerators.sum() / total
     residuals = numerators - value * denominators
     scale = math.sqrt(n / (n - 1)) if n >= FEWEST_BLOCKS else math.nan
-    return SampleEstimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total))
+    return SampleEstimate(float(value), float(scale * math.sqrt(np.square(residuals).sum()) / total), n - 1)

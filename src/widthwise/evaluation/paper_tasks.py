@@ -1,18 +1,13 @@
-"""The papers' tasks by the names of their tables, with the metrics they print.
+"""A paper's set of tasks and texts, its table, and what of it cannot be had."""
 
-`variable-width`: Tables 3 and 5 of arXiv:2606.18246, lm-evaluation-harness without examples, normalised accuracy where
-the harness has it. `hourglass`: the downstream columns of Table 4 of arXiv:2602.06471, whose metrics are those of the
-evaluators in OLMo's training code.
-"""
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from widthwise.config_io import UserError, nearest_hint
+from widthwise.evaluation.estimate import Metrics, SampleEstimate, weighted_mean
 
-QUESTION_ANSWER = "\nAnswer: "
+UNITS = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
+"""Metrics from 0 to 1 that are averaged over tasks; a filter of lm-evaluation-harness may follow behind a comma."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +18,10 @@ class LocalFile:
     """Name of the file without `.jsonl`."""
     delimiter: str = " "
     """Between question and answer, so that the text is that of lm-evaluation-harness as nearly as the file allows."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.stem}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -36,72 +35,105 @@ class PaperTask:
     local: LocalFile | None = None
     n_items: int | None = None
     """As the paper counts them."""
+    absence: str = ""
+    """Why the harness cannot be asked, where it cannot."""
 
     @property
-    def is_accuracy(self) -> bool:
-        return self.metric in ("acc", "acc_norm")
+    def is_averaged(self) -> bool:
+        return self.metric.partition(",")[0] in UNITS
 
 
-SUITES: dict[str, tuple[PaperTask, ...]] = {
-    "variable-width": (
-        PaperTask("ARC-C", "acc_norm", "arc_challenge", LocalFile("arc_challenge", QUESTION_ANSWER), 1172),
-        PaperTask("ARC-E", "acc_norm", "arc_easy", LocalFile("arc_easy", QUESTION_ANSWER), 2376),
-        PaperTask("BoolQ", "acc", "boolq", LocalFile("boolq", QUESTION_ANSWER), 3270),
-        PaperTask("COPA", "acc", "copa", LocalFile("copa"), 100),
-        PaperTask("HellaSwag", "acc_norm", "hellaswag", LocalFile("hellaswag"), 10042),
-        PaperTask("LAMBADA", "acc", "lambada_openai", LocalFile("lambada_openai"), 5153),
-        PaperTask("OBQA", "acc_norm", "openbookqa", LocalFile("openbook_qa"), 500),
-        PaperTask("PIQA", "acc_norm", "piqa", LocalFile("piqa", "Answer: "), 1838),
-        PaperTask("RACE", "acc", "race", None, 1045),
-        PaperTask("SciQ", "acc_norm", "sciq", None, 1000),
-        PaperTask("WinoGrande", "acc", "winogrande", LocalFile("winogrande"), 1267),
-        PaperTask("LAMBADA perplexity", "perplexity", "lambada_openai", LocalFile("lambada_openai"), 5153),
-        PaperTask("WikiText perplexity", "word_perplexity", "wikitext", None, 62),
-    ),
-    "hourglass": (
-        PaperTask("Arc Easy", "acc", "arc_easy", LocalFile("arc_easy", QUESTION_ANSWER)),
-        PaperTask("HellaSwag", "acc_norm", "hellaswag", LocalFile("hellaswag")),
-        PaperTask("PIQA", "acc_norm", "piqa", LocalFile("piqa", "Answer: ")),
-        PaperTask("SciQ", "acc", "sciq"),
-        # The harness has letters to choose from, OLMo the answers themselves.
-        PaperTask("CommonsenseQA", "acc_norm", None),
-        # Called perplexities in the paper; they are what their metric says, as in OLMo.
-        PaperTask("TriviaQA (PPL)", "nats_per_character", None, LocalFile("trivia_qa_wiki_ppl")),
-        PaperTask("NaturalQS (PPL)", "nats_per_character", None, LocalFile("natural_qs_open_ppl")),
-    ),
-}
+@dataclass(frozen=True)
+class Suite:
+    """What a paper evaluates."""
 
-Metrics = Mapping[str, Mapping[str, float | None]]
-"""Metric -> value and stderr."""
+    name: str
+    tasks: tuple[PaperTask, ...]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """The paper's name of each text -> the stem of its file."""
+    text_rows: Mapping[str, str] = field(default_factory=dict)
+    """Row of the table -> its metric among the means over all texts."""
+    prints_average: bool = True
+    """Whether the paper prints the average over tasks."""
+    has_unknown_weights: bool = False
+    """Whether the paper weights its average and does not say how; here all tasks count the same unless weights are
+    given."""
 
-
-def suite_named(name: str) -> tuple[PaperTask, ...]:
-    """Raises UserError for an unknown name."""
-    if name not in SUITES:
-        raise UserError(f"suite: got {name!r}; {nearest_hint(name, SUITES)}")
-    return SUITES[name]
+    @property
+    def averaged(self) -> list[str]:
+        """The names of the tasks that are averaged."""
+        return [task.name for task in self.tasks if task.is_averaged]
 
 
 def suite_table(
-    tasks: tuple[PaperTask, ...], local: Mapping[str, Metrics], lm_eval: Mapping[str, Metrics]
+    suite: Suite,
+    local: Mapping[str, Metrics],
+    lm_eval: Mapping[str, Metrics],
+    text_means: Metrics | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """A row for each column of the paper's table, and under `average_accuracy` the mean of its accuracies.
+    """`rows`, one for each column of the paper's table, and `average`, over the tasks with a result.
 
-    local: by the stem of the file; lm_eval: by task. The source of a row without a result is "not evaluated"; with one
-    accuracy missing there is no average.
+    local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None where one is missing;
+    weights: of tasks by name, 1 where not given. The source of a row without a result is "not evaluated". The average
+    says how many tasks it is over, of how many, and which are missing; it is None where no task has a result.
     """
-    rows = [_row(task, local, lm_eval) for task in tasks]
-    accuracies = [row["value"] for row, task in zip(rows, tasks) if task.is_accuracy]
-    complete = all(value is not None for value in accuracies)
-    return {"rows": rows, "average_accuracy": fmean(accuracies) if complete else None}
+    rows = [_row(task, local, lm_eval) for task in suite.tasks]
+    averaged = [row for row, task in zip(rows, suite.tasks) if task.is_averaged]
+    means = text_means or {}
+    for name, metric in suite.text_rows.items():
+        source = f"mean of {len(suite.texts)} texts" if metric in means else "not evaluated"
+        rows.append(_filled({"name": name, "metric": metric, "source": source, "paper_items": None}, means))
+    return {"name": suite.name, "rows": rows, "average": _average(suite, averaged, weights or {})}
 
 
 def _row(task: PaperTask, local: Mapping[str, Metrics], lm_eval: Mapping[str, Metrics]) -> dict[str, Any]:
+    found, source = {}, "not evaluated"
     if task.local is not None and task.local.stem in local:
-        found, source = local[task.local.stem], f"{task.local.stem}.jsonl"
+        found, source = local[task.local.stem], task.local.name
     elif task.lm_eval is not None and task.lm_eval in lm_eval:
         found, source = lm_eval[task.lm_eval], f"lm-eval {task.lm_eval}"
-    else:
-        found, source = {}, "not evaluated"
-    estimate = found.get(task.metric, {"value": None, "stderr": None})
-    return {"name": task.name, "metric": task.metric, "source": source, "paper_items": task.n_items, **estimate}
+    return _filled({"name": task.name, "metric": task.metric, "source": source, "paper_items": task.n_items}, found)
+
+
+def _filled(row: dict[str, Any], found: Metrics) -> dict[str, Any]:
+    return row | dict(found.get(row["metric"], {"value": None, "stderr": None}))
+
+
+def _average(suite: Suite, rows: Sequence[dict[str, Any]], weights: Mapping[str, float]) -> dict[str, Any] | None:
+    answered = [row for row in rows if row["value"] is not None]
+    if not answered:
+        return None
+    estimates = [SampleEstimate.of_record(row) for row in answered]
+    of_rows = [weights.get(row["name"], 1.0) for row in answered]
+    return {
+        **weighted_mean(estimates, of_rows).record(),
+        "n_tasks": len(answered),
+        "n_tasks_of_suite": len(rows),
+        "missing": [row["name"] for row in rows if row["value"] is None],
+        "weights": {row["name"]: weight for row, weight in zip(answered, of_rows)},
+        "is_printed": suite.prints_average,
+        "has_unknown_weights": suite.has_unknown_weights,
+    }
+
+
+def missing_parts(
+    suite: Suite, files: Sequence[str] | None, texts: Sequence[str], asked: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """What of the suite cannot be had, and why.
+
+    files: the stems of the task files at hand, None: the harness is asked for whatever it has; texts: the stems of
+    the texts at hand; asked: tasks of the harness that are asked for anyway.
+    """
+    for task in suite.tasks:
+        is_asked = task.lm_eval is not None and (files is None or task.lm_eval in asked)
+        if is_asked or (task.local is not None and task.local.stem in (files or ())):
+            continue
+        reasons = []
+        if files is not None:
+            reasons.append("no file of it is known" if task.local is None else f"no {task.local.name}")
+        reasons.append(task.absence if task.lm_eval is None else f"--tasks {task.lm_eval} is not asked for")
+        yield task.name, " and ".join(reasons)
+    for name, stem in suite.texts.items():
+        if stem not in texts:
+            yield name, f"no text {stem}"

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,17 @@ import pydantic
 from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
-from widthwise.evaluation.local_tasks import EncodedTask, LocalTask, encode_task, load_task, score_task
+from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
+from widthwise.evaluation.means import text_means
 from widthwise.evaluation.pairing import task_differences, text_differences
-from widthwise.evaluation.paper_tasks import PaperTask, suite_named, suite_table
+from widthwise.evaluation.paper_suites import suite_named
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
 from widthwise.runs.environment import environment
 from widthwise.runs.scored import Scored, load_scored
 from widthwise.runs.scoring import ScoringOptions
+from widthwise.runs.suite_plan import SuitePlan, plan_suite
 
 
 class EvaluationConfig(ScoringOptions):
@@ -37,9 +39,13 @@ class EvaluationConfig(ScoringOptions):
     num_fewshot: pydantic.NonNegativeInt | None = None
     """Examples before each question of those; what a task says where not given."""
     suite: str | None = None
-    """A paper's table; see `evaluation.paper_tasks`."""
+    """A paper's table; see `evaluation.paper_suites`."""
     local: str | None = None
     """Folder of task files, from which the suite is answered without lm-evaluation-harness."""
+    partial: bool = False
+    """Whether a suite may be answered in part; its average is marked then."""
+    weights: dict[str, pydantic.PositiveFloat] = pydantic.Field(default_factory=dict)
+    """Of texts and of the suite's tasks in their means, by name; 1 where not given."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
     stride: pydantic.PositiveInt | None = None
@@ -55,6 +61,8 @@ class EvaluationConfig(ScoringOptions):
             suite_named(self.suite)
         if self.local is not None and self.suite is None:
             raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
+        if self.partial and self.suite is None:
+            raise ValueError("partial: got true without a suite, and has no effect on the rest")
         asks_harness = bool(self.tasks) or (self.suite is not None and self.local is None)
         reads_text = bool(self.texts or self.data) or self.names_nothing
         for key, has_effect, needed in (
@@ -86,27 +94,31 @@ def evaluate_run(
     reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
-    suite = () if config.suite is None else suite_named(config.suite)
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
-    suite_files = _suite_files(suite, config)
+    suite = None
+    if config.suite is not None:
+        read = [*config.texts, *config.data]
+        suite = plan_suite(config.suite, config.local, read, config.tasks, config.limit, config.partial)
+        for part in suite.missing:
+            say(f"{config.suite}: without {part}")
     scored = load_scored(path, config.device, step)
     for damage in scored.damages:
         say(damage)
     scorer = config.scorer(scored)
+    suite_files = [] if suite is None else suite.files
     encoded, encoded_suite = ({task.name: encode_task(scorer, task) for task in of} for of in (task_files, suite_files))
-    texts = {}
-    for name, score in _texts(scored, scorer, config).items():
+    texts, readings = {}, _texts(scored, scorer, config)
+    _check_weights(config.weights, readings, suite)
+    for name, score in readings.items():
         say(f"reading {name}")
         texts[name] = score().record()
     tasks = _local_results(scorer, encoded, say)
     of_suite = _local_results(scorer, encoded_suite, say)
-    names = list(config.tasks)
-    if config.local is None:
-        names += [task.lm_eval for task in suite if task.lm_eval is not None]
+    names = [*config.tasks, *([] if suite is None else suite.harness)]
     harness = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
-    local = {name: task["metrics"] for name, task in of_suite.items()}
+    of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
     return {
         "run": str(path),
         "step": scored.step,
@@ -117,9 +129,10 @@ def evaluate_run(
         "stride": config.stride or scorer.max_length,
         "precision": config.precision_of(scored),
         "texts": texts,
+        "text_means": text_means(of_texts, config.weights),
         "tasks": tasks | {f"{config.suite}/{name}": task for name, task in of_suite.items()},
         "lm_eval": harness,
-        "suite": {"name": config.suite, **suite_table(suite, local, harness)} if suite else None,
+        "suite": None if suite is None else suite.table(local, harness, of_texts, config.weights),
         "damages": list(scored.damages),
         "environment": environment(),
     }
@@ -159,18 +172,12 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
     return score_stream(scorer, data.held_out.tokens(0, n_tokens), stride, str(data.path))
 
 
-def _suite_files(suite: tuple[PaperTask, ...], config: EvaluationConfig) -> list[LocalTask]:
-    """The suite's files that are in the folder. Raises UserError where there are none."""
-    if config.local is None:
-        return []
-    folder = Path(config.local)
-    wanted = {task.local.stem: task.local for task in suite if task.local is not None}
-    paths = {folder / f"{stem}.jsonl": local.delimiter for stem, local in wanted.items()}
-    found = {path: delimiter for path, delimiter in paths.items() if path.is_file()}
-    if not found:
-        names = ", ".join(path.name for path in paths)
-        raise UserError(f"{folder}: holds no file of the suite {config.suite}; expected {names}")
-    return [load_task(path, delimiter, config.limit) for path, delimiter in found.items()]
+def _check_weights(weights: Mapping[str, float], texts: Collection[str], suite: SuitePlan | None) -> None:
+    """Raises UserError for the weight of something that is not averaged."""
+    names = [*texts, *([] if suite is None else suite.suite.averaged)]
+    wrong = next((name for name in weights if name not in names), None)
+    if wrong is not None:
+        raise UserError(f"weights: got one of {wrong!r}; averaged are {', '.join(names) or 'no texts or tasks'}")
 
 
 def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[[str], None]) -> dict[str, Any]:
