@@ -49,7 +49,9 @@ def both(runs: Path) -> Analysis:
 
 def numbers(model: AnalysedModel) -> dict[str, Any]:
     return {
-        key: value for key, value in model.to_data().items() if key not in ("name", "source", "kind", "step", "tokens")
+        key: value
+        for key, value in model.to_data().items()
+        if key not in ("name", "source", "kind", "step", "tokens", "run")
     }
 
 
