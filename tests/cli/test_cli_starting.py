@@ -94,7 +94,10 @@ def test_the_schema_refuses_a_value_of_another_type_and_an_unknown_kind(schema: 
 
 def test_keys_are_explained(schema: Any) -> None:
     train = schema.schema["$defs"]["TrainConfig"]["properties"]
-    assert train["steps"]["description"] == "Optimizer steps of the run."
+    assert (
+        train["steps"]["description"]
+        == "Optimizer steps of the run; or `{training_flops: 1e15}`, from which they follow."
+    )
 
 
 @pytest.mark.parametrize(

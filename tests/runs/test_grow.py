@@ -283,6 +283,16 @@ def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source:
     assert tokens[-1] == last["tokens"]
 
 
+def test_a_budget_of_flops_counts_what_the_run_has_spent(source: Source, tmp_path: Path) -> None:
+    scratch = wanted_recipe(source, None, WIDER)
+    per_step = scratch.training_flops / scratch.train.steps
+    budget = source.spent.training_flops + 7.4 * per_step
+    recipe = wanted_recipe(source, None, (*WIDER, f"train.steps={{training_flops: {budget!r}}}"))
+    assert recipe.train.steps == STEP + 7
+    with pytest.raises(UserError, match="those before step 5 take"):
+        wanted_recipe(source, None, (*WIDER, f"train.steps={{training_flops: {source.spent.training_flops!r}}}"))
+
+
 def test_a_finished_run_grows_and_is_told_to_need_more_steps(finished: Path, tmp_path: Path) -> None:
     source = Source.of(finished)
     found = grown(source, tmp_path / "grown", *WIDER)

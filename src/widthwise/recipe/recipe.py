@@ -15,6 +15,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import dynamic_layers
+from widthwise.recipe.flop_budget import Steps, with_steps_solved
 from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
@@ -33,8 +34,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 class TrainConfig(Config):
     """How long, how much at a time, and what to keep."""
 
-    steps: pydantic.PositiveInt
-    """Optimizer steps of the run."""
+    steps: Steps
+    """Optimizer steps of the run; or `{training_flops: 1e15}`, from which they follow."""
     batch_size: Count
     """Sequences per optimizer step, over all processes."""
     micro_batch_size: Count | None = None
@@ -137,6 +138,11 @@ class Recipe(Config):
     """Moments at which the model becomes a larger one that computes the same, first to last."""
     rewarmup: Rewarmup | None = None
     """Written by `widthwise grow` for the run that it makes."""
+
+    @pydantic.model_validator(mode="wrap")
+    @classmethod
+    def _solve_steps(cls, data: Any, read: pydantic.ModelWrapValidatorHandler[Self]) -> Self:
+        return with_steps_solved(data, read)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         copied = super().model_copy(update=update, deep=deep)

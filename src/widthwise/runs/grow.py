@@ -12,12 +12,13 @@ from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
+from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
-from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, pending
 from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
-from widthwise.yaml_io import apply_overrides
+from widthwise.yaml_io import apply_overrides, read_recipe
 
 OF_ALL_LAYERS = {"d_model"} | (ModelTemplate.model_fields.keys() - ModelConfig.model_fields.keys())
 """Keys that describe all layers at once; a model with every layer written out has none of them."""
@@ -50,13 +51,25 @@ DEFAULT = GrowOptions()
 def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes = SAME_SIZES) -> Recipe:
     """The recipe of a file, or that of the run at its checkpoint with other sizes; with changes `a.b=c`.
 
-    Raises UserError.
+    A budget of training FLOPs in it is that of the grown run, with what the run has spent. Raises UserError.
     """
+    data, where = _wanted_data(source, to, overrides, sizes)
+    recipe, budget = parse_recipe(data, where), FlopBudget.of(data)
+    if budget is None:
+        return recipe
+    steps = budget.steps(recipe, source.step, source.spent.training_flops)
+    return checked_copy(recipe, "recipe", train=recipe.train.model_copy(update={"steps": steps}))
+
+
+def _wanted_data(
+    source: Source, to: Path | None, overrides: Sequence[str], sizes: NewSizes
+) -> tuple[dict[str, Any], str]:
+    """The data of that recipe, and where they are from."""
     if to is not None:
         if sizes != SAME_SIZES:
             named = next(name for name, size in vars(sizes).items() if size)
             raise UserError(f"--to: conflicts with --{named.replace('_', '-')}; a recipe has sizes of its own")
-        return load_recipe(to, overrides)
+        return read_recipe(to, overrides), str(to)
     if sizes == SAME_SIZES and not overrides:
         raise UserError(
             "grow: got nothing to grow to; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
@@ -67,7 +80,7 @@ def wanted_recipe(source: Source, to: Path | None, overrides: Sequence[str], siz
     for override in overrides:
         _check_override(override, source)
     apply_overrides(data, overrides)
-    return parse_recipe(data, f"{source.run.path}/config.yaml")
+    return data, f"{source.run.path}/config.yaml"
 
 
 def grow_run(
