@@ -301,7 +301,7 @@ def _random_residual(rng: Random, quantum: int, d_model: int, widths: list[int])
     if rng.random() < 0.6:
         return {
             "kind": "plain",
-            "resize": rng.choice(["carry", "carry", "zero", "projection"]),
+            "resize": rng.choice(["carry", "carry", "zero", "projection", "full_projection"]),
             "multiplier": multiplier,
         }
     n_owned, n_fractions = max(d_model, *widths) // quantum, d_model // quantum

@@ -91,6 +91,10 @@ CASES = {
         shaped(NARROW, residual={"kind": "plain", "resize": "projection"}),
         lambda m: expansions.widen_stream(m, 2),
     ),
+    "stream_projected_whole": (
+        shaped(NARROW, residual={"kind": "plain", "resize": "full_projection"}),
+        lambda m: expansions.widen_stream(m, 2),
+    ),
     "narrow_layer": (shaped(NARROW), lambda m: expansions.widen_layers(m, {1: 10})),
     "narrow_layer_behind_norms": (shaped(NARROW, **REORDERED), lambda m: expansions.widen_layers(m, {1: 10})),
     "narrow_layer_of_slots": (shaped(NARROW, **SLOTS), lambda m: expansions.widen_layers(m, {1: 12})),

@@ -156,7 +156,7 @@ def test_layers_between_the_widths_beside_them_can_be_added_whatever_resizing_do
     plan_growth(config, *expansions.add_layers(config, [position], like))
 
 
-@pytest.mark.parametrize("resize", ["zero", "projection"])
+@pytest.mark.parametrize("resize", ["zero", "projection", "full_projection"])
 @pytest.mark.parametrize(("widths", "position", "like"), [([8, 12, 12], 2, 0), ([12, 8, 8], 2, 0), ([12, 8], 2, 0)])
 def test_layers_that_would_resize_otherwise_are_refused(resize, widths, position, like):
     config = shaped(widths, residual={"kind": "plain", "resize": resize}, d_model=widths[0])

@@ -441,6 +441,7 @@ class TestOtherFunctions:
             ),
             ({"residual": {"kind": "plain", "resize": "zero"}}, [12, 16, 12], "residual.resize: got zero; a layer"),
             ({"residual": {"kind": "plain", "resize": "projection"}}, [12, 16, 12], "residual.resize: got projection"),
+            ({"residual": {"kind": "plain", "resize": "full_projection"}}, [12, 16, 12], "resize: got full_projection"),
         ],
     )
     def test_streams_that_cannot_grow_are_refused(self, changes, widths, message):

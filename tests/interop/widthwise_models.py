@@ -41,6 +41,11 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "embedding_multiplier": 1.5,
             "logit_multiplier": 0.6,
         },
+        "full_projection": {
+            "shape": {**x, "endpoints": "full"},
+            "attention": {"head_dim": head_dim},
+            "residual": {"kind": "plain", "resize": "full_projection"},
+        },
         "reordered": {
             **shaped,
             "norm": {"placement": "reordered"},

@@ -24,17 +24,14 @@ def carried(past: list[Tensor], width: int) -> Tensor:
 
 
 def resized(past: list[Tensor], width: int, resize: str, layer) -> Tensor:
-    """The input of a layer of `width` coordinates, by the three methods of the paper's Table 4."""
+    """The input of a layer of `width` coordinates, by the methods of the paper's Table 4 and footnote 10."""
     last = past[-1]
     if resize == "carry" or width <= last.shape[-1]:
         return carried(past, width)
-    n_new = width - last.shape[-1]
-    new = (
-        last @ layer.attention_residual.resize.w_widen.weight.T
-        if resize == "projection"
-        else last.new_zeros(*last.shape[:-1], n_new)
-    )
-    return torch.cat((last, new), dim=-1)
+    if resize == "zero":
+        return torch.cat((last, last.new_zeros(*last.shape[:-1], width - last.shape[-1])), dim=-1)
+    projected = last @ layer.attention_residual.resize.w_widen.weight.T
+    return projected if resize == "full_projection" else torch.cat((last, projected), dim=-1)
 
 
 def norm(x: Tensor, gain: Tensor, eps: float, divisor: int) -> Tensor:

@@ -208,7 +208,7 @@ def residuals(draw, d_model: int, quantum: int) -> dict:
     """Any residual for layers of up to six quanta."""
     multiplier = draw(st.sampled_from([1.0, 0.22]))
     if draw(st.booleans()):
-        resize = draw(st.sampled_from(["carry", "zero", "projection"]))
+        resize = draw(st.sampled_from(["carry", "zero", "projection", "full_projection"]))
         return {"kind": "plain", "resize": resize, "multiplier": multiplier}
     n_fractions = d_model // quantum
     n_slots = draw(st.sampled_from([None, 6, 7, 6 * n_fractions]))

@@ -97,7 +97,7 @@ def fp32_updates(resolved: ModelConfig) -> int:
     return sum(layer.d_out for layer in resolved.layers if len(layer.ffn.hidden_widths) > 1)
 
 
-@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
 @pytest.mark.parametrize(
     ("shape", "endpoints"), [("x", "slim"), ("zigzag", "full"), ("diamond", "slim"), ("growing", "full")]
 )

@@ -46,13 +46,13 @@ def assert_equals_literal(model: Decoder, tokens: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
-@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
 def test_decoder_equals_the_papers_equation_for_every_shape_and_resize(shape, endpoints, resize):
     model = decoder(config(shape, endpoints, residual={"kind": "plain", "resize": resize, "multiplier": 0.7}))
     assert_equals_literal(model, random_tokens(2, 5))
 
 
-@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
 def test_the_head_reads_what_the_last_layer_wide_enough_wrote(resize):
     """Behind layers that widened in between and filled their own coordinates otherwise."""
     resolved = config("zigzag", d_model=40, residual={"kind": "plain", "resize": resize})
@@ -86,7 +86,7 @@ def test_an_unowned_coordinate_changes_only_when_a_wide_layer_writes_it():
     assert [state.shape[-1] for state in states] == [D_MODEL, *WIDTHS["zigzag"][:-1], D_MODEL]
 
 
-@pytest.mark.parametrize("resize", ["carry", "zero", "projection"])
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
 def test_resizes_differ_only_where_a_layer_widens(resize):
     tokens = random_tokens(2, 5)
     narrowing = [
@@ -102,11 +102,12 @@ def test_resizes_differ_only_where_a_layer_widens(resize):
         assert (widening[0] - widening[1]).abs().max() > 1e-3
 
 
-def test_projection_has_one_matrix_for_every_widening():
-    model = decoder(config("zigzag", "full", residual={"kind": "plain", "resize": "projection"}))
+@pytest.mark.parametrize("resize", ["projection", "full_projection"])
+def test_projection_has_one_matrix_for_every_widening(resize):
+    model = decoder(config("zigzag", "full", residual={"kind": "plain", "resize": resize}))
     arriving = [D_MODEL, *WIDTHS["zigzag"][:-1]]
     expected = {
-        f"layers.{i}.attention_residual.resize.w_widen.weight": (width - before, before)
+        f"layers.{i}.attention_residual.resize.w_widen.weight": (width - (resize == "projection") * before, before)
         for i, (before, width) in enumerate(zip(arriving, WIDTHS["zigzag"], strict=True))
         if width > before
     }

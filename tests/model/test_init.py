@@ -45,6 +45,17 @@ def test_standard_deviations_are_the_papers():
         assert abs(kurtosis - 3) < 0.25 + 30 / math.sqrt(n), name
 
 
+@pytest.mark.parametrize("resize", ["projection", "full_projection"])
+def test_projections_of_the_release_start_as_torch_starts_them(resize):
+    residual = {"kind": "plain", "resize": resize, "projections": "as_released"}
+    model = build(parse(ModelTemplate, PAPER | {"residual": residual}).resolve(8), seed=1)
+    for layer in (3, 4):
+        weight = model.layers[layer].attention_residual.resize.w_widen.weight
+        limit = 1 / math.sqrt(PAPER["shape"]["widths"][layer - 1])
+        assert 0.99 * limit < weight.abs().max() <= limit
+        assert abs(weight.std().item() / (limit / math.sqrt(3)) - 1) < 5 / math.sqrt(weight.numel())
+
+
 def test_depth_scaling_can_be_turned_off():
     stds = {}
     for depth_scaled in (True, False):

@@ -122,6 +122,19 @@ def test_groups_are_the_papers():
     assert all(name.startswith("layers.") for name in groups["matrices"].names)
 
 
+def test_projections_of_the_release_learn_at_the_full_rate_and_decay():
+    changes = {"residual": {"kind": "plain", "resize": "projection", "projections": "as_released"}}
+    groups = grouped_parameters(build(config("zigzag", "full", **changes, **RECIPE), 0))
+    (widening,) = (group for group in groups if any("w_widen" in name for name in group.names))
+    assert all("w_widen" in name for name in widening.names)
+    assert (widening.name, widening.lr_factor, widening.decays, widening.are_hidden_matrices) == (
+        "tables",
+        1,
+        True,
+        True,
+    )
+
+
 def test_a_tied_head_is_in_the_group_of_the_embedding():
     groups = {group.name: group for group in grouped_parameters(build(config("x", tie_embeddings=True), 0))}
     assert groups["tables"].names == ("embedding.weight",)

@@ -22,7 +22,7 @@ from widthwise.model.residual.interface import RESIDUALS, SlotLayout
 
 D_MODEL = 20
 OPTIONS = {
-    "plain": [{}, {"resize": "zero"}, {"resize": "projection", "multiplier": 0.22}],
+    "plain": [{}, {"resize": "zero"}, {"resize": "projection", "multiplier": 0.22}, {"resize": "full_projection"}],
     "hyper_connections": [
         {"slot_width": 4},
         {"n_fractions": 5, "n_slots": 11, "embedding": "expand", "multiplier": 0.22},

@@ -210,6 +210,7 @@ def test_changes_to_single_layers():
             {"residual": {"kind": "hyper_connections", "n_fractions": 4, "n_slots": 3}},
             "model.residual.n_slots: got 3; must be at least the 4 blocks of 16",
         ),
+        ({"residual": {"kind": "plain", "projections": "as_released"}}, "residual: projections: got as_released"),
         ({"n_layers": 10**12}, "n_layers"),
     ],
 )

@@ -47,6 +47,19 @@ class Linear(Weight):
         return nn.functional.linear(x, self.weight, None if self.bias is None else self.bias())
 
 
+class UnscaledLinear(Linear):
+    """A Linear that starts as torch's do, whatever the widths of the model, and learns at the rate of the tables."""
+
+    def __init__(self, in_axes: Axes, out_axes: Axes):
+        super().__init__(in_axes, out_axes, start=_torchs_start)
+
+
+def _torchs_start(weight: Tensor, generator: torch.Generator) -> None:
+    """Fills it uniformly within 1 / sqrt(inputs)."""
+    limit = weight.shape[1] ** -0.5
+    weight.uniform_(-limit, limit, generator=generator)
+
+
 class Control(Linear):
     """A Linear whose output is no hidden state but controls what happens to one.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, Vector
+from widthwise.model.axes import Control, Embedding, Experts, Linear, Norm, Scale, UnscaledLinear, Vector
 from widthwise.model.decoder import Decoder
 from widthwise.model.positions_module import LearnedPositions
 
@@ -91,7 +91,7 @@ def _group_of(model: Decoder, name: str, owner: nn.Module, lr_follows_layer_widt
     """Name and lr_factor of the group that a parameter belongs to. owner: the module that holds it."""
     if isinstance(owner, (Norm, Vector)):
         return "gains", 1.0
-    if not isinstance(owner, Linear) or owner is model.head:
+    if not isinstance(owner, Linear) or isinstance(owner, UnscaledLinear) or owner is model.head:
         return "tables", 1.0
     lr_factor = 1 / model.config.init.width_multiplier
     if lr_follows_layer_width:

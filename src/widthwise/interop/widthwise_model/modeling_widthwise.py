@@ -138,15 +138,16 @@ class PlainResidual(nn.Module):
 
     The others keep what the last layer wide enough to own them left there.
     In front of a wider layer the coordinates that become its own stay as they are (`carry`), or become 0 (`zero`) or a
-    learned projection of the others (`projection`).
+    learned projection of the others (`projection`); with `full_projection` all that it reads become one.
     """
 
     def __init__(self, residual: dict[str, Any], d_before: int, d_read: int, d_write: int):
         super().__init__()
         self.d_before, self.d_read, self.multiplier = d_before, d_read, residual["multiplier"]
         self.resize = residual["resize"] if d_read > d_before else "carry"
-        if self.resize == "projection":
-            self.w_widen = nn.Linear(d_before, d_read - d_before, bias=False)
+        n_projected = {"projection": d_read - d_before, "full_projection": d_read}.get(self.resize)
+        if n_projected is not None:
+            self.w_widen = nn.Linear(d_before, n_projected, bias=False)
 
     @staticmethod
     def ends(config: Any) -> Ends:
@@ -156,8 +157,9 @@ class PlainResidual(nn.Module):
         """The input of the sublayer, and what `write` needs."""
         if self.resize != "carry":
             kept, widened = stream[..., : self.d_before], stream[..., self.d_before : self.d_read]
-            widened = self.w_widen(kept) if self.resize == "projection" else torch.zeros_like(widened)
-            stream = torch.cat((kept, widened.to(stream.dtype), stream[..., self.d_read :]), dim=-1)
+            widened = torch.zeros_like(widened) if self.resize == "zero" else self.w_widen(kept).to(stream.dtype)
+            pieces = (widened,) if self.resize == "full_projection" else (kept, widened)
+            stream = torch.cat((*pieces, stream[..., self.d_read :]), dim=-1)
         return stream[..., : self.d_read], stream
 
     def write(self, kept: Tensor, update: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 
+from widthwise.model.axis_sizes import Axes, size
 from widthwise.model.cost import Cost, linear
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import PrefixLayout, ResidualConfig, ResidualTemplate, register_residual
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from widthwise.model.residual.plain_module import PlainEntry, PlainExit, PlainResidual, Stream
 
 
-def widening_cost(d_before: int, d_after: int) -> Cost:
-    """The projection that fills the extra coordinates of a wider layer."""
+Resize = Literal["carry", "zero", "projection", "full_projection"]
+
+
+def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
+    """The coordinates that a layer of width d_after finds projected behind one of d_before: none, the extra or all."""
     if d_after <= d_before:
-        return Cost()
-    return linear(d_before, d_after - d_before) + Cost(activation_elements=d_before)
+        return {}
+    return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})
 
 
 class PlainResidualConfig(ResidualConfig, ResidualTemplate):
@@ -37,10 +41,22 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
     kept = ("resize",)
     is_sum = True
     kind: Literal["plain"] = "plain"
-    resize: Literal["carry", "zero", "projection"] = "carry"
-    """What a layer wider than its predecessor finds in the extra coordinates."""
+    resize: Resize = "carry"
+    """What a layer wider than its predecessor finds in the extra coordinates; with full_projection, in all."""
+    projections: Literal["as_matrices", "as_released"] = "as_matrices"
+    """How projections start and learn: as all hidden matrices, or as in the paper's release, which leaves them to
+    torch's start, uniform within 1 / sqrt(d_before), and gives them the rate of embedding and head."""
     multiplier: pydantic.PositiveFloat = 1.0
     """Factor of every update."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "PlainResidualConfig":
+        if self.projections != "as_matrices" and not self.resize.endswith("projection"):
+            raise ValueError(
+                f"projections: got {self.projections}; resize {self.resize} has none, only projection and "
+                "full_projection"
+            )
+        return self
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         return Cost()
@@ -52,12 +68,15 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
         pass
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
-        return widening_cost(d_before, d_read) if self.resize == "projection" else Cost()
+        axes = projected(self.resize, d_before, d_read)
+        return linear(d_before, size(axes)) + Cost(activation_elements=d_before) if axes else Cost()
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "PlainResidual":
-        from widthwise.model.residual.plain_module import RESIZES, PlainResidual
+        from widthwise.model.residual.plain_module import PROJECTIONS, RESIZES, PlainResidual
 
-        return PlainResidual(RESIZES[self.resize](d_before, d_read), d_write, self.multiplier)
+        axes = projected(self.resize, d_before, d_read)
+        projection = PROJECTIONS[self.projections]({"d_model": d_before}, axes) if axes else None
+        return PlainResidual(RESIZES[self.resize](d_read, projection), d_write, self.multiplier)
 
     def embedding_width(self, d_model: int) -> int:
         return d_model

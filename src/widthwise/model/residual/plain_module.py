@@ -1,12 +1,11 @@
 """The modules of the plain residual."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from widthwise.model.axes import Linear
+from widthwise.model.axes import Linear, UnscaledLinear
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface_module import Exit, Site
 
@@ -59,41 +58,55 @@ class Stream(NamedTuple):
 class Carry(nn.Module):
     """A wider layer finds in the extra coordinates what the last layer wide enough left there. The paper's default."""
 
-    def __init__(self, d_before: int, d_after: int):
+    def __init__(self, d_after: int, projection: Linear | None):
+        """projection: from the prefix before a wider layer, for a resize that has one."""
         super().__init__()
         self.d_after = d_after
+        if projection is not None:
+            self.w_widen = projection
 
     def forward(self, stream: Stream) -> Stream:
+        return self.widened(stream) if self.d_after > stream.width else stream.narrow(self.d_after)
+
+    def widened(self, stream: Stream) -> Stream:
+        """The stream in front of a wider layer."""
         return stream.carry_to(self.d_after)
 
 
 class Zero(Carry):
     """A wider layer finds zeros in the extra coordinates. "Zero padding" in the paper's Table 4."""
 
-    def forward(self, stream: Stream) -> Stream:
-        return _widen_with(stream, self.d_after, stream.zeros)
+    def widened(self, stream: Stream) -> Stream:
+        return _with_prefix(stream, torch.cat((stream.prefix, stream.zeros(self.d_after - stream.width)), dim=-1))
 
 
 class Projection(Carry):
     """A wider layer finds a learned projection of the prefix in the extra coordinates. "Projection" in Table 4."""
 
-    def __init__(self, d_before: int, d_after: int):
-        super().__init__(d_before, d_after)
-        if d_after > d_before:
-            self.w_widen = Linear({"d_model": d_before}, {"d_widened": d_after - d_before})
-
-    def forward(self, stream: Stream) -> Stream:
-        return _widen_with(stream, self.d_after, lambda n: self.w_widen(stream.prefix))
+    def widened(self, stream: Stream) -> Stream:
+        return _with_prefix(stream, torch.cat((stream.prefix, self.w_widen(stream.prefix)), dim=-1))
 
 
-def _widen_with(stream: Stream, width: int, new_coordinates: Callable[[int], Tensor]) -> Stream:
-    if width <= stream.width:
-        return stream.narrow(width)
-    _, rest = stream.unpark(width - stream.width)
-    return Stream(torch.cat((stream.prefix, new_coordinates(width - stream.width)), dim=-1), rest.parked)
+class FullProjection(Carry):
+    """A wider layer finds a learned projection of the prefix in all its coordinates. Footnote 10 of the paper."""
+
+    def widened(self, stream: Stream) -> Stream:
+        return _with_prefix(stream, self.w_widen(stream.prefix).to(stream.prefix.dtype))
 
 
-RESIZES: dict[str, type[Carry]] = {"carry": Carry, "zero": Zero, "projection": Projection}
+def _with_prefix(stream: Stream, prefix: Tensor) -> Stream:
+    """The stream with a wider prefix, in place of what was parked there."""
+    _, rest = stream.unpark(prefix.shape[-1] - stream.width)
+    return Stream(prefix, rest.parked)
+
+
+RESIZES: dict[str, type[Carry]] = {
+    "carry": Carry,
+    "zero": Zero,
+    "projection": Projection,
+    "full_projection": FullProjection,
+}
+PROJECTIONS: dict[str, type[Linear]] = {"as_matrices": Linear, "as_released": UnscaledLinear}
 
 
 class PlainEntry(nn.Module):
