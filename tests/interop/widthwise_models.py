@@ -87,6 +87,19 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "residual": {"kind": "hyper_connections", "n_slots": 2, "embedding": "expand"},
             "tie_embeddings": True,
         },
+        "slots_in_turn": {
+            "attention": grouped,
+            "residual": {
+                "kind": "hyper_connections",
+                "n_fractions": 3,
+                "n_slots": 6,
+                "writes": "own",
+                "scale": "numbers",
+                "read_init": "in_turn",
+                "embedding": "copies",
+                "reduce": "sum",
+            },
+        },
         "dynamic": {**shaped, "ffn": {"kind": "dynamic", "ratio": 1.5}},
         "dynamic_sliced": {
             **shaped,

@@ -24,16 +24,26 @@ def coefficients(site, state: State) -> list[list[Tensor]]:
     is written. A row depends on its own slot alone.
     """
     n, divisor = len(state), site.config.slot_norm_dim or state[0].shape[-1]
-    n_read = site.n_read
+    n_read, config = site.n_read, site.config
     table = []
     for i, slot in enumerate(state):
         values = site.static.weight.view(n, -1)[i]
-        if site.config.dynamic:
-            x = normalised(slot, site.config.eps, divisor) * site.norm.weight
-            projected = x @ site.dynamic.weight.T / math.sqrt(divisor)
-            values = values + site.scale.weight.view(n, -1)[i] * projected.tanh()
+        if config.dynamic:
+            x = normalised(slot, config.eps, divisor) * site.norm.weight
+            projected = x @ site.dynamic.weight.T
+            if config.scale == "numbers":
+                by_mixing, by_writing = site.scale.weight
+                values = values + torch.cat(
+                    (by_mixing * projected[..., : n_read + n].tanh(), by_writing * projected[..., n_read + n :].tanh()),
+                    dim=-1,
+                )
+            else:
+                values = values + site.scale.weight.view(n, -1)[i] * (projected / math.sqrt(divisor)).tanh()
         row = list(values.split(1, dim=-1))
         row[n_read + i] = row[n_read + i] + 1
+        if config.writes == "own":
+            taken = row.pop()
+            row += [taken if k == i % site.n_write else torch.zeros_like(taken) for k in range(site.n_write)]
         table.append(row)
     return table
 
@@ -64,6 +74,9 @@ def entered(model, rows: Tensor) -> State:
         case "pad":
             given = list(rows.split(b, dim=-1))
             return given + [torch.zeros_like(given[0])] * (n - len(given))
+        case "copies":
+            given = list(rows.split(b, dim=-1))
+            return given * (n // len(given))
         case "expand":
             return list((rows @ model.entry.w_expand.weight.T).split(b, dim=-1))
         case "slot":
@@ -85,6 +98,8 @@ def left(model, state: State) -> Tensor:
         )
         if residual.group_norm == "layer":
             flat = flat + model.exit.group_norm.bias.weight
+    if residual.reduce == "sum":
+        return sum(flat.split(d_model, dim=-1))
     weights = model.exit.reduce.w_reduce.weight
     if residual.reduce == "full":
         return flat @ weights.T

@@ -120,6 +120,15 @@ VARIANTS = {
 }
 """For layers of any widths."""
 
+AS_IN_THE_PAPERS = {
+    "read_init": "in_turn",
+    "writes": "own",
+    "scale": "numbers",
+    "embedding": "copies",
+    "reduce": "sum",
+}
+"""Of Hyper- and Frac-Connections."""
+
 OVER_WIDTH = {
     f"{m}_of_{n}{name}": {
         "residual": {"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options},
@@ -134,9 +143,12 @@ OVER_WIDTH = {
         (1, 1, "", {}, {}),
         (2, 3, "_static", {"dynamic": False, "multiplier": 0.22}, {}),
         (2, 4, "_padded", {"embedding": "pad"}, {"norm": {"placement": "reordered"}}),
+        (1, 3, "_as_in_the_paper", AS_IN_THE_PAPERS, {}),
+        (2, 6, "_in_turn", AS_IN_THE_PAPERS, {"tie_embeddings": True, "mtp": {"n_depths": 1}}),
+        (4, 4, "_as_in_the_paper", {**AS_IN_THE_PAPERS, "embedding": "direct"}, {}),
     ]
 }
-"""(m, n) of the virtual-width paper, for layers of one width."""
+"""(m, n) of the virtual-width paper, for layers of one width; m = 1 and m = n also as Hyper- and Frac-Connections."""
 
 CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) for name in OVER_WIDTH)]
 """Shapes and names for `variant`, every name once."""

@@ -188,8 +188,8 @@ class TestTokens:
             r"model: residual.write_init: got 'circular'; input should be 'tail_cyclic'",
         ),
         (
-            {"residual": {"rate": 2}},
-            r"model: residual.rate: unknown key of kind hyper_connections; allowed: dynamic, embedding",
+            {"residual": {"zeta": 2}},
+            r"model: residual.zeta: unknown key of kind hyper_connections; allowed: dynamic, embedding",
         ),
     ],
 )

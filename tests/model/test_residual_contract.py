@@ -7,7 +7,7 @@ import torch
 from expansions import add_layers, widen_stream
 from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
 from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
-from model_cases import config, decoder, random_tokens
+from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError, checked_copy, parse, to_data
 from widthwise.growth.bake.baked import bake_plan
@@ -31,6 +31,10 @@ OPTIONS = {
         {"slot_width": 4, "n_slots": 10, "embedding": "slot", "write_init": "slice", "group_norm": "layer"},
         {"slot_width": 4, "n_slots": 15, "dynamic": False, "reduce": "slot", "group_norm": "none"},
         {"slot_width": 4, "n_slots": 9, "dynamic": False, "embedding": "pad"},
+        {"slot_width": 4, "scale": "numbers"},
+        {"slot_width": 4, "n_slots": 10, **AS_IN_THE_PAPERS},
+        {"slot_width": 5, "n_slots": 9, "writes": "own", "reduce": "slot"},
+        {"n_slots": 11, **AS_IN_THE_PAPERS, "dynamic": False},
     ],
 }
 SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
@@ -51,6 +55,11 @@ def make(data: dict):
     template = parse(TEMPLATES[data["kind"]], data)
     widest = max(width for site in SITES for width in site)
     return template, template.at_widths(D_MODEL, [widest * template.quantum(D_MODEL), D_MODEL])
+
+
+def shape_for(data: dict, shape: str) -> str:
+    """A shape whose layers can share the residual."""
+    return "uniform" if data.get("writes") == "own" else shape
 
 
 def fill(module: torch.nn.Module) -> torch.nn.Module:
@@ -214,7 +223,7 @@ class TestEnds:
 )
 def test_decoder_of_every_variant(data, shape, endpoints):
     """Cost equals the built parameters, gradients reach all of them, cached decoding equals the full forward."""
-    resolved = config(shape, endpoints, residual=data)
+    resolved = config(shape_for(data, shape), endpoints, residual=data)
     built = parameters_by_part(on_meta(lambda: Decoder(resolved)))
     assert {part: cost.params for part, cost in resolved.costs().items()} == built
     model, tokens = decoder(resolved), random_tokens(2, 5)
@@ -230,7 +239,7 @@ def test_decoder_of_every_variant(data, shape, endpoints):
 class TestModel:
     def test_activation_bytes_are_those_autograd_keeps(self, data):
         """What two more sequences add: what does not follow the tokens is in both measurements."""
-        resolved = config("zigzag", residual=data)
+        resolved = config(shape_for(data, "zigzag"), residual=data)
         model = decoder(resolved, dtype=torch.float32)
 
         def measured(batch: int) -> int:
@@ -275,8 +284,9 @@ class TestModel:
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
     """Whatever is not kept must make no difference."""
-    models = [config("x", residual=case.values[0]) for case in CASES if case.values[0]["kind"] == kind]
-    for old in models[:3]:
+    cases = [case.values[0] for case in CASES if case.values[0]["kind"] == kind]
+    models = [config(shape_for(data, "x"), residual=data) for data in cases]
+    for old in (*models[:3], *models[-2:]):
         for residual in with_other_values(old.residual, [model.residual for model in models], set()):
             wanted = old.model_copy(update={"residual": residual})
             if is_valid(wanted):

@@ -53,9 +53,10 @@ class Decoder(nn.Module):
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
         self.positions = None if config.positions is None else config.positions.build(n_columns)
         self.entry = residual.build_entry(d_model)
-        self.layers = nn.ModuleList(
-            layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)
-        )
+        layers = [layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)]
+        for index, layer in enumerate(layers):
+            layer.take_place(index)
+        self.layers = nn.ModuleList(layers)
         self.exit = residual.build_exit(d_model, config.final_norm_width, config.final_norm)
         self.head = Linear({"d_model": d_model}, {"vocab_size": config.vocab_size})
         self.mtp = nn.ModuleList() if config.mtp is None else config.mtp.build(residual, d_model)

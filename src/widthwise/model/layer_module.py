@@ -24,6 +24,11 @@ class DecoderLayer(nn.Module):
         self.ffn_residual: Site = residual.build(config.d_model, config.d_model, config.d_out)
         self.ffn = config.ffn.build(config.d_model, config.d_out, config.ffn_norm_site)
 
+    def take_place(self, index: int) -> None:
+        """Is told how many layers come before it."""
+        self.attention_residual.take_place(2 * index)
+        self.ffn_residual.take_place(2 * index + 1)
+
     def forward(self, stream: Stream, context: PassContext, cache: LayerCache | None = None) -> tuple[Stream, Choices]:
         """The residual's stream -> the same kind of stream, rewritten in the coordinates this layer owns.
 

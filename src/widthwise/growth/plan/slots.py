@@ -25,7 +25,7 @@ def slot_plan(source: str, owner: Owner, stream: StreamMap, start: Draw, fresh: 
     old, new = owner.old_parent, owner.parent
     if not (isinstance(old, HyperConnection) and isinstance(new, HyperConnection)):
         return None
-    if isinstance(owner.new, Vector):
+    if isinstance(owner.new, Vector) and owner.new.out_axes == new.table:
         return table_plan(source, old, new, start)
     if isinstance(owner.new, Control):
         columns = stream.slot_read(owner.old.in_axes["slot_width"], owner.new.in_axes["slot_width"])

@@ -105,6 +105,31 @@ class Mixture(nn.Linear):
         return (self.weight.to(input.dtype) @ input.unflatten(-1, (-1, self.width))).flatten(-2)
 
 
+class Copies(nn.Module):
+    """Repeats the embedding until the slots are full."""
+
+    def __init__(self, kind: str, d_in: int, d_out: int, slot_width: int):
+        super().__init__()
+        self.n_copies = d_out // d_in
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows.repeat(1, 1, self.n_copies)
+
+
+ENTRIES = {"expand": Mixture, "slot": Mixture, "copies": Copies}
+
+
+class SumOfGroups(nn.Module):
+    """Adds up all groups of d_model coordinates."""
+
+    def __init__(self, d_model: int):
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, stream: Tensor) -> Tensor:
+        return wide(stream).unflatten(-1, (-1, self.d_model)).sum(dim=-2).to(stream.dtype)
+
+
 class GroupNorm(nn.Module):
     """Normalises every `group` consecutive coordinates of the stream, with a gain for each of all of them."""
 
@@ -128,9 +153,9 @@ class Ends(NamedTuple):
 
     n_columns: int
     """Columns of the embedding matrix."""
-    entry: Mixture | None = None
+    entry: Mixture | Copies | None = None
     group_norm: GroupNorm | None = None
-    reduce: Mixture | None = None
+    reduce: Mixture | SumOfGroups | None = None
 
 
 class PlainResidual(nn.Module):
@@ -181,16 +206,20 @@ class HyperConnection(nn.Module):
         self.slot_width, self.n_slots, self.multiplier = (
             residual[key] for key in ("slot_width", "n_slots", "multiplier")
         )
-        self.n_read, n_write = d_read // self.slot_width, d_write // self.slot_width
-        self.n_coefficients = self.n_read + self.n_slots + n_write
+        self.n_read, self.n_write = d_read // self.slot_width, d_write // self.slot_width
+        self.takes_own = residual.get("writes") == "own"
+        self.n_coefficients = self.n_read + self.n_slots + (1 if self.takes_own else self.n_write)
         self.static = nn.Parameter(torch.zeros(self.n_slots * self.n_coefficients))
-        self.dynamic, self.scale = None, None
+        self.dynamic, self.scale, self.root = None, None, 1.0
         if residual["dynamic"]:
             norm_dim = residual["slot_norm_dim"] or self.slot_width
             self.eps = residual["eps"] * (norm_dim / self.slot_width)
             self.norm = Norm(self.slot_width, "rms", residual["eps"], norm_dim)
             self.dynamic = nn.Linear(self.slot_width, self.n_coefficients, bias=False)
-            self.scale = nn.Parameter(torch.ones(self.n_slots * self.n_coefficients))
+            n_scales = self.n_slots * self.n_coefficients
+            if residual.get("scale") == "numbers":
+                n_scales, self.root = 2, math.sqrt(norm_dim)
+            self.scale = nn.Parameter(torch.ones(n_scales))
 
     @staticmethod
     def ends(config: Any) -> Ends:
@@ -198,22 +227,33 @@ class HyperConnection(nn.Module):
         embedding, b, eps = said["embedding"], said["slot_width"], config.final_norm["eps"]
         return Ends(
             width if embedding == "direct" else d_model,
-            Mixture(embedding, d_model, width, b) if embedding in ("expand", "slot") else None,
+            ENTRIES[embedding](embedding, d_model, width, b) if embedding in ENTRIES else None,
             GroupNorm(kind, d_model, width, eps, said["group_norm_dim"] or d_model)
             if (kind := said["group_norm"])
             else None,
-            Mixture(said["reduce"], width, d_model, b),
+            SumOfGroups(d_model) if said["reduce"] == "sum" else Mixture(said["reduce"], width, d_model, b),
         )
 
     def coefficients(self, slots: Tensor) -> Tensor:
         """slots: (B, T, n_slots, slot_width) in fp32 or wider -> (n_slots, n_coefficients), or one for each token."""
-        table = (self.n_slots, self.n_coefficients)
-        static = self.static.view(table).to(slots.dtype)
-        if self.dynamic is None or self.scale is None:
-            return static
-        matrix = (self.norm.weight / math.sqrt(self.slot_width))[:, None] * self.dynamic.weight.T
-        inverse_rms = torch.rsqrt(slots.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.scale.view(table) * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + static
+        table = self.static.view(self.n_slots, self.n_coefficients).to(slots.dtype)
+        if self.dynamic is not None and self.scale is not None:
+            matrix = (self.norm.weight * (self.root / math.sqrt(self.slot_width)))[:, None] * self.dynamic.weight.T
+            inverse_rms = torch.rsqrt(slots.square().mean(dim=-1, keepdim=True) + self.eps)
+            table = self.scales() * torch.tanh(inverse_rms * (slots @ matrix.to(slots.dtype))) + table
+        if not self.takes_own:
+            return table
+        own = torch.arange(self.n_slots, device=table.device) % self.n_write
+        writes = nn.functional.one_hot(own, self.n_write).to(table.dtype) * table[..., -1:]
+        return torch.cat((table[..., :-1], writes), dim=-1)
+
+    def scales(self) -> Tensor:
+        """(n_slots or 1, n_coefficients): of each coefficient, or one number for reads and carries, one for writes."""
+        assert self.scale is not None
+        if len(self.scale) > 2:
+            return self.scale.view(self.n_slots, self.n_coefficients)
+        n_mixed = self.n_read + self.n_slots
+        return torch.cat((self.scale[:1].expand(n_mixed), self.scale[1:].expand(self.n_coefficients - n_mixed)))[None]
 
     def read(self, stream: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """The input of the sublayer, and what `write` needs."""

@@ -7,7 +7,6 @@ gives Hyper-Connections (Zhu et al. 2024, arXiv:2409.19606), n_slots = m Frac-Co
 arXiv:2503.14125).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ import pydantic
 
 from widthwise.config_io import Config, options_of
 from widthwise.model.agreement import may_be_added, must_agree, must_stay
-from widthwise.model.cost import Cost, linear, vector
+from widthwise.model.cost import Cost
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import (
     PrefixLayout,
@@ -25,6 +24,8 @@ from widthwise.model.residual.interface import (
     register_residual,
 )
 from widthwise.model.residual.over_width import ENTRY_SIZES, REDUCTION_COSTS, group_norm_cost
+from widthwise.model.residual.site_cost import site_cost
+from widthwise.model.residual.slot_checks import check_slots, n_blocks
 from widthwise.sizes import NSlots, Width
 
 if TYPE_CHECKING:
@@ -41,15 +42,27 @@ class HyperConnectionOptions(Config):
     kind: Literal["hyper_connections"] = "hyper_connections"
     dynamic: bool = True
     """Whether coefficients depend on each token's state, or are learned once for all tokens."""
+    read_init: Literal["first", "in_turn"] = "first"
+    """Slots that are read before training. `first`: the first ones, by every sublayer. `in_turn`: block k of sublayer l
+    is slot (l m + k) mod n, as in the papers of Hyper- and Frac-Connections; refused where widths differ."""
+    writes: Literal["all", "own"] = "all"
+    """Blocks of an update that slot j can take: `all`, or as in Frac-Connections its `own`, block j mod m, which is
+    refused where widths differ. With m = 1 they are the same."""
+    scale: Literal["entries", "numbers"] = "entries"
+    """Learned factors of what depends on the state. `entries`: one for each coefficient, 1 before training. `numbers`:
+    one for reads and carries and one for writes, 0.01 before training, and the projection is not divided by the root of
+    the slot width, as in the papers of Hyper- and Frac-Connections."""
     write_init: Literal["tail_cyclic", "cyclic", "slice"] = "tail_cyclic"
     """Slots to which blocks are written before training. `cyclic` (the paper's Eq. 11): all, blocks in turn.
     `slice`: the first ones. `tail_cyclic`: its own and those that no layer owns; the same as `cyclic` if all widths are
     equal. If they are not, `cyclic` is refused: blocks would land where wider layers read others."""
-    embedding: Literal["direct", "expand", "slot", "pad"] = "direct"
+    embedding: Literal["direct", "expand", "slot", "pad", "copies"] = "direct"
     """How a token fills the slots. `direct`: an embedding table as wide as the stream. The others start from a table of
-    width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros."""
-    reduce: Literal["full", "slot"] = "full"
-    """How slots become the head's d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1)."""
+    width d_model: `expand` applies a matrix, `slot` mixes the blocks of a row, `pad` appends zeros, `copies` repeats
+    the row."""
+    reduce: Literal["full", "slot", "sum"] = "full"
+    """How slots become the head's d_model coordinates: `full` by a matrix (Eq. 4), `slot` by mixtures (Alg. 1), `sum`
+    by adding all groups of d_model coordinates up, without parameters."""
     reduce_init: Literal["first", "mean"] = "first"
     """What the head sees before training. `first`: the first d_model coordinates, so that the model starts as one
     without virtual width. `mean`: the mean of all groups of d_model coordinates, which must tile the stream."""
@@ -64,25 +77,6 @@ class HyperConnectionOptions(Config):
 
 
 GroupNormKind = Literal["rms", "layer"]
-
-
-def site_cost(slot_width: float, n_slots: int, n_read: Any, n_write: Any, dynamic: bool, state_every: int = 1) -> Cost:
-    """Cost of one site; n_read and n_write need not be whole. FLOPs of the slot norm are not counted, as for any norm.
-
-    Kept for the backward pass: the update and, on average, one state in state_every.
-    """
-    n_coefficients = n_read + n_slots + n_write
-    n_entries = n_slots * n_coefficients
-    mixing = Cost(
-        flops=2 * n_entries * slot_width,
-        product_elements=(3 * n_slots + n_read + n_write) * slot_width,
-        n_products=3,
-        activation_elements=n_write * slot_width,
-        activation_fp32_elements=n_slots * slot_width / state_every,
-    )
-    if not dynamic:
-        return vector(n_entries) + mixing
-    return vector(2 * n_entries + slot_width) + linear(slot_width, n_coefficients, n_slots) + mixing
 
 
 class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
@@ -102,37 +96,12 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
     """Divisor of its sums of squares; null: d_model."""
 
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
-        n_blocks = [_n_blocks(width, self.slot_width) for width in (d_model, *widths)]
-        if self.n_slots < max(n_blocks):
-            raise ValueError(
-                f"n_slots: got {self.n_slots}; must be at least the {max(n_blocks)} blocks of {self.slot_width} of the "
-                "widest layer"
-            )
-        if max(n_blocks) > self.n_owned_slots:
-            raise ValueError(f"n_owned_slots: got {self.n_owned_slots}; the widest layer has {max(n_blocks)} blocks")
-        if self.write_init == "cyclic" and len(set(n_blocks)) > 1:
-            raise ValueError("write_init: got cyclic; with layers of different widths use tail_cyclic")
-        if self.group_norm is not None and self.n_slots % n_blocks[0]:
-            raise ValueError(
-                f"group_norm: got {self.group_norm}; its groups of {n_blocks[0]} slots do not tile n_slots = "
-                f"{self.n_slots}, so it must be none"
-            )
-        if self.reduce_init == "mean" and self.n_slots % n_blocks[0]:
-            raise ValueError(
-                f"reduce_init: got mean; groups of {n_blocks[0]} slots do not tile n_slots = {self.n_slots}, so it "
-                "must be first"
-            )
-        n_spare = self.n_slots - self.n_owned_slots
-        n_distinct = 0 if self.write_init == "slice" else math.lcm(*n_blocks)
-        if self.embedding == "pad" and n_spare > n_distinct:
-            raise ValueError(
-                f"embedding: got pad; of the {n_spare} slots that no layer owns only {n_distinct} would ever differ, "
-                "since all start at 0; use direct, expand or slot"
-            )
+        check_slots(self, [n_blocks(width, self.slot_width) for width in (d_model, *widths)])
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         b = self.slot_width
-        return site_cost(b, self.n_slots, d_read // b, d_write // b, self.dynamic, self.state_every)
+        n_read, n_write = d_read // b, d_write // b
+        return site_cost(b, self.n_slots, n_read, n_write, self.dynamic, self.state_every, self.writes, self.scale)
 
     def within_layers(self) -> "HyperConnectionsConfig":
         return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer
@@ -196,7 +165,9 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             self._check_was_prefix(old, d_model, widths)
             # A norm of groups in front of the last norm would change the function by the eps of both.
             return self.model_copy(update={"group_norm": None})
-        must_stay(("embedding", "reduce"), old, self)
+        must_stay(("embedding", "reduce", "writes", "scale"), old, self)
+        if self.reduce == "sum" or (self.dynamic and self.scale == "numbers"):
+            must_stay(("n_slots",), old, self)  # nothing could keep a new slot unheard
         may_be_added("dynamic", old.dynamic, self.dynamic)
         if old.group_norm is not None:
             must_agree("group_norm", old.group_norm, self.group_norm)
@@ -217,8 +188,11 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
             raise ValueError(
                 f"resize: got {layout.resize}; slots carry coordinates, so that only carry can become slots"
             )
-        if self.reduce_init != "first":
-            raise ValueError(f"reduce_init: got {self.reduce_init}; the head saw the first slots, so it must be first")
+        for name in ("read_init", "reduce_init"):
+            if getattr(self, name) != "first":
+                raise ValueError(f"{name}: got {getattr(self, name)}; the first slots were read, so it must be first")
+        if self.reduce == "sum" and self.n_slots > self.n_owned_slots:
+            raise ValueError("reduce: got sum; the first slots were read, so it must be full or slot")
         if self.embedding in ("expand", "slot") and widest > d_model:
             raise ValueError(
                 f"embedding: got {self.embedding}, which fills coordinates {d_model} to {widest} that start at 0; use "
@@ -258,7 +232,8 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     """Slots of the stream. null: as many as the widest layer has blocks, which gives Frac-Connections."""
     group_norm: Literal["auto", "rms", "layer", "none"] = "auto"
     """Norm over every d_model coordinates of the stream before the reduction. `layer` is the paper's statistic; `rms`
-    leaves the model's initial function as without it. auto: rms if such groups tile a stream wider than d_model."""
+    leaves the model's initial function as without it. auto: rms if such groups tile a stream wider than d_model and are
+    more than added up."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "HyperConnectionsTemplate":
@@ -273,7 +248,7 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
     def quantum(self, d_model: int) -> int:
         """The slot width. Raises ValueError if it does not divide d_model."""
         if self.slot_width is not None:
-            _n_blocks(d_model, self.slot_width)
+            n_blocks(d_model, self.slot_width)
             return self.slot_width
         n_fractions = self.n_fractions or 1
         if d_model % n_fractions:
@@ -296,11 +271,11 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         slot_width = self.quantum(d_model)
         n_slots = self.n_slots or d_model // slot_width  # as in a uniform model; see check_solvable
         n_read, n_write = d_read / slot_width, d_write / slot_width
-        return site_cost(slot_width, n_slots, n_read, n_write, self.dynamic, self.state_every)
+        return site_cost(slot_width, n_slots, n_read, n_write, self.dynamic, self.state_every, self.writes, self.scale)
 
     def at_widths(self, d_model: int, widths: Sequence[int]) -> HyperConnectionsConfig:
         slot_width = self.quantum(d_model)
-        n_owned_slots = max(_n_blocks(width, slot_width) for width in (d_model, *widths))
+        n_owned_slots = max(n_blocks(width, slot_width) for width in (d_model, *widths))
         n_slots = self.n_slots or n_owned_slots
         return HyperConnectionsConfig(
             slot_width=slot_width,
@@ -312,14 +287,9 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
 
     def _group_norm(self, n_slots: int, n_fractions: int) -> GroupNormKind | None:
         if self.group_norm == "auto":
-            return "rms" if n_slots > n_fractions and n_slots % n_fractions == 0 else None
+            is_mixed = self.reduce != "sum"
+            return "rms" if is_mixed and n_slots > n_fractions and n_slots % n_fractions == 0 else None
         return None if self.group_norm == "none" else self.group_norm
-
-
-def _n_blocks(width: int, slot_width: int) -> int:
-    if width % slot_width:
-        raise ValueError(f"slot_width: got {slot_width}; must divide every width, {width} too")
-    return width // slot_width
 
 
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)

@@ -3,6 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from widthwise.kernels import read_slots, write_slots
@@ -11,6 +12,7 @@ from widthwise.kernels.hyper_connections import reference
 from widthwise.model.axes import Control, Norm, RMSNorm, Scale, Vector
 from widthwise.model.residual.interface_module import Site
 from widthwise.model.residual.pattern import Pattern
+from widthwise.model.residual.site_cost import N_SCALES
 
 if TYPE_CHECKING:
     from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
@@ -38,28 +40,60 @@ class HyperConnection(Site):
 
     def __init__(self, config: "HyperConnectionsConfig", n_read: int, n_write: int):
         super().__init__()
-        self.config, self.n_read = config, n_read
-        pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots)
-        self.table = {"n_slots": config.n_slots, "n_coefficients": pattern.n_coefficients}
-        self.static = Vector(self.table, start=pattern)
+        self.config, self.n_read, self.n_write = config, n_read, n_write
+        takes_own = config.writes == "own"
+        self._pattern = Pattern(config.n_slots, n_read, n_write, config.write_init, config.n_owned_slots, takes_own)
+        self.table = {"n_slots": config.n_slots, "n_coefficients": self._pattern.n_coefficients}
+        self.static = Vector(self.table, start=self._pattern)
         if config.dynamic:
-            slot = {"slot_width": config.slot_width}
-            self.norm = SlotNorm(slot, config.eps, config.slot_norm_dim or config.slot_width)
-            self.dynamic = Control(slot, {"n_coefficients": pattern.n_coefficients}, start=0.0)
-            self.scale = Scale(self.table, start=1.0)
+            slot, norm_dim = {"slot_width": config.slot_width}, config.slot_norm_dim or config.slot_width
+            has_entries = config.scale == "entries"
+            self.norm = (SlotNorm if has_entries else RMSNorm)(slot, config.eps, norm_dim)
+            self.dynamic = Control(slot, {"n_coefficients": self._pattern.n_coefficients}, start=0.0)
+            self.scale = Scale(self.table, start=1.0) if has_entries else Scale({"n_scales": N_SCALES}, start=0.01)
+
+    def take_place(self, index: int) -> None:
+        if self.config.read_init == "in_turn":
+            self.static.start = self._pattern._replace(first_read=index * self.n_read)
 
     def _reading(self) -> Reading:
         """Static coefficients, projection and scale as the kernels take them."""
-        table, static = tuple(self.table.values()), self.static()
+        static = self._of_all_blocks(self.static().view(self._shape))
         if not self.config.dynamic:
-            return Reading(static.view(table), None, None, self.n_read, self.config.eps)
+            return Reading(static, None, None, self.n_read, self.config.eps)
         # The gain and 1 / sqrt(norm_dim) are folded into the matrix, so that the normalised state is never formed. The
         # kernels divide by the slot width b instead of norm_dim = n, with an eps that compensates:
         # 1 / sqrt(n) / sqrt(S / n + eps) = 1 / sqrt(b) / sqrt(S / b + eps n / b) for the sum of squares S.
-        slot_width = self.config.slot_width
-        projection = (self.norm.weight / math.sqrt(slot_width))[:, None] * self.dynamic.weight.T
-        eps = self.config.eps * (self.norm.norm_dim / slot_width)
-        return Reading(static.view(table), projection, self.scale().view(table), self.n_read, eps)
+        # A projection that is not to be divided by sqrt(n) is multiplied by it here.
+        slot_width, norm_dim = self.config.slot_width, self.norm.norm_dim
+        root = 1.0 if self.config.scale == "entries" else math.sqrt(norm_dim)
+        projection = (self.norm.weight * (root / math.sqrt(slot_width)))[:, None] * self.dynamic.weight.T
+        if self.config.writes == "own":
+            projection = torch.cat((projection[:, :-1], projection[:, -1:].expand(-1, self.n_write)), dim=1)
+        scale = self._of_all_blocks(self._scales())
+        return Reading(static, projection, scale, self.n_read, self.config.eps * (norm_dim / slot_width))
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        return self.table["n_slots"], self.table["n_coefficients"]
+
+    def _scales(self) -> Tensor:
+        """The factor of each entry of the table."""
+        if self.config.scale == "entries":
+            return self.scale().view(self._shape)
+        n_slots, n_coefficients = self._shape
+        n_mixed = self.n_read + n_slots
+        of_mixed, of_written = self.scale().split(1)
+        columns = torch.cat((of_mixed.expand(n_mixed), of_written.expand(n_coefficients - n_mixed)))
+        return columns.expand(n_slots, -1)
+
+    def _of_all_blocks(self, table: Tensor) -> Tensor:
+        """The table with a column for each block that is written: its own where a slot takes one only, else 0."""
+        if self.config.writes == "all":
+            return table
+        slots, blocks = (torch.arange(n, device=table.device) for n in (self.config.n_slots, self.n_write))
+        is_own = slots[:, None] % self.n_write == blocks
+        return torch.cat((table[:, :-1], table[:, -1:] * is_own), dim=1)
 
     def coefficients(self, stream: Tensor | PendingWrite) -> Tensor:
         """The mixing coefficients (B, T, n_slots, n_coefficients), without the first two axes if all tokens share them.

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 class Site(nn.Module, ABC):
     """One sublayer's access to the stream."""
 
+    def take_place(self, index: int) -> None:
+        """Is told how many sites come before it in the stream. Only what weights start at may depend on it."""
+        return
+
     @abstractmethod
     def read(self, stream: "Stream") -> tuple[Tensor, Any]:
         """The sublayer's input (B, T, d_read), and what `write` needs as `kept`."""

@@ -21,7 +21,7 @@ class EntrySizes(NamedTuple):
 
 
 def no_cost(d_model: int, n_slots: int, slot_width: int) -> Cost:
-    """Rows are looked up, and zeros appended."""
+    """Rows are looked up, zeros or copies appended, or groups added up."""
     return Cost()
 
 
@@ -50,8 +50,9 @@ ENTRY_SIZES = {
     "expand": EntrySizes(False, expansion_cost),
     "slot": EntrySizes(False, mixed_entry_cost),
     "pad": EntrySizes(False, no_cost),
+    "copies": EntrySizes(False, no_cost),
 }
-REDUCTION_COSTS: dict[str, CostOfEnd] = {"full": reduction_cost, "slot": mixed_reduction_cost}
+REDUCTION_COSTS: dict[str, CostOfEnd] = {"full": reduction_cost, "slot": mixed_reduction_cost, "sum": no_cost}
 
 
 def group_norm_cost(kind: str, d_model: int, width: int) -> Cost:

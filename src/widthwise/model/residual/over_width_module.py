@@ -63,11 +63,20 @@ class SlotEntry(PadEntry):
         return _mix(self.w_expand.weight, embedding.unflatten(-1, (-1, self.slots[1])))
 
 
+class CopiesEntry(DirectEntry):
+    """Every group of d_model coordinates starts as the token's embedding."""
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        n_copies = math.prod(self.slots) // embedding.shape[-1]
+        return embedding.repeat(1, 1, n_copies).unflatten(-1, self.slots)
+
+
 ENTRIES: dict[str, type[DirectEntry]] = {
     "direct": DirectEntry,
     "expand": ExpandEntry,
     "slot": SlotEntry,
     "pad": PadEntry,
+    "copies": CopiesEntry,
 }
 
 
@@ -110,7 +119,23 @@ class SlotReduction(nn.Module):
         return _mix(self.w_reduce.weight, slots.to(compute_dtype(slots))).flatten(-2)
 
 
-REDUCTIONS: dict[str, type[FullReduction | SlotReduction]] = {"full": FullReduction, "slot": SlotReduction}
+class SumReduction(nn.Module):
+    """The groups of d_model coordinates are added up, as in Hyper-Connections. It starts as it stays."""
+
+    w_reduce = None
+
+    def __init__(self, d_model: int, n_slots: int, slot_width: int, start: Start = None):
+        super().__init__()
+        self.d_model = d_model
+
+    def forward(self, slots: Tensor) -> Tensor:
+        """slots: (B, T, n_slots, slot_width) -> (B, T, d_model), in fp32 or wider."""
+        wide = torch.promote_types(slots.dtype, torch.float32)
+        return slots.flatten(-2).unflatten(-1, (-1, self.d_model)).sum(dim=-2, dtype=wide)
+
+
+Reduction = FullReduction | SlotReduction | SumReduction
+REDUCTIONS: dict[str, type[Reduction]] = {"full": FullReduction, "slot": SlotReduction, "sum": SumReduction}
 
 
 class GroupNorm(nn.Module):
@@ -143,12 +168,13 @@ class GroupNorm(nn.Module):
 class OverWidthExit(Exit):
     """Group norm (if any), then the reduction, then the last norm."""
 
-    def __init__(self, group_norm: GroupNorm | None, reduce: FullReduction | SlotReduction, norm: Norm):
+    def __init__(self, group_norm: GroupNorm | None, reduce: Reduction, norm: Norm):
         super().__init__()
         self.group_norm, self.reduce, self.norm = group_norm, reduce, norm
 
     def share_reduction(self, other: "OverWidthExit") -> None:
-        self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
+        if self.reduce.w_reduce is not None and other.reduce.w_reduce is not None:
+            self.reduce.w_reduce.weight = other.reduce.w_reduce.weight
 
     def forward(self, stream: Tensor | PendingWrite) -> Tensor:
         slots = written(stream)
