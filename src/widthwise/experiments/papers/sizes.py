@@ -15,6 +15,7 @@ from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
 
 OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
+    "n_layers": lambda recipe: len(recipe.explicit_model.layers),
     "steps": lambda recipe: recipe.train.steps,
     "tokens": lambda recipe: recipe.n_tokens,
     "seq_len": lambda recipe: recipe.seq_len,
