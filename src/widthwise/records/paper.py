@@ -14,9 +14,10 @@ class PaperLine(Record):
     quantity: str
     title: str
     """The quantity in words."""
-    printed: str | None
-    """As the paper prints it; None for a difference of two printed numbers, which is `printed_value` alone."""
-    printed_value: float
+    printed: str | None = None
+    """As the paper prints it; None where it does not."""
+    printed_value: Known = None
+    """The printed number, or the difference of two printed losses."""
     counted: Number | None = None
     """Counted from the recipe at the paper's size, or from the points that the paper prints."""
     agrees: bool | None = None

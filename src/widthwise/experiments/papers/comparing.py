@@ -14,6 +14,7 @@ from widthwise.training.observer import Observer
 class Comparing(Experiment):
     """A recipe with a compare section."""
 
+    tiny_overrides = ("compare.seeds=[1]",)
     kind: Literal["compare"] = "compare"
 
     @property

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -13,10 +14,22 @@ from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import QUANTITY
 from widthwise.training.observer import Observer
 
+TINY = (
+    "train.steps=3",
+    "train.batch_size=2",
+    "train.validate_every=null",
+    "train.validation_tokens=1024",
+    "train.loss_window_steps=1",
+    "schedule.warmup_steps=1",
+)
+"""Overrides that make an experiment last seconds: it shows that the recipe works, and nothing of what a paper finds."""
+
 
 class Experiment(Config, ABC):
     """An experiment of a bundled recipe, in a folder of its own."""
 
+    tiny_overrides: ClassVar[tuple[str, ...]]
+    """What its kind adds to TINY."""
     recipe: str
     """Name of the bundled recipe that describes it."""
     overrides: tuple[str, ...] = ()
@@ -35,6 +48,12 @@ class Experiment(Config, ABC):
     @property
     def path(self) -> Path:
         return recipe_path(self.recipe)
+
+    @property
+    def tiny(self) -> Self:
+        """The same for seconds."""
+        overrides = (*self.overrides, *TINY, *self.tiny_overrides)
+        return self.model_copy(update={"overrides": overrides, "folder": f"{self.name}_tiny", "core_minutes": None})
 
     @property
     @abstractmethod

@@ -51,14 +51,14 @@ class Item(Config):
     """Row -> quantity -> the number as it is printed. A row is a recipe of `sizes`, or a group of a law."""
     baselines: dict[str, str] = Field(default_factory=dict)
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
+    also: tuple[str, ...] = ("difference",)
+    """Quantities that are shown of every row where they were measured, printed or not."""
     sizes: Sizes | None = None
     """The models at the paper's size."""
     points: Fitting | None = None
     """Points that the paper prints, and the law through them."""
     small: AnyExperiment | None = None
-    """An experiment for two CPU cores."""
-    tiny: AnyExperiment | None = None
-    """The same for seconds: it shows that the recipe works, and nothing of what the paper finds."""
+    """An experiment for two CPU cores; it has a tiny form, too."""
     remarks: tuple[str, ...] = ()
     """What differs and why, a sentence each."""
 
@@ -78,7 +78,7 @@ class Item(Config):
     @property
     def experiments(self) -> Mapping[str, Experiment]:
         """Scale -> what it trains."""
-        return {scale: each for scale, each in (("small", self.small), ("tiny", self.tiny)) if each is not None}
+        return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
 
     @cached_property
     def printed_numbers(self) -> Mapping[str, Mapping[str, Printed]]:

@@ -1,6 +1,6 @@
 """An item with its numbers: printed, counted and measured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from widthwise.experiments.papers.experiment import Experiment, Measured
@@ -13,7 +13,7 @@ from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import Number, finite
 
 DIFFERENCE = "difference"
-LOSSES = {"val_loss", "train_loss"}
+LOSSES = ("val_loss", "train_loss")
 """Of which a paper prints one or the other."""
 SCALES = ("small", "tiny")
 """Those that are looked for among results, in this order."""
@@ -24,18 +24,9 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     recipe or a file that is broken. scales: the experiments that are looked for; the first that is found counts."""
     scale, experiment, measured = _found(item, results, scales)
     lines = [
-        PaperLine(
-            row=row,
-            quantity=quantity,
-            title=_title(quantity),
-            printed=None if is_derived else printed.text,
-            printed_value=printed.value,
-            counted=(counted := None if is_derived else _count(item, row, quantity)),
-            agrees=None if counted is None else printed.agrees_with(counted),
-            measured=_measured(experiment, measured, row, quantity),
-            is_share=printed.text.endswith("%"),
-        )
-        for row, quantity, printed, is_derived in _printed(item)
+        _line(item, row, quantity, printed, experiment, measured)
+        for row, numbers in item.printed_numbers.items()
+        for quantity, printed in {**numbers, **dict.fromkeys(item.also)}.items()
     ]
     return PaperItem(
         name=name,
@@ -43,7 +34,7 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
         where=item.where,
         title=item.title,
         finds=item.finds,
-        lines=lines,
+        lines=[line for line in lines if line is not None],
         experiment=experiment and _described(name, scale, experiment, measured),
         other_scales=[_waiting(each, other) for each, other in item.experiments.items() if each != scale],
         small_core_minutes=None if item.small is None else item.small.core_minutes,
@@ -59,16 +50,39 @@ def _found(item: Item, results: Path, scales: Sequence[str]) -> tuple[str, Exper
     return "", None, None
 
 
-def _printed(item: Item) -> Iterator[tuple[str, str, Printed, bool]]:
-    """Row, quantity, number, and whether it is the difference of two printed losses rather than printed itself."""
-    for row, numbers in item.printed_numbers.items():
-        for quantity, printed in numbers.items():
-            yield row, quantity, printed, False
-        base = item.baseline_of(row)
-        losses = () if base is None or DIFFERENCE in numbers else LOSSES & numbers.keys() & item.printed[base].keys()
-        for quantity in losses:
-            own, other = numbers[quantity], item.printed_numbers[base or row][quantity]
-            yield row, DIFFERENCE, Printed("", own.value - other.value, own.half_unit + other.half_unit), True
+def _line(
+    item: Item,
+    row: str,
+    quantity: str,
+    printed: Printed | None,
+    experiment: Experiment | None,
+    measured: Measured | None,
+) -> PaperLine | None:
+    """None where there is nothing to say."""
+    counted = None if quantity in item.also else _count(item, row, quantity)
+    found = _measured(experiment, measured, row, quantity)
+    value = _difference(item, row) if printed is None and quantity == DIFFERENCE else printed and printed.value
+    if value is None and counted is None and found is None:
+        return None
+    return PaperLine(
+        row=row,
+        quantity=quantity,
+        title=_title(quantity),
+        printed=printed and printed.text,
+        printed_value=value,
+        counted=counted,
+        agrees=None if printed is None or counted is None else printed.agrees_with(counted),
+        measured=found,
+        is_share=printed is not None and printed.text.endswith("%"),
+    )
+
+
+def _difference(item: Item, row: str) -> float | None:
+    """Of two printed losses."""
+    if (base := item.baseline_of(row)) is None:
+        return None
+    own, other = item.printed_numbers[row], item.printed_numbers[base]
+    return next((own[loss].value - other[loss].value for loss in LOSSES if loss in own and loss in other), None)
 
 
 def _count(item: Item, row: str, quantity: str) -> Number | None:

@@ -27,6 +27,7 @@ def run_points(plan: SweepPlan, folder: Path, observer: Observer, n_jobs: int | 
 class Sweeping(Experiment):
     """A recipe with a sweep section."""
 
+    tiny_overrides = ("sweep.seeds=[1]",)
     kind: Literal["sweep"] = "sweep"
 
     @property
