@@ -1,6 +1,7 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
 import math
+from itertools import groupby
 
 import pydantic
 
@@ -99,8 +100,11 @@ class ModelConfig(Config):
         return max(math.prod(self.residual.slot_shape(self.d_model)), *self.widths)
 
     def layer_costs(self) -> list[dict[str, Cost]]:
-        """Cost of every layer by part."""
-        return [layer.costs(self.residual, d_before) for layer, d_before in zip(self.layers, self.widths_before)]
+        """Cost of every layer by part; a layer equal to the one before it is not counted anew, which takes long."""
+        found = []
+        for (layer, d_before), equal in groupby(zip(self.layers, self.widths_before)):
+            found += [layer.costs(self.residual, d_before)] * len(list(equal))
+        return found
 
     def end_costs(self) -> dict[str, Cost]:
         """Cost by part of what stands before and behind the layers.
@@ -142,12 +146,17 @@ class ModelConfig(Config):
 
     def inference_cost(self) -> Cost:
         """The cost of the model without the further heads, which its function does not need."""
-        return sum((cost for part, cost in self.costs().items() if part != "mtp"), Cost())
+        return _without_mtp(self.costs())
+
+
+def _without_mtp(costs: dict[str, Cost]) -> Cost:
+    return sum((cost for part, cost in costs.items() if part != "mtp"), Cost())
 
 
 def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
     """Sizes and costs of a model: what `inspect --json` prints and what a run's result keeps."""
-    parts, total, inference = config.costs(), config.cost(), config.inference_cost()
+    parts = config.costs()
+    total, inference = sum(parts.values(), Cost()), _without_mtp(parts)
     n_slots, slot_width = config.residual.slot_shape(config.d_model)
     return CostSummary(
         d_model=config.d_model,
