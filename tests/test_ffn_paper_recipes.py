@@ -196,3 +196,19 @@ def test_the_pairs_of_table_3_match_in_what_the_paper_counts_and_in_nothing_else
     for match in ("params", "flops", "flops_causal", "kv_bytes"):
         with pytest.raises(UserError, match=f"{match} is 1."):
             read_plan(pair, match=match)
+
+
+@pytest.mark.parametrize(
+    ("size", "n_blocks", "n_layers", "ratio", "sizes"),
+    [(113, 2, 6, 0.75, (1488, 1122)), (403, 4, 24, 0.4, (1376, 557)), (1074, 1, 20, 0.875, (2848, 2486))],
+)
+def test_adjusting_width_and_then_hidden_width_gives_the_papers_sizes(tmp_path, size, n_blocks, n_layers, ratio, sizes):
+    shape = {"n_layers": n_layers, "ffn": {"kind": "hourglass", "n_blocks": n_blocks, "ratio": ratio}}
+    compare = {
+        "match": {"quantity": "layer_params", "adjust": "d_model,ffn"},
+        "variants": {"conventional": {}, "hourglass": {"model": shape}},
+    }
+    path = tmp_path / "pair.yaml"
+    path.write_text(json.dumps({"extends": f"conventional_{size}m", "compare": compare}))
+    model = read_plan(path).recipes["hourglass"].final_model
+    assert {(layer.d_model, layer.ffn.d_hidden) for layer in model.layers} == {sizes}

@@ -336,7 +336,7 @@ def test_inspect_shows_all_variants_and_what_was_adjusted(recipe: Path, tmp_path
     code, table, _ = widthwise("inspect", path)
     assert code == 0
     assert f"{narrow['ratio']['params']:.4f}" in table
-    assert f"narrow: model.ffn.ratio 4 -> {narrow['adjusted']['after']:.7g}, params missed by" in table
+    assert f"narrow: model.ffn.ratio 4 -> {narrow['adjusted']['changes'][0]['after']:.7g}, params missed by" in table
     _, alone, _ = widthwise("inspect", path, "--variant", "narrow", "--json")
     assert json.loads(alone)["params"]["total"] == narrow["params"]
 

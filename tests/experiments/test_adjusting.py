@@ -1,5 +1,6 @@
 """Variants that are adjusted until they cost what the baseline costs."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
+from widthwise.experiments.adjusting import Change
 from widthwise.experiments.matching import LARGEST_MISMATCH, matched_ratio
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.merging import merge
@@ -50,7 +52,7 @@ BASE = {
 X = {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4}}
 
 
-def read(tmp_path: Path, model: dict, adjust: str, quantity: str = "params", **recipe) -> ComparisonPlan:
+def read(tmp_path: Path, model: dict, adjust: str | list[str], quantity: str = "params", **recipe) -> ComparisonPlan:
     """The plan of a comparison of BASE with one variant, `other`."""
     compare = {
         "match": {"quantity": quantity, "adjust": adjust},
@@ -61,13 +63,18 @@ def read(tmp_path: Path, model: dict, adjust: str, quantity: str = "params", **r
     return read_plan([path])
 
 
+def only_change(plan: ComparisonPlan, name: str = "other") -> Change:
+    (change,) = plan.adjustments[name].changes
+    return change
+
+
 def assert_nearest(plan: ComparisonPlan, adjust: str) -> None:
     """The miss is the real one, and one step more or less is no nearer."""
     base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
     assert found.miss == matched_ratio(other, base, plan.match) - 1
     assert abs(found.miss) <= LARGEST_MISMATCH
     knob = Knob.of(other.model, adjust, other.seq_len)
-    assert knob.adjustable.value == found.after
+    assert knob.adjustable.value == found.changes[-1].after
     for step in (-1, 1):
         neighbour = other.model_copy(update={"model": knob.at(knob.start + step)})
         assert abs(matched_ratio(neighbour, base, plan.match) - 1) >= abs(found.miss)
@@ -76,7 +83,7 @@ def assert_nearest(plan: ComparisonPlan, adjust: str) -> None:
 @pytest.mark.parametrize("ffn", FFN_CASES)
 def test_every_feed_forward_is_adjusted_to_the_nearest_size(tmp_path: Path, ffn: dict) -> None:
     plan = read(tmp_path, {"ffn": ffn}, "ffn")
-    assert plan.adjustments["other"].after != plan.adjustments["other"].before
+    assert only_change(plan).after != only_change(plan).before
     assert_nearest(plan, "ffn")
 
 
@@ -103,7 +110,7 @@ def test_every_quantity_can_be_met(tmp_path: Path, quantity: str, adjust: str) -
 
 def test_equal_compute_is_met_with_other_steps(tmp_path: Path) -> None:
     plan = read(tmp_path, {}, "ffn", "training_flops", train={"steps": 4})
-    assert plan.adjustments["other"].after < plan.adjustments["other"].before
+    assert only_change(plan).after < only_change(plan).before
     assert_nearest(plan, "ffn")
 
 
@@ -122,15 +129,36 @@ def test_the_width_keeps_whole_heads_and_slots(tmp_path: Path) -> None:
 def test_a_shape_is_changed_as_little_as_the_budget_allows(tmp_path: Path) -> None:
     plan = read(tmp_path, merge(X, {"shape": {"match": "flops"}}), "shape")
     base, other, found = plan.recipes["base"], plan.recipes["other"], plan.adjustments["other"]
-    assert found.key == "model.shape.bottleneck_width"
+    assert only_change(plan).key == "model.shape.bottleneck_width"
     assert found.miss == matched_ratio(other, base, "params") - 1
     assert abs(found.miss) <= TOLERANCE
     knob = Knob.of(other.model, "shape", other.seq_len)
-    asked = round(found.before / knob.adjustable.step)
+    asked = round(only_change(plan).before / knob.adjustable.step)
     distance = abs(knob.start - asked)
     for n_steps in range(asked - distance + 1, asked + distance):
         nearer = other.model_copy(update={"model": knob.at(n_steps)})
         assert abs(matched_ratio(nearer, base, "params") - 1) > TOLERANCE
+
+
+def test_parts_are_adjusted_in_turn_the_first_roughly_and_the_last_closely(tmp_path: Path) -> None:
+    """As the hourglass paper's rule: a width for the ratio that was asked for, then the hidden width that is left."""
+    hourglass = {
+        "n_layers": 3,
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.45},
+        "attention": {"n_heads": 5, "head_dim": None},
+    }
+    plan = read(tmp_path, hourglass, ["d_model", "ffn"], "layer_params")
+    budget = 5 * 240**2 * (4 + 3 * 3)
+    d_model = 10 * round(math.sqrt(budget / (3 * (4 + 6 * 0.45))) / 10)
+    d_hidden = round((budget / 3 - 4 * d_model**2) / (6 * d_model))
+    assert [(change.key, change.after) for change in plan.adjustments["other"].changes] == [
+        ("model.d_model", d_model),
+        ("model.ffn.ratio", pytest.approx(d_hidden / d_model, abs=0.5 / d_model)),
+    ]
+    model = plan.recipes["other"].final_model
+    assert {(layer.d_model, layer.ffn.d_hidden) for layer in model.layers} == {(d_model, d_hidden)}
+    assert abs(plan.adjustments["other"].miss) < 3 * 6 * d_model / budget
+    assert_nearest(plan, "ffn")
 
 
 def test_what_costs_the_same_is_left_as_it_is(tmp_path: Path) -> None:
@@ -155,8 +183,8 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
         return path
 
     plan = read_plan([write({"same": {}})])
-    assert plan.adjustments["small"].after == 240
-    assert {name: each.key for name, each in plan.adjustments.items()} == {
+    assert only_change(plan, "small").after == 240
+    assert {name: only_change(plan, name).key for name in plan.adjustments} == {
         "small": "model.d_model",
         "narrow": "model.ffn.ratio",
     }
@@ -167,7 +195,7 @@ def test_some_variants_can_be_adjusted_and_others_must_match(tmp_path: Path) -> 
 def test_the_run_keeps_what_was_solved(tmp_path: Path) -> None:
     plan = read(tmp_path, {"d_model": 200}, "ffn")
     layers = plan.run_recipe("other", 1).resolved().model.layers
-    assert {layer.ffn.d_ff for layer in layers} == {round(plan.adjustments["other"].after * 200)}
+    assert {layer.ffn.d_ff for layer in layers} == {round(only_change(plan).after * 200)}
 
 
 def test_several_recipes_are_adjusted_from_the_command_line(tmp_path: Path) -> None:
@@ -259,6 +287,10 @@ def test_a_model_of_written_out_layers_is_not_adjusted(tmp_path: Path) -> None:
     ("match", "named"),
     [
         ({"adjust": "width"}, r"match\.adjust: got 'width'"),
+        ({"adjust": ["ffn", "width"]}, r"match\.adjust: got 'width'; allowed: ffn, d_model, shape"),
+        ({"adjust": "ffn,ffn"}, r"match\.adjust: got 'ffn' twice"),
+        ({"adjust": []}, r"match\.adjust"),
+        ({"adjust": {"other": "width"}}, r"match\.adjust\.other: got 'width'"),
         ({"adjust": {"base": "ffn"}}, "the baseline"),
         ({"adjust": {"othr": "ffn"}}, "did you mean 'other'"),
         ({"quantity": "none", "adjust": "ffn"}, r"match\.quantity: got 'none'"),

@@ -33,7 +33,9 @@ def compare(
     ] = None,
     adjust: Annotated[
         str | None,
-        typer.Option(help="What of every variant is changed until it matches: ffn, d_model or shape."),
+        typer.Option(
+            help="What of every variant is changed until it matches: ffn, d_model or shape; in turn: d_model,ffn."
+        ),
     ] = None,
     storage: Annotated[str | None, storage_option("one worker does all runs")] = None,
     study: StudyOption = None,

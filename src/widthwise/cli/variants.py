@@ -27,8 +27,9 @@ def show_variants(summary: dict[str, Any], title: str, as_json: bool) -> None:
     console = table_console()
     for row in summary["variants"]:
         if found := row["adjusted"]:
+            changes = [f"{each['key']} {each['before']:.7g} -> {each['after']:.7g}" for each in found["changes"]]
             miss = f"{found['match']} missed by {signed(100 * found['miss'], 3)}%"
-            console.print(f"{clean(row['name'])}: {found['key']} {found['before']:.7g} -> {found['after']:.7g}, {miss}")
+            console.print(f"{clean(row['name'])}: {', '.join(changes)}, {miss}")
     if summary["n_drawn"]:
         console.print(f"{summary['n_drawn']} further points are drawn when the sweep runs")
     if summary["refusal"]:

@@ -1,41 +1,147 @@
-"""Variants of a comparison that are sized by themselves, so that they cost what the baseline costs."""
+"""Variants that are sized by themselves, so that they cost what the baseline costs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
 
-from widthwise.config_io import UserError
+import pydantic
+from pydantic import Discriminator, Tag
+
+from widthwise.config_io import Config, UserError
 from widthwise.experiments.matching import LARGEST_MISMATCH, Matched, matched_quantity
 from widthwise.recipe.recipe import Recipe
-from widthwise.shape.adjusting import Adjust, Knob
+from widthwise.shape.adjusting import Adjust, Knob, at_aspect
+from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
 
+def _in_turn(parts: Any) -> Any:
+    """ "d_model,ffn" -> ("d_model", "ffn")"""
+    if isinstance(parts, str):
+        parts = [part.strip() for part in parts.split(",")]
+    if not isinstance(parts, (list, tuple)):
+        return parts
+    for place, part in enumerate(parts):
+        if part not in get_args(Adjust):
+            raise ValueError(f"got {part!r}; allowed: {', '.join(get_args(Adjust))}")
+        if part in parts[:place]:
+            raise ValueError(f"got {part!r} twice; each part is adjusted once")
+    return tuple(parts)
+
+
+Parts = Annotated[
+    tuple[Adjust, ...],
+    pydantic.Field(min_length=1),
+    pydantic.BeforeValidator(_in_turn, json_schema_input_type=str | list[Adjust]),
+]
+"""What is adjusted, one part after the other: the later ones meet more closely what the first did roughly."""
+
+
+class MatchConfig(Config):
+    """What variants must match, and what of each is adjusted until it does."""
+
+    quantity: Literal[Match, "training_flops"] = "params"
+    adjust: Annotated[
+        Annotated[Parts, Tag("all")] | Annotated[dict[str, Parts], Tag("by name")],
+        Discriminator(lambda adjust: "by name" if isinstance(adjust, Mapping) else "all"),
+    ]
+    """The part of every variant but the baseline, or several in turn, or variant -> its parts; the others must match as
+    they are."""
+
+
+MatchSection = Annotated[
+    Annotated[Matched, Tag("as it is")] | Annotated[MatchConfig, Tag("adjusted")],
+    Discriminator(lambda match: "adjusted" if isinstance(match, (Mapping, MatchConfig)) else "as it is"),
+]
+
+
+def quantity_of(match: MatchSection) -> Matched:
+    """The matched quantity."""
+    return match.quantity if isinstance(match, MatchConfig) else match
+
+
+def parts_of(match: MatchSection | None, name: str) -> tuple[Adjust, ...]:
+    """What is adjusted of a variant, in turn."""
+    if not isinstance(match, MatchConfig):
+        return ()
+    return match.adjust.get(name, ()) if isinstance(match.adjust, Mapping) else match.adjust
+
+
+def named_in(match: MatchSection | None) -> list[str]:
+    """The variants of which it says something of their own."""
+    return list(match.adjust) if isinstance(match, MatchConfig) and isinstance(match.adjust, Mapping) else []
+
+
+def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
+    """A section's match, as data, with what the command line asks for; `none` also ends adjusting."""
+    if isinstance(own, Mapping):
+        own_quantity, own_adjust = own.get("quantity", "params"), own.get("adjust")
+    else:
+        own_quantity, own_adjust = own or "params", None
+    quantity = quantity or own_quantity
+    if adjust is None and (own_adjust is None or quantity == "none"):
+        return quantity
+    return {"quantity": quantity, "adjust": own_adjust if adjust is None else adjust}
+
+
 @dataclass(frozen=True)
-class Adjustment:
+class Change:
     """What became of one number of a variant."""
 
     key: str
     """Its key in the recipe."""
     before: float
     after: float
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.before:.7g} -> {self.after:.7g}"
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """What became of a variant."""
+
+    changes: tuple[Change, ...]
     match: Matched
     miss: float
     """How far the quantity of the variant is from the baseline's, as a fraction of it."""
 
     def __str__(self) -> str:
-        return f"{self.key} {self.before:.7g} -> {self.after:.7g}, {self.match} missed by {self.miss:+.3%}"
+        return f"{', '.join(map(str, self.changes))}, {self.match} missed by {self.miss:+.3%}"
 
 
-def adjusted(name: str, recipe: Recipe, baseline: Recipe, match: Matched, adjust: Adjust) -> tuple[Recipe, Adjustment]:
-    """The variant with one number of its model changed so that it is as near as it can be to the baseline.
+def adjusted(
+    name: str, recipe: Recipe, baseline: Recipe, match: Matched, parts: Sequence[Adjust], aspect: float | None = None
+) -> tuple[Recipe, Adjustment]:
+    """The variant with one number of each part changed, in turn, so that it is as near as it can be to the baseline.
 
-    Raises UserError if it has no such number, or if the nearest misses by more than a comparison allows.
+    aspect: d_model / n_layers; the depth that goes with it is found first. Raises UserError if a part has no such
+    number, or if the nearest misses by more than a comparison allows.
     """
+    changes: list[Change] = []
     try:
-        knob = _knob(recipe, adjust)
         budget = matched_quantity(baseline, match)
-        asked = matched_quantity(recipe, match) / budget - 1
+        if aspect is not None:
+            recipe, found = _at_aspect(recipe, budget, match, aspect)
+            changes += found
+        for part in parts:
+            recipe, change = _nearest(recipe, budget, match, part)
+            changes.append(change)
+        miss = matched_quantity(recipe, match) / budget - 1
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
+    if abs(miss) > LARGEST_MISMATCH:
+        last = changes[-1]
+        raise UserError(
+            f"{name}: {match} is {1 + miss:.4f} of the baseline's at the nearest {last.key}, {last.after:.7g}, "
+            f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
+        )
+    return recipe, Adjustment(tuple(changes), match, miss)
+
+
+def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tuple[Recipe, Change]:
+    """The recipe with the number of one part at which it is nearest to the budget."""
+    knob = Knob.of(_template(recipe), part, recipe.seq_len)
 
     def sized(n_steps: int) -> Recipe:
         return recipe.model_copy(update={"model": knob.at(n_steps)})
@@ -43,23 +149,28 @@ def adjusted(name: str, recipe: Recipe, baseline: Recipe, match: Matched, adjust
     def miss(n_steps: int) -> float:
         return matched_quantity(sized(n_steps), match) / budget - 1
 
+    asked = matched_quantity(recipe, match) / budget - 1
     nearest = knob.nearest(miss) if asked else knob.start
+    value = knob.adjustable.value
     if abs(miss(nearest)) < abs(asked):
-        found = Adjustment(knob.path, knob.adjustable.value, knob.value(nearest), match, miss(nearest))
-        recipe = sized(nearest)
-    else:  # the number itself, which may lie between two steps
-        found = Adjustment(knob.path, knob.adjustable.value, knob.adjustable.value, match, asked)
-    if abs(found.miss) > LARGEST_MISMATCH:
-        raise UserError(
-            f"{name}: {match} is {1 + found.miss:.4f} of the baseline's at the nearest {knob.path}, {found.after:.7g}, "
-            f"and a matched comparison allows {LARGEST_MISMATCH:.0%}; adjust something else"
-        )
-    return recipe, found
+        return sized(nearest), Change(knob.path, value, knob.value(nearest))
+    return recipe, Change(knob.path, value, value)  # the number itself, which may lie between two steps
 
 
-def _knob(recipe: Recipe, adjust: Adjust) -> Knob:
+def _at_aspect(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, list[Change]]:
+    """The recipe with the depth, and the width that goes with it, at which it is nearest to the budget."""
+    before = _template(recipe)
+
+    def miss(template: ModelTemplate) -> float:
+        return matched_quantity(recipe.model_copy(update={"model": template}), match) / budget - 1
+
+    model = at_aspect(before, aspect, miss)
+    return recipe.model_copy(update={"model": model}), [Change("model.n_layers", before.n_layers, model.n_layers)]
+
+
+def _template(recipe: Recipe) -> ModelTemplate:
     if not isinstance(recipe.model, ModelTemplate):
         raise UserError("model.layers: every layer is written out; only a model with d_model and n_layers is adjusted")
     if recipe.growth:
         raise UserError("growth: a model that grows in its run is not adjusted; match training_flops by train.steps")
-    return Knob.of(recipe.model, adjust, recipe.seq_len)
+    return recipe.model

@@ -5,14 +5,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pydantic
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
-from widthwise.experiments.adjusting import Adjustment, adjusted
+from widthwise.experiments.adjusting import (
+    Adjustment,
+    MatchSection,
+    adjusted,
+    match_asked,
+    named_in,
+    parts_of,
+    quantity_of,
+)
 from widthwise.experiments.matching import Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
@@ -21,25 +29,7 @@ from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
 from widthwise.shape.adjusting import Adjust
-from widthwise.shape.kinds import Match
 from widthwise.yaml_io import read_recipe
-
-
-class MatchConfig(Config):
-    """What variants must match, and what of each is adjusted until it does."""
-
-    quantity: Literal[Match, "training_flops"] = "params"
-    adjust: Adjust | dict[str, Adjust]
-    """The part of every variant but the baseline, or variant -> its part; the others must match as they are."""
-
-
-def _form(match: Any) -> str:
-    return "adjusted" if isinstance(match, (dict, MatchConfig)) else "as it is"
-
-
-MatchSection = Annotated[
-    Annotated[Matched, Tag("as it is")] | Annotated[MatchConfig, Tag("adjusted")], Discriminator(_form)
-]
 
 
 class CompareConfig(Config):
@@ -64,7 +54,7 @@ class CompareConfig(Config):
             if name not in self.variants:
                 raise ValueError(f"trend.variants: got {name!r}; {nearest_hint(name, self.variants)}")
         baseline, *others = self.variants
-        for name in self.adjusts:
+        for name in named_in(self.match):
             if name == baseline:
                 raise ValueError(f"match.adjust: got {name!r}, the baseline, to which the others are adjusted")
             if name not in others:
@@ -74,26 +64,19 @@ class CompareConfig(Config):
     @property
     def quantity(self) -> Matched:
         """The matched quantity."""
-        return self.match.quantity if isinstance(self.match, MatchConfig) else self.match
+        return quantity_of(self.match)
 
     @property
-    def adjusts(self) -> dict[str, Adjust]:
-        """Variant -> the part of it that is adjusted."""
-        if not isinstance(self.match, MatchConfig):
-            return {}
-        adjust = self.match.adjust
-        return dict.fromkeys(list(self.variants)[1:], adjust) if isinstance(adjust, str) else adjust
+    def adjusts(self) -> dict[str, tuple[Adjust, ...]]:
+        """Variant -> the parts of it that are adjusted, in turn."""
+        found = {name: parts_of(self.match, name) for name in list(self.variants)[1:]}
+        return {name: parts for name, parts in found.items() if parts}
 
     def asked(self, seeds: Sequence[int], match: str | None, adjust: str | None) -> "CompareConfig":
         """With what the command line asks for in place of its own. Raises UserError."""
-        quantity = match or self.quantity
-        adjust_data = adjust or (self.match.adjust if isinstance(self.match, MatchConfig) else None)
-        is_adjusted = adjust_data is not None and (adjust is not None or quantity != "none")
-        changes = {
-            "seeds": list(seeds) or list(self.seeds),
-            "match": {"quantity": quantity, "adjust": adjust_data} if is_adjusted else quantity,
-        }
-        return parse(CompareConfig, to_data(self) | changes, "compare")
+        data = to_data(self)
+        changes = {"seeds": list(seeds) or list(self.seeds), "match": match_asked(data["match"], match, adjust)}
+        return parse(CompareConfig, data | changes, "compare")
 
 
 @dataclass(frozen=True)
@@ -106,7 +89,7 @@ class ComparisonPlan:
     match: Matched
     trend: TrendConfig | None = None
     adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
-    """Variant -> what was adjusted of it."""
+    """Variant -> what became of it."""
 
     @property
     def baseline(self) -> str:
@@ -137,7 +120,7 @@ class ComparisonPlan:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """For each adjusted variant its number and its miss, in words."""
+        """For each adjusted variant its numbers and its miss, in words."""
         return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
 
     def trend_values(self) -> dict[str, float]:
@@ -190,8 +173,8 @@ def planned(
     config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     config = config.asked(seeds, match, adjust)
     baseline, adjustments = next(iter(recipes.values())), {}
-    for name, part in config.adjusts.items():
-        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, part)
+    for name, parts in config.adjusts.items():
+        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, parts)
     title = "-vs-".join(recipe_name(path) for path in files)
     return ComparisonPlan(title, recipes, config.seeds, config.quantity, config.trend, adjustments)
 

@@ -1,7 +1,7 @@
 """A recipe that describes several runs: what they cost, and one of them alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Variants:
                 "name": name,
                 **own,
                 "ratio": None if base is None else {key: own[key] / base[key] for key in own},
-                "adjusted": vars(self.adjustments[name]) if name in self.adjustments else None,
+                "adjusted": asdict(self.adjustments[name]) if name in self.adjustments else None,
             }
             for name, own in costs.items()
         ]
@@ -91,9 +91,9 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
     config, recipes = read_variants(path, overrides)
     _check_name(variant, recipes)
     recipe = recipes[variant]
-    if adjust := config.adjusts.get(variant):
+    if parts := config.adjusts.get(variant):
         baseline = next(iter(recipes.values()))
-        recipe, _ = adjusted(variant, recipe, baseline, config.quantity, adjust)
+        recipe, _ = adjusted(variant, recipe, baseline, config.quantity, parts)
     check_trainable(recipe, variant)
     return recipe
 

@@ -66,15 +66,37 @@ class Knob:
         is no such model.
         """
 
-        @cache
-        def missed(n_steps: int) -> float:
-            try:
-                return miss(n_steps)
-            except UserError:
-                return math.nan
-
+        missed = _or_nan(miss)
         limits = self.adjustable.limits
         if limits is None:
             return nearest_size(missed, self.start)
         lowest, highest = (limit / self.adjustable.step for limit in limits)
         return closest_size(missed, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)
+
+
+def at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> ModelTemplate:
+    """The template with the depth at which it is nearest to a budget, its d_model being `aspect` times its n_layers.
+
+    d_model is the nearest in whole heads. miss: how far a model is from the budget, with the sign; it may raise
+    UserError where there is no such model.
+    """
+    quantum = math.lcm(template.attention.quantum, template.residual.d_model_quantum)
+
+    def at(n_layers: int) -> ModelTemplate:
+        d_model = max(1, round(aspect * n_layers / quantum)) * quantum
+        return checked_copy(template, "model", n_layers=n_layers, d_model=d_model)
+
+    return at(nearest_size(_or_nan(lambda n_layers: miss(at(n_layers))), template.n_layers))
+
+
+def _or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:
+    """Asked once for each size; NaN where there is no model of that size."""
+
+    @cache
+    def missed(size: int) -> float:
+        try:
+            return miss(size)
+        except UserError:
+            return math.nan
+
+    return missed
