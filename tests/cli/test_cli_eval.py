@@ -50,8 +50,12 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
     assert code == 0
     assert "cloze: 2 items" in err
     for word in (
-        "run1, step 3",
-        "run2, step 3",
+        "Side by side",
+        "run1",
+        "run2",
+        "95% interval",
+        "gained",
+        "McNemar",
         "(900 bytes)",
         "1 block of 4,096 bytes: too few",
         "bits_per_byte",
@@ -118,6 +122,11 @@ def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path,
     assert "not evaluated" in lines["PIQA"]
     assert "Avg. (1 of 11 tasks)" in lines
     assert "without SciQ (no file" in out
+    code, out, _ = widthwise("eval", *runs, *arguments[2:], "--partial")
+    assert code == 0
+    assert out.count("Avg. (1 of 11 tasks)") == 1
+    assert out.count("without SciQ (no file") == 1
+    assert "average" in out.split("item by item")[1]
 
 
 def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:

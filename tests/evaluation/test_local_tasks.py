@@ -97,7 +97,7 @@ def test_metrics_are_those_of_the_harness_for_the_same_file(
     keep_harness_in(tmp_path, monkeypatch)
     path = write_lines(tmp_path / f"{form}.jsonl", FORMS[form])
     scorer = tiny_scorer(max_length=57)
-    theirs = run_lm_eval(scorer, [str(path)])[form]
+    theirs = run_lm_eval(scorer, [str(path)]).metrics[form]
     ours = {name: each.record() for name, each in _scores(path, scorer).metrics().items()}
     shared = ours.keys() & theirs.keys()
     assert shared >= {"cloze": {"acc", "perplexity"}, "choices": {"acc", "acc_norm"}, "schema": {"acc"}}[form]

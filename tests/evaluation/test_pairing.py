@@ -9,8 +9,16 @@ from scipy import stats
 from scored_models import CHOICES, tiny_scorer
 
 from widthwise.evaluation import perplexity
+from widthwise.evaluation.estimate import SampleEstimate
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
-from widthwise.evaluation.pairing import task_differences, text_differences
+from widthwise.evaluation.means import text_means
+from widthwise.evaluation.pairing import (
+    average_difference,
+    flips,
+    mean_differences,
+    task_differences,
+    text_differences,
+)
 from widthwise.evaluation.perplexity import score_documents
 
 TEXTS = ["a text that two models read", "another one", "and — one more, with dashes"]
@@ -23,6 +31,9 @@ def test_texts_are_paired_block_by_block(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found is not None
     for name in ("nats_per_token", "bits_per_byte", "nats_per_character"):
         assert found[name].value == pytest.approx(other.metrics()[name].value - one.metrics()[name].value)
+    assert found["token_perplexity"].value == pytest.approx(
+        math.exp(other.metrics()["nats_per_token"].value) - math.exp(one.metrics()["nats_per_token"].value)
+    )
 
 
 def test_the_error_over_equal_blocks_is_that_of_the_mean_of_their_differences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +51,7 @@ def test_another_context_pairs_but_another_text_does_not() -> None:
     )
     paired = text_differences(short, long)
     assert paired is not None
-    assert paired.keys() == {"nats_per_token", "bits_per_byte", "nats_per_character"}
+    assert paired.keys() == {"nats_per_token", "bits_per_byte", "nats_per_character", "token_perplexity"}
     assert text_differences(short, other) is None
 
 
@@ -51,6 +62,88 @@ def test_other_tokens_of_the_same_text_are_paired_by_bytes_alone() -> None:
     assert paired is not None
     assert paired.keys() == {"bits_per_byte", "nats_per_character"}
     assert paired["bits_per_byte"].value == 0.0
+
+
+def test_differences_of_means_have_the_error_that_a_jackknife_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perplexity, "BLOCK_BYTES", 10)
+    text = "".join(f"{'a text with much of little and little of much'[i % 30 :]} {i}" for i in range(40))
+    scorers = [tiny_scorer(seed=seed) for seed in (1, 2)]
+    records = [[score_documents(scorer, [part]).record() for part in (text, text[::-1])] for scorer in scorers]
+    evaluations = [_evaluation(dict(zip("ab", each)), {"b": 3}) for each in records]
+    found = mean_differences(*evaluations)
+    assert found is not None
+
+    def differences(text: int | None = None, block: int | None = None) -> dict[str, float]:
+        """Without one block of one of the texts."""
+        losses = np.array([[_loss(record, block if i == text else None) for i, record in enumerate(each)]
+                           for each in records])  # fmt: skip
+        shares = np.array([0.25, 0.75])
+        return {
+            "mean_nats_per_token": float(np.diff(losses @ shares)[0]),
+            "mean_token_perplexity": float(np.diff(np.exp(losses) @ shares)[0]),
+            "exp_mean_nats_per_token": float(np.diff(np.exp(losses @ shares))[0]),
+        }
+
+    for name, expected in differences().items():
+        assert found[name].value == pytest.approx(expected)
+        variance = 0.0
+        for i, record in enumerate(records[0]):
+            n = record["n_blocks"]
+            variance += (n - 1) ** 2 / n * np.var([differences(i, block)[name] for block in range(n)], ddof=1)
+        assert found[name].stderr == pytest.approx(math.sqrt(variance), rel=0.02)
+
+
+def _evaluation(texts: dict[str, dict], weights: dict[str, float]) -> dict:
+    means = text_means({name: record["metrics"] for name, record in texts.items()}, weights)
+    return {"texts": texts, "text_means": means}
+
+
+def _loss(record: dict, left_out: int | None) -> float:
+    nats, n_tokens = (np.array(record["blocks"][name]) for name in ("nats", "n_tokens"))
+    kept = np.arange(len(nats)) != left_out
+    return float(nats[kept].sum() / n_tokens[kept].sum())
+
+
+def test_evaluations_of_other_texts_or_weights_have_no_differences_of_means() -> None:
+    texts = {name: score_documents(tiny_scorer(), [name * 9]).record() for name in ("one text", "another", "third")}
+
+    def evaluated(*names: str, **weights: float) -> dict:
+        return _evaluation({name: texts[name] for name in names}, weights)
+
+    one = evaluated("one text", "another")
+    assert mean_differences(one, evaluated("one text", "another")) is not None
+    assert mean_differences(one, evaluated("one text", "third")) is None
+    assert mean_differences(one, evaluated("one text", "another", another=2)) is None
+    assert mean_differences(one, evaluated("one text")) is None
+
+
+def test_items_that_flip_are_named_and_tested() -> None:
+    before, after = ({"items": {"acc": list(map(float, items))}} for items in ("110010101", "011111110"))
+    found = flips(before, after, "acc")
+    assert found is not None
+    assert (found["gained"], found["lost"]) == ([3, 4, 6, 8], [1, 9])
+    assert found["p_value"] == pytest.approx(stats.binomtest(2, 6).pvalue)
+    assert flips(before, before, "acc") == {"gained": [], "lost": [], "p_value": 1.0}
+    assert flips({"items": {"nats": [0.5, 1.0]}}, {"items": {"nats": [1.0, 1.0]}}, "nats") is None
+
+
+def test_an_average_has_the_error_of_its_pairs_and_none_without_them() -> None:
+    def table(values: dict[str, float], weights: dict[str, float]) -> dict:
+        rows = [{"name": name, "answers": f"s/{name}", "metric": "acc"} for name in values]
+        total = sum(weights[name] * value for name, value in values.items()) / sum(weights.values())
+        return {"rows": rows, "average": {"value": total, "weights": weights}}
+
+    weights = {"A": 1.0, "B": 3.0}
+    one, other = table({"A": 0.5, "B": 0.2}, weights), table({"A": 0.6, "B": 0.4}, weights)
+    paired = {("s/A", "acc"): SampleEstimate(0.1, 0.04, 50), ("s/B", "acc"): SampleEstimate(0.2, 0.02, 90)}
+    found = average_difference(one, other, paired)
+    assert found is not None
+    assert found[:2] == pytest.approx((0.175, math.hypot(0.25 * 0.04, 0.75 * 0.02)))
+    del paired["s/B", "acc"]
+    found = average_difference(one, other, paired)
+    assert found is not None
+    assert found.record() == {"value": pytest.approx(0.175), "stderr": None}
+    assert average_difference(one, table({"A": 0.6}, {"A": 1.0}), paired) is None
 
 
 def test_questions_are_paired_item_by_item(tmp_path) -> None:

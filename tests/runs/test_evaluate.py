@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness_cases import keep_harness_in, write_lines
+from scipy import stats
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse
@@ -22,6 +23,7 @@ from widthwise.runs.evaluate import (
     save_evaluation,
     without_items,
 )
+from widthwise.runs.harness import HarnessAnswers
 from widthwise.runs.scored import HELD_OUT
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import checkpoint_paths
@@ -113,11 +115,15 @@ def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path
     found = entries["questions", "bits_per_byte"]
     assert found["value"] == pytest.approx((items[1] - items[0]).mean())
     assert found["stderr"] == pytest.approx((items[1] - items[0]).std(ddof=1) / math.sqrt(len(QUESTIONS)))
+    assert (found["low"] + found["high"]) / 2 == pytest.approx(found["value"])
+    assert found["high"] - found["value"] == pytest.approx(found["stderr"] * stats.t.ppf(0.975, len(QUESTIONS) - 1))
+    right = [np.array(record["tasks"]["questions"]["items"]["acc"]) for record in (one, other)]
+    assert entries["questions", "acc"]["flips"]["gained"] == (np.flatnonzero(right[1] > right[0]) + 1).tolist()
     bits = [record["texts"][__file__]["metrics"]["bits_per_byte"]["value"] for record in (one, other)]
     assert entries[__file__, "bits_per_byte"]["value"] == pytest.approx(bits[1] - bits[0])
     fewer = evaluate_run(runs[1], _asked(task_files=[str(questions)], limit=2))
     (refused,) = evaluation_differences(one, fewer)
-    assert refused == {"on": "questions", "metric": None, "value": None, "stderr": None}
+    assert refused == {"on": "questions", "metric": None, "value": None, "stderr": None, "low": None, "high": None}
 
 
 def test_a_suite_is_answered_from_local_files(runs: list[Path], questions: Path) -> None:
@@ -167,13 +173,20 @@ def test_tasks_of_the_harness_are_asked_of_it(
     found = evaluate_run(runs[0], _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2))
     ours, theirs = found["tasks"]["questions"]["metrics"], found["lm_eval"]["questions"]
     assert theirs["acc_norm"] == pytest.approx(ours["acc_norm"])
+    items = found["lm_eval_items"]["questions"]["items"]
+    assert items == {name: found["tasks"]["questions"]["items"][name] for name in ("acc", "acc_norm")}
+    other = evaluate_run(runs[1], _asked(tasks=[str(questions)], task_files=[str(questions)], limit=2))
+    entries = {(each["on"], each["metric"]): each for each in evaluation_differences(found, other)}
+    for metric in ("acc", "acc_norm"):
+        numbers = [{**entries[on, metric], "on": None} for on in ("questions", "lm-eval questions")]
+        assert numbers[0] == numbers[1]
 
 
 def test_the_harness_is_asked_what_the_suite_and_the_user_name(
     runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(harness, "run_lm_eval", lambda scorer, *rest: asked.append(rest) or {})
+    monkeypatch.setattr(harness, "run_lm_eval", lambda scorer, *rest: asked.append(rest) or HarnessAnswers({}, {}))
     options = {"tasks": ["boolq", "piqa"], "num_fewshot": 3, "limit": 5, "partial": True}
     evaluate_run(runs[0], _asked(suite="hourglass", **options))
     assert asked == [(["boolq", "piqa", "arc_easy", "hellaswag", "sciq"], 3, 5)]

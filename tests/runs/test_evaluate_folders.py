@@ -126,7 +126,7 @@ def test_the_harness_takes_folders_too(
 
     def found(name: str) -> dict[str, Any]:
         model = RunLM.create_from_arg_string(f"run={folder / name},max_length=17")
-        metrics = run_lm_eval(model.scorer, [str(questions)])["questions"]
+        metrics = run_lm_eval(model.scorer, [str(questions)]).metrics["questions"]
         return {metric: each["value"] for metric, each in metrics.items()}
 
     assert found("widthwise") == found("widthwise-run")

@@ -72,7 +72,7 @@ def test_its_command_line_knows_runs_and_files(
 ) -> None:
     arguments = ["--model", "widthwise", "--model_args", f"run={run},batch_size=3", "--tasks", str(questions)]
     harness_command_line([*arguments, "--output_path", str(tmp_path / "out")])
-    expected = run_lm_eval(scorer(run), [str(questions)])["gates"]
+    expected = run_lm_eval(scorer(run), [str(questions)]).metrics["gates"]
     (written,) = (tmp_path / "out").rglob("results_*.json")
     record = json.loads(written.read_text())
     assert metrics_of(record)["gates"] == expected

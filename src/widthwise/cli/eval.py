@@ -105,7 +105,7 @@ def evaluate(
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
     from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-    from widthwise.cli.eval_table import difference_table, evaluation_table, suite_results_table
+    from widthwise.cli.eval_table import evaluation_tables
     from widthwise.config_io import parse
     from widthwise.files import write_atomic
     from widthwise.runs.evaluate import (
@@ -161,16 +161,8 @@ def evaluate(
     if as_json:
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
-    tables = []
-    if every_checkpoint:
-        tables += tables_by_checkpoint(records, differences)
-    else:
-        for record in records:
-            tables.append(evaluation_table(record))
-            if record["suite"]:
-                tables.append(suite_results_table(record["suite"]))
-        tables += [difference_table(each["run"], first["run"], each["differences"]) for each in differences]
-    say_tables(*tables)
+    tables = tables_by_checkpoint if every_checkpoint else evaluation_tables
+    say_tables(*tables(records, differences))
     for file in files:
         say(f"wrote {file}")
 

@@ -1,13 +1,14 @@
 """Results of an evaluation, for the terminal."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
+from widthwise.evaluation.estimate import CONFIDENCE, FEWEST_BLOCKS, Metrics
 from widthwise.evaluation.paper_tasks import UNITS
 from widthwise.evaluation.perplexity import BLOCK_BYTES
-from widthwise.reports.page.formats import clean, counted, fixed, signed
+from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, signed
 from widthwise.reports.page.table import Table
 
 N_DECIMALS = 4
@@ -15,6 +16,7 @@ LARGE = 1e6
 """From here on, numbers are written with an exponent: the perplexity of a whole answer is unbounded."""
 NAME_LETTERS = 32
 NAMES, ERROR = ("", "metric"), "std. error"
+FLIPPED = ("gained", "lost", "p")
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,19 @@ class _Answers:
     name: str
     metrics: Metrics
     remarks: Sequence[str] = ()
+
+
+def evaluation_tables(records: Sequence[dict[str, Any]], differences: Iterable[dict[str, Any]]) -> list[Table]:
+    """What one run or several, side by side, know of texts and tasks, with the paper's table where one was asked for.
+
+    differences: to the first of them, each with its `run`.
+    """
+    first, *others = records
+    if not others:
+        return [evaluation_table(first), *([suite_results_table(first["suite"])] if first["suite"] else [])]
+    suites = [record["suite"] for record in records if record["suite"]]
+    tables = [side_by_side(records), *([suites_side_by_side(_titles(records), suites)] if suites else [])]
+    return tables + [difference_table(each["run"], first["run"], each["differences"]) for each in differences]
 
 
 def evaluation_table(record: dict[str, Any]) -> Table:
@@ -66,7 +81,14 @@ def _answers(record: dict[str, Any]) -> Iterator[_Answers]:
 
 
 def _title(record: dict[str, Any]) -> str:
+    """A run and its step, as a heading."""
     return _tail(record["run"]) + ("" if record["step"] is None else f", step {record['step']}")
+
+
+def _titles(records: Sequence[dict[str, Any]]) -> list[str]:
+    """Headings of columns: the names of the runs' folders, where those tell them apart."""
+    names = [clean(Path(record["run"]).name) for record in records]
+    return names if len(set(names)) == len(names) else [_title(record) for record in records]
 
 
 def _average_name(average: dict[str, Any]) -> str:
@@ -85,9 +107,51 @@ def _suite_note(suite: dict[str, Any]) -> str:
     return "\n".join(notes)
 
 
+def side_by_side(records: Sequence[dict[str, Any]]) -> Table:
+    """Every metric of several runs, a column each, with standard errors below."""
+    return _side_by_side("Side by side", _titles(records), [[*_answers(record)] for record in records])
+
+
+def suites_side_by_side(titles: Sequence[str], suites: Sequence[dict[str, Any]]) -> Table:
+    """A paper's table of several runs, a column each, under the titles."""
+    columns = []
+    for suite in suites:
+        answers = [_Answers(row["name"], {row["metric"]: row}) for row in suite["rows"]]
+        average = suite["average"]
+        columns.append(answers + ([] if average is None else [_Answers(_average_name(average), {"acc": average})]))
+    table = _side_by_side(suites[0]["name"], titles, columns)
+    return replace(table, note="\n".join(dict.fromkeys(filter(None, map(_suite_note, suites)))))
+
+
+def _side_by_side(caption: str, titles: Sequence[str], columns: Sequence[Sequence[_Answers]]) -> Table:
+    found: dict[tuple[str, str], dict[int, Mapping[str, Any]]] = {}
+    remarks: dict[str, dict[str, None]] = {}
+    for i, column in enumerate(columns):
+        for answers in column:
+            remarks.setdefault(answers.name, {}).update(dict.fromkeys(answers.remarks))
+            for metric, estimate in answers.metrics.items():
+                found.setdefault((answers.name, metric), {})[i] = estimate
+    rows, before = [], None
+    for (name, metric), estimates in found.items():
+        if name != before:
+            rows += [[f"  {remark}"] for remark in remarks.get(before or "", ())]
+        cells = [_with_error(metric, estimates.get(i)) for i in range(len(columns))]
+        rows.append(["" if name == before else name, metric, *cells])
+        before = name
+    rows += [[f"  {remark}"] for remark in remarks.get(before or "", ())]
+    return Table(caption, [*NAMES, *titles], rows, words=NAMES)
+
+
+def _with_error(metric: str, estimate: Mapping[str, Any] | None) -> str:
+    if estimate is None:
+        return MISSING
+    value, error = _shown(metric, estimate)
+    return value if estimate["stderr"] is None else f"{value}\n± {error}"
+
+
 def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]]) -> Table:
     """Differences of one run to the baseline, from `evaluation_differences`."""
-    rows, previous = [], None
+    rows, previous, is_flipped = [], None, False
     for entry in entries:
         name = "" if entry["on"] == previous else _tail(entry["on"])
         previous = entry["on"]
@@ -95,12 +159,21 @@ def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]])
             rows.append([name, "other text or questions"])
             continue
         scale, unit = _unit(entry["metric"])
-        value, error = (None if entry[key] is None else scale * entry[key] for key in ("value", "stderr"))
         n_decimals = 2 if unit else N_DECIMALS
-        shown_error = fixed(error, n_decimals) + (unit if error is not None else "")
-        rows.append([name, entry["metric"], signed(value, n_decimals) + unit, shown_error])
+        value, low, high = (
+            MISSING if entry[key] is None else signed(scale * entry[key], n_decimals) + unit
+            for key in ("value", "low", "high")
+        )
+        is_known = bool(entry["stderr"])  # where nothing differs, nothing is known of how much it could
+        rows.append([name, entry["metric"], value, f"{low} to {high}" if is_known else ""])
+        if entry.get("flips"):
+            is_flipped = True
+            gained, lost = (len(entry["flips"][key]) for key in ("gained", "lost"))
+            rows[-1] += [f"{gained:,}", f"{lost:,}", fixed(entry["flips"]["p_value"], 3)]
+    header = [*NAMES, "difference", f"{percentage(CONFIDENCE)} interval", *(FLIPPED if is_flipped else ())]
+    note = "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
     title = f"{_tail(run)} minus {_tail(baseline)}, item by item"
-    return Table(title, [*NAMES, "difference", ERROR], rows, words=NAMES)
+    return Table(title, header, rows, words=NAMES, note=note if is_flipped else "")
 
 
 def _shown(metric: str, estimate: Mapping[str, Any]) -> list[str]:
@@ -114,7 +187,7 @@ def _number(value: float | None, n_decimals: int) -> str:
 
 
 def _unit(metric: str) -> tuple[float, str]:
-    return (100.0, "%") if metric.partition(",")[0] in UNITS else (1.0, "")
+    return (100.0, "%") if metric.partition(",")[0] in (*UNITS, "average") else (1.0, "")
 
 
 def _tail(name: str) -> str:

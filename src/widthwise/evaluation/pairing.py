@@ -4,11 +4,12 @@ What both find hard cancels, so that the standard error of a difference is small
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from widthwise.evaluation.estimate import SampleEstimate, mean, ratio
+from widthwise.evaluation.estimate import SampleEstimate, mean, ratio, weighted_mean
 
 LENGTHS = {
     "nats_per_token": ("n_tokens", 1.0),
@@ -17,27 +18,107 @@ LENGTHS = {
 }
 """Differences of a text: what they are per, and in what."""
 
+Record = Mapping[str, Any]
 
-def text_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, SampleEstimate] | None:
+
+def text_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
     """other - baseline, both records of `TextScores`; None where they are of different texts.
 
     Per token only where both have the same tokens in every block.
     """
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
-    before, after = (
-        {name: np.array(values) for name, values in record["blocks"].items()} for record in (baseline, other)
-    )
+    before, after = _blocks(baseline), _blocks(other)
     nats = after["nats"] - before["nats"]
-    return {
+    found = {
         name: ratio(nats, before[length]).scaled(factor)
         for name, (length, factor) in LENGTHS.items()
         if np.array_equal(before[length], after[length])
     }
+    if "nats_per_token" in found:
+        perplexities = [record["metrics"]["token_perplexity"]["value"] for record in (baseline, other)]
+        found["token_perplexity"] = _perplexity_difference(baseline, other, *perplexities)
+    return found
 
 
-def task_differences(baseline: dict[str, Any], other: dict[str, Any]) -> dict[str, SampleEstimate] | None:
-    """other - baseline, both records of `TaskScores`; None where they are of different questions."""
+def _blocks(record: Record) -> dict[str, np.ndarray]:
+    return {name: np.array(values) for name, values in record["blocks"].items()}
+
+
+def _perplexity_difference(
+    baseline: Record, other: Record, before: float | None, after: float | None
+) -> SampleEstimate:
+    """after - before, both perplexities of the same tokens, its error by the delta method; None beyond floats."""
+    if before is None or after is None:
+        return SampleEstimate(math.nan, math.nan)
+    one, two = _blocks(baseline), _blocks(other)
+    linear = ratio(after * two["nats"] - before * one["nats"], one["n_tokens"])
+    return SampleEstimate(after - before, linear.stderr, linear.df)
+
+
+def mean_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+    """other - baseline of the means over texts of two evaluations; None where one has none, or of other texts.
+
+    A mean is left out where a text has no difference of that kind, as per token with another tokenizer.
+    """
+    means = baseline["text_means"], other["text_means"]
+    if None in means or means[0]["weights"] != means[1]["weights"]:
+        return None
+    names, weights = list(means[0]["weights"]), list(means[0]["weights"].values())
+    texts = [(baseline["texts"][name], other["texts"][name]) for name in names]
+    differences = [text_differences(*pair) for pair in texts]
+    found = {}
+    for metric in ("nats_per_token", "token_perplexity", "bits_per_byte"):
+        estimates = [each[metric] for each in differences if each is not None and metric in each]
+        if len(estimates) == len(names):
+            found[f"mean_{metric}"] = weighted_mean(estimates, weights)
+    if "mean_nats_per_token" in found:
+        ends = [each["metrics"]["exp_mean_nats_per_token"]["value"] for each in means]
+        linear = weighted_mean([_perplexity_difference(*pair, *ends) for pair in texts], weights)
+        value = math.nan if None in ends else ends[1] - ends[0]
+        found["exp_mean_nats_per_token"] = SampleEstimate(value, linear.stderr, linear.df)
+    return found or None
+
+
+def task_differences(baseline: Record, other: Record) -> dict[str, SampleEstimate] | None:
+    """other - baseline, both with the `items` and `fingerprint` of `TaskScores`; None where they are of different
+    questions."""
     if baseline["fingerprint"] != other["fingerprint"]:
         return None
     return {name: mean(np.array(values) - np.array(baseline["items"][name])) for name, values in other["items"].items()}
+
+
+def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None:
+    """The items that one model of two has right and the other wrong, both records of the same questions.
+
+    `gained`: numbers, from 1, of the items that only the other has right; `lost`: of those that only the baseline has.
+    `p_value`: two-sided, of McNemar's exact test that both are equally frequent (1947, Psychometrika 12). None for a
+    metric that is not right or wrong.
+    """
+    before, after = (np.array(record["items"][metric]) for record in (baseline, other))
+    if not np.isin(np.concatenate([before, after]), (0, 1)).all():
+        return None
+    gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
+    n, fewer = len(gained) + len(lost), min(len(gained), len(lost))
+    tail = sum(math.comb(n, k) for k in range(fewer + 1))
+    return {"gained": gained, "lost": lost, "p_value": min(1.0, 2 * tail / 2**n)}
+
+
+def average_difference(baseline: Record, other: Record, paired: Mapping[tuple[str, str], SampleEstimate]) -> \
+        SampleEstimate | None:  # fmt: skip
+    """other - baseline of the averages of a suite; None where one has none, or they are over other tasks.
+
+    baseline, other: tables of `suite_table`; paired: the difference of each task and metric. Without one of those it
+    has no standard error.
+    """
+    averages = baseline["average"], other["average"]
+    if None in averages or averages[0]["weights"] != averages[1]["weights"]:
+        return None
+    weights = averages[0]["weights"]
+    rows = [row for row in other["rows"] if row["name"] in weights]
+    estimates = [paired.get((row["answers"], row["metric"])) for row in rows]
+    value = averages[1]["value"] - averages[0]["value"]
+    if None in estimates:
+        return SampleEstimate(value, math.nan)
+    found = weighted_mean([each for each in estimates if each is not None], [weights[row["name"]] for row in rows])
+    return SampleEstimate(value, found.stderr, found.df)

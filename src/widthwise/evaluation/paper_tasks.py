@@ -59,10 +59,19 @@ class Suite:
     """Whether the paper weights its average and does not say how; here all tasks count the same unless weights are
     given."""
 
+    def answers(self, stem: str) -> str:
+        """What the answers to one of its files are called in an evaluation."""
+        return f"{self.name}/{stem}"
+
     @property
     def averaged(self) -> list[str]:
         """The names of the tasks that are averaged."""
         return [task.name for task in self.tasks if task.is_averaged]
+
+
+def harness_answers(task: str) -> str:
+    """What the answers to a task of lm-evaluation-harness are called where differences are listed."""
+    return f"lm-eval {task}"
 
 
 def suite_table(
@@ -75,25 +84,30 @@ def suite_table(
     """`rows`, one for each column of the paper's table, and `average`, over the tasks with a result.
 
     local: by the stem of the file; lm_eval: by task; text_means: over the suite's texts, None where one is missing;
-    weights: of tasks by name, 1 where not given. The source of a row without a result is "not evaluated". The average
-    says how many tasks it is over, of how many, and which are missing; it is None where no task has a result.
+    weights: of tasks by name, 1 where not given. The source of a row without a result is "not evaluated"; `answers` is
+    what its answers are called among differences. The average says how many tasks it is over, of how many, and which
+    are missing; it is None where no task has a result.
     """
-    rows = [_row(task, local, lm_eval) for task in suite.tasks]
+    rows = [_row(suite, task, local, lm_eval) for task in suite.tasks]
     averaged = [row for row, task in zip(rows, suite.tasks) if task.is_averaged]
     means = text_means or {}
     for name, metric in suite.text_rows.items():
         source = f"mean of {len(suite.texts)} texts" if metric in means else "not evaluated"
-        rows.append(_filled({"name": name, "metric": metric, "source": source, "paper_items": None}, means))
+        row = {"name": name, "metric": metric, "source": source, "answers": None, "paper_items": None}
+        rows.append(_filled(row, means))
     return {"name": suite.name, "rows": rows, "average": _average(suite, averaged, weights or {})}
 
 
-def _row(task: PaperTask, local: Mapping[str, Metrics], lm_eval: Mapping[str, Metrics]) -> dict[str, Any]:
-    found, source = {}, "not evaluated"
+def _row(suite: Suite, task: PaperTask, local: Mapping[str, Metrics], lm_eval: Mapping[str, Metrics]) -> dict[str, Any]:
+    found, source, answers = {}, "not evaluated", None
     if task.local is not None and task.local.stem in local:
         found, source = local[task.local.stem], task.local.name
+        answers = suite.answers(task.local.stem)
     elif task.lm_eval is not None and task.lm_eval in lm_eval:
-        found, source = lm_eval[task.lm_eval], f"lm-eval {task.lm_eval}"
-    return _filled({"name": task.name, "metric": task.metric, "source": source, "paper_items": task.n_items}, found)
+        found = lm_eval[task.lm_eval]
+        source = answers = harness_answers(task.lm_eval)
+    row = {"name": task.name, "metric": task.metric, "source": source, "answers": answers, "paper_items": task.n_items}
+    return _filled(row, found)
 
 
 def _filled(row: dict[str, Any], found: Metrics) -> dict[str, Any]:

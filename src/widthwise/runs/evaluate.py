@@ -12,10 +12,18 @@ import pydantic
 from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
+from widthwise.evaluation.estimate import Metrics, SampleEstimate
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.means import text_means
-from widthwise.evaluation.pairing import task_differences, text_differences
+from widthwise.evaluation.pairing import (
+    average_difference,
+    flips,
+    mean_differences,
+    task_differences,
+    text_differences,
+)
 from widthwise.evaluation.paper_suites import suite_named
+from widthwise.evaluation.paper_tasks import harness_answers
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
@@ -23,6 +31,9 @@ from widthwise.runs.environment import environment
 from widthwise.runs.scored import Scored, load_scored
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.suite_plan import SuitePlan, plan_suite
+
+MEAN_OVER_TEXTS = "mean over texts"
+"""What differences of means are on."""
 
 
 class EvaluationConfig(ScoringOptions):
@@ -117,7 +128,7 @@ def evaluate_run(
     tasks = _local_results(scorer, encoded, say)
     of_suite = _local_results(scorer, encoded_suite, say)
     names = [*config.tasks, *([] if suite is None else suite.harness)]
-    harness = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
+    harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
     return {
         "run": str(path),
@@ -132,6 +143,7 @@ def evaluate_run(
         "text_means": text_means(of_texts, config.weights),
         "tasks": tasks | {f"{config.suite}/{name}": task for name, task in of_suite.items()},
         "lm_eval": harness,
+        "lm_eval_items": harness_items,
         "suite": None if suite is None else suite.table(local, harness, of_texts, config.weights),
         "damages": list(scored.damages),
         "environment": environment(),
@@ -190,13 +202,15 @@ def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[
 
 def _lm_eval(
     scorer: Scorer, names: list[str], config: EvaluationConfig, say: Callable[[str], None]
-) -> dict[str, dict[str, dict[str, float | None]]]:
+) -> tuple[dict[str, Metrics], dict[str, Any]]:
+    """The metrics of each task, and its items as far as they can be paired."""
     if not names:
-        return {}
+        return {}, {}
     from widthwise.runs.harness import run_lm_eval
 
     say(f"lm-evaluation-harness: {', '.join(names)}")
-    return run_lm_eval(scorer, names, config.num_fewshot, config.limit)
+    found = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
+    return found.metrics, found.items
 
 
 def _check_unique(key: str, names: Sequence[str]) -> None:
@@ -222,20 +236,40 @@ def save_evaluation(record: dict[str, Any]) -> Path:
 
 
 def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
-    """other - baseline of what both read and answered, item by item.
+    """other - baseline of what both read and answered, block by block and item by item.
 
-    Entries have `on` (text or task), `metric`, `value` and `stderr`; where the questions differ, metric and numbers are
-    null. Tasks of lm-evaluation-harness are not paired: their items are not kept.
+    Entries have `on` (text, task, mean or suite), `metric`, `value`, `stderr` and the ends of the interval, `low` and
+    `high`; of questions that are right or wrong also `flips`. Where the questions differ, metric and numbers are null.
+    Of a group of tasks of lm-evaluation-harness there are only the differences of its tasks.
     """
-    entries = []
-    for part, differences in (("texts", text_differences), ("tasks", task_differences)):
+    entries, paired = [], {}
+    for part, on, differences in (
+        ("texts", str, text_differences),
+        ("tasks", str, task_differences),
+        ("lm_eval_items", harness_answers, task_differences),
+    ):
         for name in (name for name in baseline[part] if name in other[part]):
-            found = differences(baseline[part][name], other[part][name])
+            pair = baseline[part][name], other[part][name]
+            found = differences(*pair)
             if found is None:
-                entries.append({"on": name, "metric": None, "value": None, "stderr": None})
-            else:
-                entries += [{"on": name, "metric": key, **each.record()} for key, each in found.items()]
+                entries.append({"on": on(name), "metric": None, **dict.fromkeys(("value", "stderr", "low", "high"))})
+                continue
+            paired |= {(on(name), metric): each for metric, each in found.items()}
+            for metric, each in found.items():
+                flipped = None if part == "texts" else flips(*pair, metric)
+                entries.append(_difference(on(name), metric, each) | ({"flips": flipped} if flipped else {}))
+    for metric, each in (mean_differences(baseline, other) or {}).items():
+        entries.append(_difference(MEAN_OVER_TEXTS, metric, each))
+    suites = baseline["suite"], other["suite"]
+    if None not in suites and suites[0]["name"] == suites[1]["name"]:
+        average = average_difference(*suites, paired)
+        if average is not None:
+            entries.append(_difference(suites[0]["name"], "average", average))
     return entries
+
+
+def _difference(on: str, metric: str, estimate: SampleEstimate) -> dict[str, Any]:
+    return {"on": on, "metric": metric, **estimate.record_with_interval()}
 
 
 def without_items(record: dict[str, Any]) -> dict[str, Any]:
@@ -244,4 +278,4 @@ def without_items(record: dict[str, Any]) -> dict[str, Any]:
         part: {name: {key: value for key, value in each.items() if key != items} for name, each in record[part].items()}
         for part, items in (("texts", "blocks"), ("tasks", "items"))
     }
-    return {**record, **totals}
+    return {**record, **totals, "lm_eval_items": {}}

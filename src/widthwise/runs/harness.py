@@ -2,16 +2,19 @@
 
 import contextlib
 import difflib
+import hashlib
 import math
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError
 from widthwise.data.extras import require
+from widthwise.evaluation.estimate import Metrics
 from widthwise.evaluation.lm_eval_tasks import SUFFIX, local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
@@ -21,8 +24,16 @@ N_RESAMPLES = 1000
 """Bootstrap resamples, for metrics that are not means."""
 TASKS_OPTIONS = ("--tasks", "-t")
 
-Metrics = dict[str, dict[str, float | None]]
-"""Metric -> value and stderr."""
+
+@dataclass(frozen=True)
+class HarnessAnswers:
+    """What a model answered."""
+
+    metrics: dict[str, Metrics]
+    """Of each task, and of groups of tasks."""
+    items: dict[str, dict[str, Any]]
+    """Task -> its `fingerprint`, equal for equal questions, and its `items`: of each metric that is a mean over items
+    the values in the order of the questions."""
 
 
 def run_lm_eval(
@@ -30,9 +41,36 @@ def run_lm_eval(
     tasks: Sequence[str],
     num_fewshot: int | None = None,
     limit: int | None = None,
-) -> dict[str, Metrics]:
-    """{task: {metric: {value, stderr}}}, with groups of tasks among them; for the rest see `harness_results`."""
-    return metrics_of(harness_results(scorer, tasks, num_fewshot, limit))
+) -> HarnessAnswers:
+    """For the arguments and what is raised see `harness_results`."""
+    results = harness_results(scorer, tasks, num_fewshot, limit, log_samples=True)
+    metrics = metrics_of(results)
+    items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
+    return HarnessAnswers(metrics, items)
+
+
+def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+    """samples: of each question as often as there are filters of answers."""
+    ordered = sorted(samples, key=lambda sample: sample["doc_id"])
+    questions = {sample["doc_id"]: sample["doc_hash"] + sample["prompt_hash"] for sample in ordered}
+    found: dict[str, list[Any]] = {}
+    for sample in ordered:
+        for metric in sample["metrics"]:
+            found.setdefault(_shown(metric, sample["filter"]), []).append(sample[metric])
+    return {
+        "fingerprint": hashlib.sha256("".join(questions.values()).encode()).hexdigest(),
+        "items": {
+            metric: [float(value) for value in values]
+            for metric, values in found.items()
+            if _is_mean(values, metrics.get(metric, {}).get("value"))
+        },
+    }
+
+
+def _is_mean(values: Sequence[Any], value: float | None) -> bool:
+    """Other metrics, as perplexities, are functions of values that mean something else, or of several at once."""
+    is_number = all(isinstance(each, int | float) for each in values)
+    return is_number and value is not None and math.isclose(sum(values) / len(values), value, abs_tol=1e-9)
 
 
 def harness_results(
@@ -80,7 +118,7 @@ def harness_results(
 
 
 def metrics_of(results: dict[str, Any]) -> dict[str, Metrics]:
-    """`metric,filter` of the harness, as `metric` if there is no filter."""
+    """For each task and group {metric: {value, stderr}}."""
     return {task: _metrics(found) for task, found in results["results"].items()}
 
 
@@ -89,9 +127,16 @@ def _metrics(found: dict[str, Any]) -> Metrics:
     for key, value in found.items():
         metric, comma, name = key.partition(",")
         if comma and not metric.endswith("_stderr"):
-            shown = metric if name == "none" else key
-            metrics[shown] = {"value": _number(value), "stderr": _number(found.get(f"{metric}_stderr,{name}"))}
+            metrics[_shown(metric, name)] = {
+                "value": _number(value),
+                "stderr": _number(found.get(f"{metric}_stderr,{name}")),
+            }
     return metrics
+
+
+def _shown(metric: str, filter_name: str) -> str:
+    """`metric,filter` of the harness, as `metric` if there is no filter."""
+    return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 
 def _number(value: Any) -> float | None:
