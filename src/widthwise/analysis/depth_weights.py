@@ -30,6 +30,11 @@ class DepthWeights:
         """read: (N, n_slots, n_read) -> for every source, the embedding first, W (N, n_read, blocks of the source)."""
         return list((read.mT @ self._held).split(self._widths, dim=-1))
 
+    @property
+    def of_embedding(self) -> Tensor:
+        """(N or 1, n_slots, n_slots): the product of all carries so far, by which the first slots have become these."""
+        return self._held[..., : self._widths[0]]
+
     def pass_site(self, deviation: Tensor, write: Tensor) -> None:
         """deviation: (N, n_slots, n_slots), the carry minus the identity; write: (N, n_slots, n_write)."""
         self._held = torch.cat((self._held + deviation.mT @ self._held, write), dim=-1)

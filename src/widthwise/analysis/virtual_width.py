@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from widthwise.analysis.carries import gate_distance, sampled, spectra, window_share
 from widthwise.analysis.depth_weights import DepthWeights, mean_distance, reach
 from widthwise.analysis.moments import Moments
 from widthwise.data.boundaries import UNTOLD, Boundaries
@@ -23,6 +24,8 @@ from widthwise.model.residual.interface_module import Site
 
 SUBLAYERS = ("attention", "ffn")
 N_DECIMALS = 6
+SPECTRUM = ("radius", "norm", "product_radius", "product_norm")
+"""What `carries.spectra` finds, by its names in the record."""
 
 
 class VirtualWidthMeter:
@@ -68,7 +71,7 @@ class _SiteMeter:
 
     def __init__(self, name: str, site: HyperConnection):
         self._name, self._n_read, self._n_slots = name, site.n_read, site.config.n_slots
-        self._coefficients, self._reach = Moments(), Moments()
+        self._coefficients, self._reach, self._spectra, self._distance = Moments(), Moments(), Moments(), Moments()
 
     def add(self, coefficients: Tensor, depth: DepthWeights, multiplier: float) -> None:
         """coefficients: (..., n_slots, n_coefficients). Leaves `depth` behind this site."""
@@ -77,6 +80,9 @@ class _SiteMeter:
         read, deviation, write = self._parts(coefficients)
         self._reach.add(torch.stack([reach(weights) for weights in depth.of_read(read)], dim=-1))
         depth.pass_site(deviation, multiplier * write)
+        carry = deviation + torch.eye(self._n_slots, dtype=deviation.dtype, device=deviation.device)
+        self._distance.add(gate_distance(torch.cat((carry, write), dim=-1)))
+        self._spectra.add(spectra(sampled(carry), sampled(depth.of_embedding)))
 
     def _parts(self, coefficients: Tensor) -> tuple[Tensor, ...]:
         """Read, carry (minus the identity), write."""
@@ -89,12 +95,16 @@ class _SiteMeter:
         carry = deviation + torch.eye(self._n_slots, dtype=mean.dtype)
         variances = self._parts(self._coefficients.variance.cpu())
         reaches = self._reach.mean.tolist()
+        share = window_share(reaches, self._n_slots)
         return {
             "name": self._name,
             "reach": _rounded(self._reach.mean),
             "reach_sd": _rounded(self._reach.variance.sqrt()),
             "mean_distance": mean_distance(reaches),
             "plain_distance": mean_distance([1.0] * len(reaches)),
+            "window_share": None if share is None else round(share, N_DECIMALS),
+            "gate_distance": _rounded(self._distance.mean),
+            "spectrum": dict(zip(SPECTRUM, _rounded(self._spectra.mean))),
             "read": _rounded(read),
             "carry": _rounded(carry),
             "write": _rounded(write),
@@ -105,7 +115,7 @@ class _SiteMeter:
         }
 
 
-def _rounded(values: Tensor) -> list[Any]:
+def _rounded(values: Tensor) -> Any:
     return values.cpu().numpy().round(N_DECIMALS).tolist()
 
 

@@ -8,6 +8,18 @@ import pydantic
 from widthwise.records.record import Known, Record
 
 
+class CarrySpectrum(Record):
+    """Spectral radius and norm of the carries of a site, and of the products of all carries up to it, its own included.
+
+    Means over some tokens.
+    """
+
+    radius: Known
+    norm: Known
+    product_radius: Known
+    product_norm: Known
+
+
 class SiteSlots(Record):
     """What one sublayer reads from and writes to a stream of slots; tables have one row per slot."""
 
@@ -22,6 +34,11 @@ class SiteSlots(Record):
     carry: Sequence[Sequence[float]]
     write: Sequence[Sequence[float]]
     sd: Mapping[str, Sequence[float]]
+    window_share: Known = None
+    """Weight of the last n_slots sources over that of all."""
+    gate_distance: Known = None
+    """Mean distance of the sizes of carries and writes from the nearer of 0 and 1; 0 where routing is hard."""
+    spectrum: CarrySpectrum | None = None
 
 
 class VirtualWidth(Record):

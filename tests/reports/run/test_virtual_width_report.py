@@ -43,6 +43,20 @@ def section(page: Path) -> str:
     return found[0]
 
 
+def test_carries_are_shown_where_they_were_looked_at(tmp_path: Path) -> None:
+    write_run(tmp_path / "r", "over-wide", 1, [64, 64, 64], 0.0)
+    found = virtual_width(3)
+    for index, site in enumerate(found["sites"]):
+        spectrum = {"radius": 0.5, "norm": 0.75, "product_radius": 0.5**index, "product_norm": 0.625}
+        site |= {"window_share": 0.875, "gate_distance": 0.0625, "spectrum": spectrum}
+    give(tmp_path / "r", found)
+    text = section(write_run_report(tmp_path / "r"))
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert captions[2:4] == ["Carries of single sublayers", "Carries of all sublayers so far"]
+    for value in ("0.875", "0.062", "0.500", "0.031, 0.625"):
+        assert f">{value}<" in text
+
+
 def test_a_run_shows_weights_distances_and_slots(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64, 64, 64], 0.0)
     give(tmp_path / "r", virtual_width(3))

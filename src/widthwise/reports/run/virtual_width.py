@@ -53,8 +53,17 @@ def virtual_width_section(
         for i, (name, each) in enumerate(found.items())
         for part, (title, of_site) in _SLOT_MAPS.items()
     ]
-    distances = panels({"Distance over which sublayers read": _distance_figure(found, styles)})
+    distances = panels(
+        {
+            "Distance over which sublayers read": _distance_figure(found, styles),
+            "Carries of single sublayers": _spectrum_figure("carry", "spectral radius", found, styles, "radius"),
+            "Carries of all sublayers so far": _spectrum_figure(
+                "carry-product", "spectral radius of the product", found, styles, "product_radius"
+            ),
+        }
+    )
     tables = [_site_table(name, each) for name, each in found.items()]
+    tables += [_carry_table(name, each) for name, each in found.items() if each.sites[0].spectrum is not None]
     return VirtualWidthSection([*reach, *distances], slots, _summary(found), tables)
 
 
@@ -158,6 +167,22 @@ def _distance_figure(found: Mapping[str, VirtualWidth], styles: Mapping[str, Sty
     return curve_figure("reach-distance", bundles, "layer that reads", "mean distance in layers")
 
 
+def _spectrum_figure(
+    key: str, label: str, found: Mapping[str, VirtualWidth], styles: Mapping[str, Style], of: str
+) -> Markup | None:
+    """None for results of versions that did not look."""
+    bundles = []
+    for name, width in found.items():
+        values = np.array([finite(_of_spectrum(site, of)) for site in width.sites])
+        curve = Curve(1 + np.arange(len(values)) / 2, values)
+        bundles.append(Bundle(name, styles[name], [curve], curve))
+    return curve_figure(key, bundles, "layer", label)
+
+
+def _of_spectrum(site: SiteSlots, of: str) -> float | None:
+    return None if site.spectrum is None else site.spectrum[of]
+
+
 def _summary(found: Mapping[str, VirtualWidth]) -> Table:
     def mean(values: list[float | None]) -> str:
         known = [value for value in values if value is not None]
@@ -170,6 +195,24 @@ def _summary(found: Mapping[str, VirtualWidth]) -> Table:
         (
             "weight of the embedding / mean of the row, mean over sublayers",
             lambda width: mean(_proportions(width)[:, 0].tolist()),
+        ),
+        (
+            "weight of the last n_slots writers / weight of all, mean over sublayers (hard window)",
+            lambda width: mean([site.window_share for site in width.sites]),
+        ),
+        (
+            "distance of carries and writes from 0 or 1, mean (0: hard routing)",
+            lambda width: mean([site.gate_distance for site in width.sites]),
+        ),
+        (
+            "spectral radius of a carry, mean over sublayers",
+            lambda width: mean([_of_spectrum(site, "radius") for site in width.sites]),
+        ),
+        (
+            "spectral radius, norm of the product of all carries",
+            lambda width: ", ".join(
+                fixed(_of_spectrum(width.sites[-1], of), 3) for of in ("product_radius", "product_norm")
+            ),
         ),
         ("standard deviation of a weight between tokens / its mean", lambda width: fixed(_variation(width), 3)),
         ("held-out tokens looked at", lambda width: si(width.n_tokens)),
@@ -200,3 +243,20 @@ def _site_table(name: str, width: VirtualWidth) -> Table:
     ]
     caption = f"Sublayers of {clean(name)}: weights of what they read; sd: of the slot that differs most between tokens"
     return Table(caption, header, rows)
+
+
+def _carry_table(name: str, width: VirtualWidth) -> Table:
+    header = ["Sublayer", "last n_slots / all", "distance from 0 or 1"]
+    header += ["radius of the carry", "norm", "radius of the product so far", "norm"]
+    rows = [
+        [
+            clean(site.name),
+            fixed(site.window_share, 3),
+            fixed(site.gate_distance, 3),
+            *(fixed(_of_spectrum(site, of), 3) for of in ("radius", "norm", "product_radius", "product_norm")),
+        ]
+        for site in width.sites
+    ]
+    return Table(
+        f"Carries of {clean(name)}: spectral radius and norm; how hard its windows and gates are", header, rows
+    )
