@@ -49,6 +49,7 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
     for hook in hooks:
         hook.remove()
     weights = [norm(list(layer.parameters())) for layer in model.layers]
+    before = [[parameter.detach().clone() for parameter in layer.parameters()] for layer in model.layers]
     usual = model.recompute
     with watched_layers(model, is_due=True) as watch:
         objective = Objective(config, model.config, BATCH.device)
@@ -58,6 +59,12 @@ def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: st
     record = norms_record(found.norms)
     assert record["grad_norms"] == pytest.approx([norm(grads(layer)) for layer in model.layers], rel=1e-12)
     assert record["weight_norms"] == pytest.approx(weights, rel=1e-12)
+    moved = [
+        norm([now - then for now, then in zip(layer.parameters(), own, strict=True)])
+        for layer, own in zip(model.layers, before, strict=True)
+    ]
+    assert min(moved) > 0
+    assert record["update_norms"] == pytest.approx(moved, rel=1e-12)
     assert record["output_rms"] == pytest.approx(outputs, rel=1e-12)
 
 
@@ -112,8 +119,13 @@ def test_resuming_records_each_once(tmp_path: Path, step: int) -> None:
 
 
 def test_what_is_not_finite_is_none_and_is_recorded_before_the_run_stops(tmp_path: Path) -> None:
-    values = torch.tensor([[1.0, float("nan")], [float("inf"), 2.0], [3.0, 4.0]])
-    assert norms_record(values) == {"grad_norms": [1, None], "weight_norms": [None, 2], "output_rms": [3, 4]}
+    values = torch.tensor([[1.0, float("nan")], [float("inf"), 2.0], [0.0, 5.0], [3.0, 4.0]])
+    assert norms_record(values) == {
+        "grad_norms": [1, None],
+        "weight_norms": [None, 2],
+        "update_norms": [0, 5],
+        "output_rms": [3, 4],
+    }
     wild = ("optimizer.lr=1e38", "schedule.warmup_steps=0", "train.log_every=1", "train.norms_every=1")
     with pytest.raises(RuntimeError, match="stopped at step"):
         train(tiny_recipe(*wild), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Norms of each layer in one step: of its gradient, of its weights, and of the stream that it gives out."""
+"""Norms of each layer in one step: of its gradient, its weights and their update, and the stream that it gives out."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from widthwise.model.recompute import Recompute
 from widthwise.model.shards import held
 from widthwise.training.processes import Processes
 
-KEYS = ("grad_norms", "weight_norms", "output_rms")
+KEYS = ("grad_norms", "weight_norms", "update_norms", "output_rms")
 """What a record holds, each with one entry per layer."""
 
 
@@ -29,6 +29,8 @@ class LayerWatch(Recompute):
         self._model, n_layers = model, len(model.layers)
         self._squares = torch.zeros(n_layers, dtype=torch.float64, device=model.progress.device)
         self._n_numbers = [0] * n_layers
+        self._before: list[list[Tensor]] = []
+        self._sums: list[Tensor] = []
 
     def run(self, index: int, layer: Callable[..., Any], *inputs: Any, cache: Any = None) -> Any:
         """See `Recompute.run`. Further heads run as well, and are not looked at."""
@@ -42,18 +44,26 @@ class LayerWatch(Recompute):
         return found
 
     @torch.no_grad()
+    def before_update(self) -> None:
+        """Looks at gradients and weights, and copies the weights. Called between backward pass and update."""
+        weights = [list(layer.parameters()) for layer in self._model.layers]
+        gradients = [[each.grad for each in own if each.grad is not None] for own in weights]
+        self._sums = [_sum_of_squares(own, self._squares) for own in (*gradients, *weights)]
+        self._before = [[held(each).clone() for each in own] for own in weights]
+
+    @torch.no_grad()
     def measured(self, processes: Processes) -> Tensor:
-        """(3, n_layers) float64, in the order of KEYS. Called by all processes when the gradients are complete.
+        """(4, n_layers) float64, in the order of KEYS. Called by all processes after the update, or without one.
 
         Sums are over what each process holds, so that no tensor is gathered.
         """
-        weights = [list(layer.parameters()) for layer in self._model.layers]
-        gradients = [[each.grad for each in own if each.grad is not None] for own in weights]
-        local = [_sum_of_squares(own, self._squares) for own in (*gradients, *weights)]
+        layers = zip(self._model.layers, self._before, strict=True)
+        changes = [[held(now) - then for now, then in zip(layer.parameters(), own)] for layer, own in layers]
+        local = [*self._sums, *(_sum_of_squares(own, self._squares) for own in changes)]
         of_held, outputs = processes.sum([torch.stack(local), self._squares])
         n_copies = processes.world_size // processes.n_shards
         n_numbers = torch.tensor(self._n_numbers, device=outputs.device) * processes.world_size
-        return torch.stack((*(of_held / n_copies).view(2, -1), outputs / n_numbers)).sqrt()
+        return torch.stack((*(of_held / n_copies).view(3, -1), outputs / n_numbers)).sqrt()
 
 
 def _square(tensor: Tensor) -> Tensor:

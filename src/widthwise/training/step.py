@@ -72,7 +72,8 @@ def optimizer_step(
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
-    norms = None if watch is None else watch.measured(processes)
+    if watch is not None:
+        watch.before_update()
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     n_skipped = gate.n_skipped(grad_norm)
     if not n_skipped:
@@ -82,5 +83,6 @@ def optimizer_step(
     mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])
     if not n_skipped:
         objective.end_step(choices)
+    norms = None if watch is None else watch.measured(processes)
     n_targets = batch[:, 1:].numel() * processes.world_size
     return StepOutcome(loss / n_targets, grad_norm, choices, mtp_losses, n_skipped, norms)

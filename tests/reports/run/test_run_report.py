@@ -43,13 +43,14 @@ def test_notes_of_a_result_are_shown_with_the_name_of_their_run_beside_others(tm
 
 def test_norms_of_layers_have_a_figure_each_with_a_curve_for_some_layers(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [63] * 24, 0.0)
-    norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "output_rms")}
+    norms = {key: [2.5] * 23 + [None] for key in ("grad_norms", "weight_norms", "update_norms", "output_rms")}
     with (tmp_path / "r/metrics.jsonl").open("a") as file:
         file.writelines(json.dumps({"step": step, "event": "norms", **norms}) + "\n" for step in (2, 4))
     (page,) = [write_run_report(tmp_path / "r")]
     assert [title for title in titles(page) if "layers" in title] == [
         "Gradient norm of layers",
         "Weight norm of layers",
+        "Update norm of layers",
         "Output of layers, root mean square",
     ]
     assert "layer 1 2.50; layer 3 2.50; layer 6" in page.read_text()

@@ -14,6 +14,7 @@ from widthwise.reports.run.growth import growth_steps
 _TITLES = {
     "grad_norms": "Gradient norm of layers",
     "weight_norms": "Weight norm of layers",
+    "update_norms": "Update norm of layers",
     "output_rms": "Output of layers, root mean square",
 }
 
