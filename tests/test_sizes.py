@@ -11,7 +11,16 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 
 NO_SIZES = {
     *("norm_dim", "q_norm_dim", "k_norm_dim", "slot_norm_dim", "group_norm_dim"),  # divisors
-    *("steps", "log_every", "validate_every", "checkpoint_every", "keep_last", "loss_window_steps", "state_every"),
+    *(
+        "steps",
+        "log_every",
+        "validate_every",
+        "checkpoint_every",
+        "keep_last",
+        "keep_every",
+        "loss_window_steps",
+        "state_every",
+    ),
     *("warmup_steps", "decay_steps", "rewarmup_steps", "at_step", "at_tokens", "after_step", "validation_tokens", "c"),
     *("max_skipped", "max_rewinds", "margin_steps", "norms_every"),
     *("layers", "seed"),  # numbers of layers that there are; checked against 2^63

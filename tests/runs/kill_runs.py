@@ -4,6 +4,7 @@ kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, wh
 kill_runs.py operations WORK         goes on from what a kill before any single file operation of a run leaves
 kill_runs.py growth WORK             the same of a run whose model grows
 kill_runs.py mixture WORK            the same of a run on a mixture
+kill_runs.py keep WORK               the same of a run that keeps its best checkpoint, which is not the last
 kill_runs.py rewind WORK             the same of a run that diverges at its third batch and goes back to its first step
 
 Prints a line of JSON: how many were killed. The children are forked so that importing torch is paid once; the
@@ -110,6 +111,10 @@ if __name__ == "__main__":
         spoil(pytest.MonkeyPatch(), {2: math.nan})
         rewind = "train.on_spike={kind: rewind, margin_steps: 2}"
         n = kill_before_operations(folder, rewind, "train.checkpoint_every=1", kept=(2, 3, 4))
+    elif mode == "keep":
+        rules = ("train.keep_best=true", "train.checkpoint_every=1", "train.validate_every=1")
+        jumpy = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}")
+        n = kill_before_operations(folder, *rules, *jumpy, kept=(2, 4))
     elif mode == "mixture":
         n = kill_before_operations(folder, mixture_of_two(folder))
     else:

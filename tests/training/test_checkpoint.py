@@ -15,6 +15,7 @@ from widthwise.config_io import UserError
 from widthwise.files import FileRecord
 from widthwise.model.decoder import build
 from widthwise.training import checkpoint, checkpoint_folder, saved_tensors
+from widthwise.training.keeping import KeepRules, prune
 from widthwise.training.state import RunState
 
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
@@ -163,7 +164,7 @@ def test_pruning_keeps_the_newest_good_ones(tmp_path):
     truncate(paths[3] / "model.safetensors")
     _, damages = checkpoint_folder.latest_valid(tmp_path)
     saved(tmp_path, 4)
-    checkpoint_folder.prune(tmp_path, 2, damages)
+    prune(tmp_path, KeepRules(2), damages)
     assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
 
 
@@ -192,7 +193,7 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
     half = tmp_path / ".step_best.partial"
     half.mkdir()
     assert checkpoint_folder.latest_valid(tmp_path) == (newest, [])
-    checkpoint_folder.prune(tmp_path, keep_last=1)
+    prune(tmp_path, KeepRules(1))
     checkpoint_folder.remove_partial(tmp_path)
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
 

@@ -12,7 +12,8 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint_folder
-from widthwise.training.checkpoint_folder import checkpoint_paths, prune, step_of
+from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
+from widthwise.training.keeping import KeepRules, prune
 from widthwise.training.spikes import last_rewind
 
 NAN = float("nan")
@@ -167,9 +168,9 @@ def test_a_run_without_checkpoints_on_the_way_is_refused() -> None:
 def test_as_many_checkpoints_are_kept_as_a_rewind_may_need(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8, 10):
         (tmp_path / f"step_{step:08d}").mkdir()
-    prune(tmp_path, keep_last=1, n_steps_back=5)
+    prune(tmp_path, KeepRules(1, n_steps_back=5))
     assert sorted(map(step_of, checkpoint_paths(tmp_path))) == [4, 6, 8, 10]
-    prune(tmp_path, keep_last=1, n_steps_back=2)
+    prune(tmp_path, KeepRules(1, n_steps_back=2))
     assert sorted(map(step_of, checkpoint_paths(tmp_path))) == [8, 10]
 
 

@@ -76,6 +76,11 @@ class TrainConfig(Config):
     the machine's memory; pays where the disk is slow."""
     keep_last: pydantic.PositiveInt = 2
     """How many of the newest checkpoints are kept."""
+    keep_every: pydantic.PositiveInt | None = None
+    """Checkpoints whose step is a multiple of this are kept for good; must be a multiple of checkpoint_every."""
+    keep_best: bool = False
+    """Whether the checkpoint with the lowest held-out loss is kept. Of checkpoint_every and validate_every, one must
+    be a multiple of the other."""
     loss_window_steps: pydantic.PositiveInt = 1000
     """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
     max_loss_rise: pydantic.PositiveFloat = 3.0
@@ -93,7 +98,20 @@ class TrainConfig(Config):
             raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
         if self.on_spike.most_rewinds and self.checkpoint_every is None:
             raise ValueError("checkpoint_every: got null; must be given where on_spike goes back to checkpoints")
+        self._check_kept()
         return self
+
+    def _check_kept(self) -> None:
+        every = self.checkpoint_every
+        if self.keep_every is not None and (every is None or self.keep_every % every):
+            raise ValueError(f"keep_every: got {self.keep_every}; must be a multiple of checkpoint_every = {every}")
+        if self.keep_best:
+            pair = sorted((every or 0, self.validate_every or 0))
+            if not pair[0] or pair[1] % pair[0]:
+                raise ValueError(
+                    f"keep_best: got true with checkpoint_every = {every} and validate_every = {self.validate_every}; "
+                    "both must be given, one as a multiple of the other, so that checkpoints have a held-out loss"
+                )
 
     @property
     def sequences_per_pass(self) -> int:

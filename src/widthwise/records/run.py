@@ -74,6 +74,8 @@ class RunResult(StoredRecord):
     data: DataCounts | None = None
     val_losses: Mapping[str, float] | None = None
     """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
+    best_step: int | None = None
+    """Step of the checkpoint with the lowest held-out loss, where `train.keep_best` keeps it."""
     tokens_per_second: Known = None
     """Median over the records of the last model, so that start-up, compilation and hiccups do not count."""
     wall_seconds: Known = None

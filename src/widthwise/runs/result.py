@@ -32,6 +32,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     spent = accounted(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
+        "best_step": loop.keep_rules.best_in(loop.run.checkpoints),
         "val_losses": validation.losses_by_source or None,
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,

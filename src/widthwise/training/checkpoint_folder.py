@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,19 +117,6 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
 def seal_of(path: Path) -> Seal | None:
     """What a valid checkpoint belongs to, if it says so."""
     return manifest_of(path).seal
-
-
-def prune(folder: Path, keep_last: int, damages: Iterable[Damage] = (), n_steps_back: int = 0) -> None:
-    """Deletes all but the newest `keep_last` good checkpoints. Call when the newest is complete.
-
-    damages: what `latest_valid` found; of those, checkpoints that have been written anew since are good. n_steps_back:
-    what is newer than the newest that lies so far back is kept with it.
-    """
-    damaged = {damage.path for damage in damages if find_damage(damage.path)}
-    good = [path for path in checkpoint_paths(folder) if path not in damaged]
-    n_within = sum(step_of(path) > step_of(good[0]) - n_steps_back for path in good)
-    for path in (*good[max(keep_last, n_within + 1) :], *damaged):
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def discard_after(folder: Path, step: int) -> None:

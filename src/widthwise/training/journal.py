@@ -21,6 +21,8 @@ class Journal:
         """note: is told what the user should know."""
         self._run, self._recipe, self._observer, self._processes, self._note = run, recipe, observer, processes, note
         self._steps: dict[str, int] = {}
+        self.held_out_losses: dict[int, float] = {}
+        """Step -> loss of each validation on record."""
         self._account = Spent()
         self.n_rewinds, self._loader_step = 0, (-1, -1)
 
@@ -33,6 +35,7 @@ class Journal:
 
         records = self._processes.first(rewound)
         self._steps = {record["event"]: record["step"] for record in records}
+        self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
         self._account, rewind = accounted(records), last_rewind(records)
         if rewind is not None:
             self.n_rewinds, self._loader_step = rewind["n_rewinds"], (rewind["step"], rewind["loader_step"])
@@ -42,6 +45,8 @@ class Journal:
         record = {"step": step, "event": event, **values}
         self._processes.first(lambda: self._append(record))
         self._steps[event] = step
+        if event == "validation":
+            self.held_out_losses[step] = values["loss"]
         self._observer.record(record)
 
     def _append(self, record: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
 from widthwise.training.freed_memory import keep_freed_memory
 from widthwise.training.journal import Journal
+from widthwise.training.keeping import KeepRules, prune
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
 from widthwise.training.mtp_losses import MTPLosses
@@ -103,7 +104,9 @@ class TrainingLoop:
         """
         with self._saver:
             self._train(watch)
-        return self._validate()
+        found = self._validate()
+        self._prune(self.run.checkpoints, self.keep_rules, self.processes)  # the last may be the best
+        return found
 
     def _train(self, watch: SignalWatch) -> None:
         self.observer.starting(self.name, self.state.step, self.config.steps)
@@ -123,7 +126,6 @@ class TrainingLoop:
                 raise self.processes.said(Interrupted(self._interruption(), received))
             self._validate_if_due()
         self._saver.wait()
-        self._prune(self.run.checkpoints, self.processes)  # a kill may have come between the last checkpoint and this
 
     def _agreed_signal(self, watch: SignalWatch) -> int:
         """The number of the signal that any process has received, or 0. They come at other moments to each."""
@@ -251,11 +253,11 @@ class TrainingLoop:
         self.learner.gate.save_to(self.state)
         self.state.wall_seconds = self.wall_seconds
         folder, seal = self.processes.first(self._sealed)
-        step, state = self.state.step, self.state.as_data()
+        step, state, rules = self.state.step, self.state.as_data(), self.keep_rules
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
-            self._prune(folder, processes)
+            self._prune(folder, rules, processes)
 
         self._saver.save(checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes), write)
         self._saved_step = step
@@ -266,10 +268,14 @@ class TrainingLoop:
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, processes: Processes) -> None:
+    def _prune(self, folder: Path, rules: KeepRules, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        n_steps_back = self.config.on_spike.n_steps_back
-        processes.first(lambda: checkpoint_folder.prune(folder, self.config.keep_last, damaged, n_steps_back))
+        processes.first(lambda: prune(folder, rules, damaged))
+
+    @property
+    def keep_rules(self) -> KeepRules:
+        """Which checkpoints are kept, as the records are now."""
+        return KeepRules.of(self.config, self.journal.held_out_losses)
 
     def _interruption(self) -> str:
         return (

@@ -1,0 +1,99 @@
+"""Which checkpoints of a run are kept, and that the rules hold after a kill."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import Listener, outcome, tiny_recipe
+
+from widthwise.config_io import UserError
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
+from widthwise.training.keeping import KeepRules
+
+RULES = ("train.keep_last=1", "train.keep_every=4", "train.keep_best=true")
+JUMPY = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}", "train.steps=11", *RULES)
+"""A rate at which the held-out loss goes up and down."""
+EVERY_STEP = ("train.checkpoint_every=1", "train.validate_every=1")
+
+
+def kept_steps(path: Path) -> list[int]:
+    return sorted(map(step_of, checkpoint_paths(path / "checkpoints")))
+
+
+def best_of(path: Path, among: set[int]) -> int:
+    losses = {each["step"]: each["loss"] for each in RunDir(path).metrics() if each["event"] == "validation"}
+    return min(among & losses.keys(), key=lambda step: losses[step])
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        (KeepRules(1), {9}),
+        (KeepRules(2), {9, 8}),
+        (KeepRules(1, every=3), {9, 6, 3}),
+        (KeepRules(2, every=4), {9, 8, 4}),
+        (KeepRules(1, losses={3: 2.0, 4: 1.5, 6: 1.5}), {9, 4}),
+        (KeepRules(1, losses={3: 2.0, 5: 1.0}), {9, 3}),
+        (KeepRules(1, losses={3: float("nan"), 4: float("inf")}), {9}),
+        (KeepRules(1, n_steps_back=2, every=3, losses={4: 1.0}), {9, 8, 6, 4, 3}),
+    ],
+    ids=["last", "two", "every", "both", "first of equals", "still there", "not finite", "all"],
+)
+def test_a_checkpoint_stays_if_any_rule_keeps_it(rules: KeepRules, kept: set[int]) -> None:
+    assert rules.kept([9, 8, 6, 4, 3]) == kept
+
+
+@pytest.mark.parametrize("intervals", [(1, 1), (2, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("in_background", ["true", "false"])
+def test_a_run_keeps_the_last_the_multiples_and_the_best(tmp_path: Path, intervals, in_background: str) -> None:
+    checkpoint_every, validate_every = intervals
+    each = (f"train.checkpoint_every={checkpoint_every}", f"train.validate_every={validate_every}")
+    result = train(tiny_recipe(*JUMPY, *each, f"train.checkpoint_in_background={in_background}"), tmp_path / "run")
+    best = best_of(tmp_path / "run", {*range(checkpoint_every, 11, checkpoint_every), 11})
+    assert best not in (4, 8, 11)  # kept for no other reason
+    assert kept_steps(tmp_path / "run") == sorted({4, 8, 11, best})
+    assert result.best_step == best
+
+
+def test_where_the_last_is_the_best_no_other_is_kept_for_it(tmp_path: Path) -> None:
+    result = train(tiny_recipe(*RULES, *EVERY_STEP), tmp_path / "run")
+    assert (result.best_step, kept_steps(tmp_path / "run")) == (9, [4, 8, 9])
+
+
+class Killed(BaseException):
+    """Ends a run as a kill would."""
+
+
+@pytest.mark.parametrize("step", [2, 5, 9, 11])
+def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path, step: int) -> None:
+    recipe = tiny_recipe(*JUMPY, *EVERY_STEP)
+    whole = train(recipe, tmp_path / "whole")
+
+    def kill(now: int) -> None:
+        if now == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(recipe, tmp_path / "run", Listener(kill))
+    assert resume(tmp_path / "run").best_step == whole.best_step
+    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
+    assert kept_steps(tmp_path / "run") == kept_steps(tmp_path / "whole")
+
+
+def test_without_the_rule_no_best_is_named(tmp_path: Path) -> None:
+    assert train(tiny_recipe("train.steps=3"), tmp_path / "run").best_step is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["train.checkpoint_every=2", "train.keep_every=5"], "keep_every: got 5; must be a multiple of .* = 2$"),
+        (["train.checkpoint_every=null", "train.keep_every=5"], "keep_every: got 5; must be a multiple of .* = None$"),
+        (["train.checkpoint_every=2", "train.keep_best=true"], "keep_best: got true with checkpoint_every = 2 and"),
+        (["train.validate_every=null", "train.keep_best=true"], "keep_best: got true .* validate_every = None"),
+    ],
+)
+def test_rules_that_could_never_keep_anything_are_refused(options: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        tiny_recipe(*options)
