@@ -25,8 +25,9 @@ from widthwise.training.stopping import Interrupted, watch_signals
 Task = Callable[[Observer], object]
 """Trains something. It must be a function that can be pickled, as a partial of one of a module."""
 
-SMALL_STEP_FLOPS = 2e12
-"""Up to this many FLOPs of a step a second thread gains less than a second training beside it does."""
+SMALL_STEP_FLOPS = 5e11
+"""Up to this many FLOPs of a step a second thread gains less than a second training beside it does: by a third at 4e10,
+by 7 percent at 4.5e11, the largest that was measured (benchmarks/results/jobs_cpu.json)."""
 SHORT_FLOPS = 5e11
 """Up to this many FLOPs of all runs together, other processes would hardly have started before the work was done."""
 PROCESS_BYTES = 6e8
