@@ -55,6 +55,8 @@ VARIANTS = {
         "attention": {"n_heads": 4, "rope_base": None, "qk_norm": {"over": "head"}},
         "layers": {i: {"attention": {"v_head_dim": n}} for i, n in enumerate([10, 2, 3])},
     },
+    "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
+    "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
     "released_recipe": {
@@ -252,6 +254,7 @@ def templates(draw) -> ModelTemplate:
     multiples = st.integers(1, 6).map(lambda k: k * quantum)
     widths = draw(st.lists(multiples, min_size=n_layers, max_size=n_layers))
     attention |= {
+        **draw(st.sampled_from([{}, {}, {"ratio": 2.0}, {"d_attention": 3 * quantum}])),
         "kv_group_size": group,
         "scale": draw(st.sampled_from(["1/sqrt(head_dim)", "1/head_dim"])),
         "rope_base": draw(st.sampled_from([10000.0, 500.0, None])),

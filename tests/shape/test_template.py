@@ -108,7 +108,11 @@ SHAPES = [
 @pytest.mark.parametrize("match", QUANTITIES)
 @pytest.mark.parametrize(
     ("endpoints", "attention"),
-    [("slim", {"head_dim": None, "n_heads": 4, "kv_group_size": 4}), ("full_matched", {"head_dim": 4})],
+    [
+        ("slim", {"head_dim": None, "n_heads": 4, "kv_group_size": 4}),
+        ("full_matched", {"head_dim": 4}),
+        ("slim", {"head_dim": 4, "ratio": 1.5}),
+    ],
 )
 def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
     template = small(
@@ -191,6 +195,12 @@ def test_changes_to_single_layers():
         ),
         ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
         ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim"),
+        ({"attention": {"ratio": 0.5, "d_attention": 32}}, "d_attention: conflicts with ratio"),
+        ({"attention": {"d_attention": 30}}, "d_attention: got 30; must be a multiple of 4 (head_dim * kv_group_size)"),
+        (
+            {"attention": {"ratio": 0.3}},
+            "d_model: got 64; attention needs a multiple of 40 (head_dim * kv_group_size, over ratio 3/10)",
+        ),
         ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: conflicts with ratio"),
         ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
         ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
@@ -243,6 +253,24 @@ def test_widths_of_solved_shapes_hold_whole_slots():
     stream = {"kind": "hyper_connections", "slot_width": 24, "n_slots": 20}
     widths = small(d_model=240, attention={"head_dim": 20}, residual=stream, shape={"kind": "x"}).resolve(8).widths
     assert {width % 120 for width in widths} == {0}
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [
+        ({"head_dim": 4, "ratio": 0.75}, [(12, 4), (6, 4)]),
+        ({"head_dim": None, "n_heads": 4, "ratio": 1.5}, [(4, 24), (4, 12)]),
+        ({"head_dim": 4, "d_attention": 40}, [(10, 4), (10, 4)]),
+        ({"head_dim": None, "n_heads": 2, "d_attention": 20}, [(2, 10), (2, 10)]),
+        ({"head_dim": 4, "ratio": 0.33333}, [(5, 4), (3, 4)]),
+    ],
+)
+def test_attention_may_be_wider_or_narrower_than_its_layer(attention, expected):
+    widths = [60, 36] if attention.get("ratio") == 0.33333 else [64, 32]
+    shape = {"kind": "explicit", "widths": widths}
+    layers = small(d_model=widths[0], n_layers=2, attention=attention, shape=shape).resolve(8).layers
+    assert [(layer.attention.n_heads, layer.attention.head_dim) for layer in layers] == expected
+    assert all(layer.attention.scale == layer.attention.head_dim**-0.5 for layer in layers)
 
 
 @settings(deadline=None, max_examples=60)

@@ -68,10 +68,11 @@ def bases(draw) -> ModelTemplate:
     }
     data = {
         "vocab_size": draw(st.integers(3, 70)),
-        "d_model": 4 * n * group,
+        "d_model": 8 * n * group,
         "n_layers": 1,
         "attention": {
             **heads,
+            **draw(st.sampled_from([{}, {}, {"ratio": 2.0}, {"ratio": 0.75}, {"d_attention": 12 * n * group}])),
             "kv_group_size": group,
             "bias": draw(st.booleans()),
             "out_bias": draw(st.booleans()),

@@ -1,8 +1,11 @@
 """Grouped-query attention with rotary positions."""
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+import math
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import pydantic
+from pydantic import Field
 
 from widthwise.config_io import Config
 from widthwise.model.axis_sizes import Axes, size
@@ -15,6 +18,10 @@ if TYPE_CHECKING:
     from widthwise.model.attention_module import Attention
     from widthwise.model.kv_cache import CacheShape
     from widthwise.model.rope import Rope
+
+
+LARGEST_DENOMINATOR = 64
+"""Of the fraction that `ratio` of a template stands for."""
 
 
 class HeadWidths(NamedTuple):
@@ -158,12 +165,16 @@ class AttentionConfig(Config):
 
 
 class AttentionTemplate(Config):
-    """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it."""
+    """Attention for a layer of any width: the heads follow the width. Their sizes multiply to it, unless told else."""
 
     n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
     head_dim: Width | None = None
     """The same head size in every layer, n_heads = width / head_dim: what kernels like. 64 where neither is given."""
+    ratio: Annotated[float, Field(gt=0, le=100)] | None = None
+    """n_heads * head_dim over the width of the layer, a fraction of small whole numbers. null: 1."""
+    d_attention: Width | None = None
+    """n_heads * head_dim of every layer, whatever its width."""
     kv_group_size: Count = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
@@ -179,7 +190,16 @@ class AttentionTemplate(Config):
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
         if self.n_heads is not None and self.head_dim is not None:
-            raise ValueError("n_heads: conflicts with head_dim; the width decides one of them, so give only the other")
+            raise ValueError(
+                "n_heads: conflicts with head_dim; the width, or d_attention, decides one of them, so give only the "
+                "other"
+            )
+        if self.d_attention is not None and self.ratio is not None:
+            raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
+        if self.d_attention is not None and self.d_attention % self._unit:
+            raise ValueError(
+                f"d_attention: got {self.d_attention}; must be a multiple of {self._unit} ({self._unit_in_words})"
+            )
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
@@ -188,33 +208,53 @@ class AttentionTemplate(Config):
     @property
     def quantum(self) -> int:
         """Every width must be a multiple of this: whole groups of heads, of an even size if they are rotary."""
+        if self.d_attention is not None:
+            return 1
+        numerator, denominator = self._fraction.as_integer_ratio()
+        return self._unit * denominator // math.gcd(numerator, self._unit * denominator)
+
+    @property
+    def _unit(self) -> int:
+        """n_heads * head_dim must be a multiple of this."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size
         return self.n_heads if self.rope_base is None else 2 * self.n_heads
 
     @property
-    def _rule(self) -> str:
+    def _unit_in_words(self) -> str:
         if self.n_heads is None:
             return "head_dim * kv_group_size"
         return "n_heads" if self.rope_base is None else "2 * n_heads"
 
     @property
+    def _fraction(self) -> Fraction:
+        """The ratio, of whole numbers up to LARGEST_DENOMINATOR, so that 0.3333 means a third."""
+        return Fraction(1 if self.ratio is None else self.ratio).limit_denominator(LARGEST_DENOMINATOR)
+
+    @property
     def constant_head_dim(self) -> int:
         return 64 if self.head_dim is None else self.head_dim
 
+    def width(self, d_model: float) -> float:
+        """n_heads * head_dim, before rounding, in a layer of any real width."""
+        return self.d_attention or d_model * self._fraction.numerator / self._fraction.denominator
+
     def cost(self, d_model: float, d_in: float) -> Cost:
         """Before rounding, at any real width."""
-        n_heads = d_model / self.constant_head_dim if self.n_heads is None else self.n_heads
-        kv_width = d_model / self.kv_group_size
-        widths = HeadWidths(queries=d_model, keys=kv_width, values=kv_width, attended=d_model)
+        width = self.width(d_model)
+        n_heads = width / self.constant_head_dim if self.n_heads is None else self.n_heads
+        kv_width = width / self.kv_group_size
+        widths = HeadWidths(queries=width, keys=kv_width, values=kv_width, attended=width)
         return attention_cost(d_in, d_model, widths, n_heads, self.bias, self.out_bias)
 
     def at_width(self, d_model: int) -> AttentionConfig:
         """Raises ValueError where the width holds no whole number of heads."""
         if d_model % self.quantum:
-            raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({self._rule})")
-        n_heads = d_model // self.constant_head_dim if self.n_heads is None else self.n_heads
-        head_dim = d_model // n_heads
+            rule = self._unit_in_words if self.ratio is None else f"{self._unit_in_words}, over ratio {self._fraction}"
+            raise ValueError(f"d_model: got {d_model}; attention needs a multiple of {self.quantum} ({rule})")
+        width = round(self.width(d_model))
+        n_heads = width // self.constant_head_dim if self.n_heads is None else self.n_heads
+        head_dim = width // n_heads
         return AttentionConfig(
             n_heads=n_heads,
             n_kv_heads=n_heads // self.kv_group_size,

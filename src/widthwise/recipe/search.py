@@ -46,6 +46,17 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     return list(contents)
 
 
+def _heads(row: dict[str, Any]) -> dict[str, Any]:
+    """The attention of a candidate, whatever the base's rule."""
+    width = row["n_heads"] * row["head_dim"]
+    return {
+        "n_heads": row["n_heads"],
+        "head_dim": None,
+        "ratio": None,
+        "d_attention": None if width == row["d_model"] else width,
+    }
+
+
 def _changes(row: dict[str, Any]) -> dict[str, Any]:
     """The model section of a candidate's recipe; null where the base may have a rule for a size that is given here."""
     width = {"d_hidden": row["d_hidden"], "ratio": None, "multiple_of": 1}
@@ -53,6 +64,6 @@ def _changes(row: dict[str, Any]) -> dict[str, Any]:
         "d_model": row["d_model"],
         "n_layers": row["n_layers"],
         "shape": {"kind": "uniform"},
-        "attention": {"n_heads": row["n_heads"], "head_dim": None},
+        "attention": _heads(row),
         "ffn": {"kind": "hourglass", "n_blocks": row["n_blocks"], **width},
     }
