@@ -64,6 +64,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
         },
         "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": grouped},
+        "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
         "moe": {**shaped, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},
         "slots": {
             **shaped,

@@ -8,18 +8,32 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.adjustable import Adjustable
+from widthwise.model.attention import AttentionTemplate
+from widthwise.model.ffn.interface import FFNTemplate
+from widthwise.shape.profile import shares, with_heads, with_hidden
 from widthwise.shape.rounding import round_balanced, round_nearest
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
 from widthwise.shape.solve import WidthCost, solve_widths
 from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+Points = Annotated[tuple[pydantic.PositiveFloat, ...], Field(min_length=2, max_length=100)]
 Match = Literal["params", "layer_params", "active_params", "flops", "flops_causal", "kv_bytes"]
 """A cost of a model that others can be given. layer_params: attention and feed-forward, without embedding, heads and
 norms, as the hourglass paper counts."""
 
 
-class GivenShape(Config):
+class LayerShape(Config):
+    """What all shapes have."""
+
+    def layer_parts(
+        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, n_layers: int
+    ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
+        """(n_layers,) the attention and the feed-forward of each layer: the recipe's, unless the shape moves them."""
+        return [(attention, ffn)] * n_layers
+
+
+class GivenShape(LayerShape):
     """Widths that follow from no parameter."""
 
     if TYPE_CHECKING:
@@ -55,7 +69,41 @@ class ExplicitShape(GivenShape):
         return list(self.widths)
 
 
-class SolvedShape(Config):
+class ProfileShape(GivenShape):
+    """A uniform stream whose heads or hidden units are spread unevenly over the layers; see `shape.profile`."""
+
+    kind: Literal["profile"] = "profile"
+    heads: Points | None = None
+    """Heads of the first to the last layer in relation to each other, on straight lines: [0.5, 1] is OpenELM's, [1,
+    0.5] the reverse, [0.5, 1, 0.5] a crown. Every layer has heads of the same size. null: as many in every layer."""
+    hidden: Points | None = None
+    """The same for the hidden width of the feed-forward."""
+    framed: bool = False
+    """Whether the first and the last layer keep the sizes of the uniform model, and the lines lead through the rest."""
+    endpoints: Literal["slim", "full"] = "slim"
+    match: ClassVar[Match] = "params"
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "ProfileShape":
+        if self.heads is None and self.hidden is None:
+            raise ValueError("heads: missing; a profile needs heads, hidden or both")
+        return self
+
+    def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
+        return [round(cost.d_model)] * n_layers
+
+    def layer_parts(
+        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, n_layers: int
+    ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
+        attentions, ffns = [attention] * n_layers, [ffn] * n_layers
+        if self.heads is not None:
+            attentions = with_heads(attention, shares(self.heads, n_layers, self.framed), d_model)
+        if self.hidden is not None:
+            ffns = with_hidden(ffn, shares(self.hidden, n_layers, self.framed), d_model)
+        return list(zip(attentions, ffns, strict=True))
+
+
+class SolvedShape(LayerShape):
     """A schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
 
     Source: variable-width paper, Appendix A.
@@ -164,5 +212,6 @@ class NarrowingShape(MonotoneShape):
 
 
 Shape = Annotated[
-    UniformShape | ExplicitShape | XShape | DiamondShape | GrowingShape | NarrowingShape, Field(discriminator="kind")
+    UniformShape | ExplicitShape | ProfileShape | XShape | DiamondShape | GrowingShape | NarrowingShape,
+    Field(discriminator="kind"),
 ]

@@ -75,7 +75,9 @@ class ModelTemplate(Config):
     def resolve(self, seq_len: int) -> ModelConfig:
         """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
-        layers = tuple(self._layer(index, widths) for index in range(self.n_layers))
+        with mistakes_at("model"):
+            parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, self.n_layers)
+        layers = tuple(self._layer(index, widths, *parts[index]) for index in range(self.n_layers))
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
         mtp = self._mtp(residual.slot_shape(self.d_model)[1])
@@ -136,10 +138,10 @@ class ModelTemplate(Config):
             d_out[-1] = min(d_out[-1], self.d_model)
         return d_in, d_out
 
-    def _layer(self, index: int, widths: list[int]) -> LayerConfig:
+    def _layer(self, index: int, widths: list[int], attention: AttentionTemplate, ffn: FFNTemplate) -> LayerConfig:
         where = f"model.layers.{index}"
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths, self.shape.endpoints == "slim"))
-        layer = self._layer_of(widths[index], d_in, d_out, where)
+        layer = self._layer_of(widths[index], d_in, d_out, attention, ffn, where)
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
 
@@ -147,7 +149,7 @@ class ModelTemplate(Config):
         if self.mtp is None:
             return None
         width = self.d_model
-        layer = self._layer_of(width, width, width, "model.mtp.layer")
+        layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
         return MTPConfig(
             **options_of(MTPOptions, self.mtp),
             layer=layer,
@@ -155,20 +157,22 @@ class ModelTemplate(Config):
             final_norm=self.norm.over(width),
         )
 
-    def _layer_of(self, width: int, d_in: int, d_out: int, where: str) -> LayerConfig:
+    def _layer_of(
+        self, width: int, d_in: int, d_out: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
+    ) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
             with mistakes_at("ffn"):
-                ffn = self.ffn.at_width(width)
+                own_ffn = ffn.at_width(width)
             return LayerConfig(
                 d_model=width,
                 d_in=d_in,
                 d_out=d_out,
                 norm_placement=self.norm.placement,
                 attention_norm=self.norm.over(width),
-                attention=self.attention.at_width(width),
+                attention=attention.at_width(width),
                 ffn_norm=self.norm.over(ffn_norm_dim),
-                ffn=ffn,
+                ffn=own_ffn,
             )
 
 
