@@ -10,6 +10,13 @@ DYNAMIC = "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kin
 BUDGET = "train.width_budget={kind: lagrangian, target: 0.6, scope: layer, rate: 0.05}"
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 
+APART = (
+    UNIFORM,
+    MUON,
+    "growth=[{at_step: 4, model: {d_model: 24, n_layers: 5, ffn: {kind: swiglu, ratio: 5}}, rewarmup_steps: 4,"
+    " rewarmup_of: new, freeze_steps: 2}]",
+)
+
 GROWING = {
     "twice": (TWICE,),
     "muon, bf16": (TWICE, MUON, "train.precision=bf16"),
@@ -38,6 +45,7 @@ GROWING = {
         "growth=[{at_step: 4, model: {d_model: 32, n_layers: 5, ffn: {kind: swiglu, ratio: 6}}, zero_side: inputs,"
         " new_std: 0.03}]",
     ),
+    "apart": APART,
     "reset": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, reset: all, rewarmup_steps: 0}]"),
 }
 """Name -> overrides of `tiny_recipe`, 9 steps."""

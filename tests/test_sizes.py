@@ -21,7 +21,8 @@ NO_SIZES = {
         "loss_window_steps",
         "state_every",
     ),
-    *("warmup_steps", "decay_steps", "rewarmup_steps", "at_step", "at_tokens", "after_step", "validation_tokens", "c"),
+    *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
+    *("validation_tokens", "c"),
     *("max_skipped", "max_rewinds", "margin_steps", "norms_every"),
     *("layers", "seed"),  # numbers of layers that there are; checked against 2^63
 }

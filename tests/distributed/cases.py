@@ -1,6 +1,6 @@
 """Runs of every kind of model that several processes must train as one does."""
 
-from growing_runs import MUON, TWICE
+from growing_runs import APART, MUON, TWICE
 from tiny_runs import tiny_recipe
 
 from widthwise.recipe.recipe import Recipe
@@ -56,6 +56,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "muon": (*UNIFORM, MUON, "model.ffn={kind: hourglass, n_blocks: 2, d_hidden: 3}"),
     "grown": (TWICE,),
+    "grown, apart": APART,
 }
 """Name -> overrides of `tiny_recipe`. Hidden sizes of 3 and 5, and 3 slots, leave some of 4 processes without rows."""
 
@@ -69,6 +70,7 @@ BITWISE: dict[str, tuple[str, ...]] = {
     "mixture": ("mixture", IN_PAIRS),
     "muon": ("muon", IN_PAIRS),
     "grown": ("grown", IN_PAIRS),
+    "grown, apart": ("grown, apart", IN_PAIRS),
 }
 """Name -> what one process and two that each hold the whole model train to the same bits."""
 CHECKPOINTED = "train.activation_checkpointing=layer"

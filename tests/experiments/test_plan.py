@@ -184,4 +184,4 @@ def test_the_comparisons_of_growth_are_fair(name: str) -> None:
     assert sum(bool(recipe.growth) for recipe in plan.recipes.values()) >= 2
     for recipe in plan.recipes.values():
         decay = recipe.train.steps - recipe.schedule.n_decay_steps(recipe.train.steps)
-        assert all(phase.start + phase.growth.rewarmup_steps <= decay for phase in recipe.phases[1:])
+        assert all(phase.start + phase.growth.pace.rewarmup_steps <= decay for phase in recipe.phases[1:])

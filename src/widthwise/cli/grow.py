@@ -61,6 +61,10 @@ def grow(
             help="Steps over which learning rates rise again from 0; default: the horizon of the optimizer's averages.",
         ),
     ] = None,
+    rewarmup_of: Annotated[
+        Literal["all", "new"], typer.Option(help="Whose learning rates rise again: all, or those of new entries.")
+    ] = "all",
+    freeze_steps: Annotated[int, typer.Option(min=0, help="Steps in which old entries stay as they are.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed for new weights.")] = 0,
     allow_change: Annotated[
         bool, typer.Option("--allow-change", help="Take constants from the recipe, although the function changes.")
@@ -92,6 +96,8 @@ def grow(
         seed=seed,
         allow_change=allow_change,
         rewarmup_steps=rewarmup_steps,
+        rewarmup_of=rewarmup_of,
+        freeze_steps=freeze_steps,
     )
     sizes = NewSizes(d_model, n_heads, n_kv_heads, head_dim, d_ff, add_layers)
     source = Source.of(run)

@@ -12,6 +12,7 @@ from widthwise.growth.choices import NewLayers, NewStd, Reset, ZeroSide
 from widthwise.growth.maps.correspondence import align
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
+from widthwise.recipe.pace import Pace, RewarmupOf, usual_rewarmup
 
 if TYPE_CHECKING:
     from widthwise.growth.plan.model_plan import GrowthPlan
@@ -44,8 +45,12 @@ class GrowthEvent(Config):
     """What the optimizer forgets: nothing, where new entries of a tensor get no momentum and the mean of the squares of
     the old ones; of new entries also the squares; or everything."""
     rewarmup_steps: pydantic.NonNegativeInt | None = None
-    """Steps over which all rates rise linearly from 0 to those of the schedule; where not given, the steps that the
+    """Steps over which rates rise linearly from 0 to those of the schedule; where not given, the steps that the
     optimizer's averages look back (`settling_steps`), but no more than are left."""
+    rewarmup_of: RewarmupOf = "all"
+    """Whose rates rise: those of all entries, or of the new ones alone."""
+    freeze_steps: pydantic.NonNegativeInt = 0
+    """Steps in which the old entries stay as they are, and only the new ones learn."""
     preserve: bool = True
     """Whether constants stay those that keep the function. false: attention scale, divisors of norms and frequencies of
     rotation become those of the larger model's recipe, so that the loss jumps: to show what growth costs without."""
@@ -61,18 +66,6 @@ class GrowthEvent(Config):
         return self.at_step if self.at_step is not None else -(-(self.at_tokens or 0) // tokens_per_step)
 
 
-class Rewarmup(Config):
-    """After `widthwise grow`, all learning rates rise linearly from 0 to those of the schedule."""
-
-    after_step: pydantic.NonNegativeInt
-    """The step at which the model grew."""
-    steps: pydantic.PositiveInt
-
-    def factor(self, step: int) -> float:
-        """What the rates of the schedule are multiplied by at a step, counted from 1."""
-        return ramp(step - self.after_step, self.steps)
-
-
 @dataclass(frozen=True)
 class Growth:
     """A growth event with its plan."""
@@ -81,7 +74,7 @@ class Growth:
     """Its place among the events of the recipe, from 0."""
     event: GrowthEvent
     plan: "GrowthPlan"
-    rewarmup_steps: int
+    pace: Pace
 
     def seed(self, run_seed: int) -> int:
         """The seed from which the new entries of this growth are drawn."""
@@ -96,7 +89,7 @@ class Growth:
                 "at_tokens": None,
                 "model": self.plan.new,
                 "layers": self.plan.correspondence.layers,
-                "rewarmup_steps": self.rewarmup_steps,
+                "rewarmup_steps": self.pace.rewarmup_steps,
             }
         )
 
@@ -134,11 +127,15 @@ def grown_phases(
         before = phases.pop()
         start = event.step(tokens_per_step)
         _check_moment(index, start, before.start, n_steps)
+        if before.growth is not None:
+            before.growth.pace.check_next(start, f"growth.{index}")
         section = changed_section(before.section, event.model, f"growth.{index}.model")
         with mistakes_at(f"growth.{index}"):
             wanted = section.resolve(seq_len)
         try:
-            growth = _planned(index, event, before.model, wanted, settling_steps, n_steps - start)
+            rewarmup = usual_rewarmup(event.rewarmup_steps, settling_steps, n_steps - start)
+            pace = Pace(start, rewarmup, event.rewarmup_of, event.freeze_steps).check(n_steps - start, "")
+            growth = _planned(index, event, before.model, wanted, pace)
         except UserError as error:
             raise UserError(f"growth.{index}: {error}") from None
         phases += [replace(before, end=start), Phase(start, n_steps, section, growth.plan.new, growth)]
@@ -152,15 +149,12 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
         raise UserError(f"growth.{index}: comes after step {start}; the event before it came after step {earliest}")
 
 
-def _planned(
-    index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, settling_steps: int, n_left: int
-) -> Growth:
+def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
     from widthwise.growth.plan.model_plan import plan_growth
 
-    rewarmup = rewarmup_length(event.rewarmup_steps, settling_steps, n_left, "rewarmup_steps")
     layers = align(old, wanted, event.layers)
     plan = plan_growth(old, wanted, layers, event.new_layers, event.zero_side, event.new_std)
-    return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), rewarmup)
+    return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
 
 
 def with_constants_of(wanted: ModelConfig, plan: "GrowthPlan") -> "GrowthPlan":
@@ -170,23 +164,3 @@ def with_constants_of(wanted: ModelConfig, plan: "GrowthPlan") -> "GrowthPlan":
     if parameter_shapes(plan.new) != parameter_shapes(wanted):
         raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
     return replace(plan, new=wanted)
-
-
-def rewarmup_length(asked: int | None, settling_steps: int, n_left: int, name: str) -> int:
-    """Steps, those of the optimizer where none are asked for. Raises UserError `name: ...` for more than are left."""
-    if asked is None:
-        return min(settling_steps, n_left)
-    if asked > n_left:
-        raise UserError(f"{name}: got {asked}; the run has only {n_left} more steps")
-    return asked
-
-
-def rewarmup_factor(phases: Sequence[Phase], step: int) -> float:
-    """What the rates of the schedule are multiplied by at a step, counted from 1."""
-    ramps = [ramp(step - phase.start, phase.growth.rewarmup_steps) for phase in phases if phase.growth is not None]
-    return min(ramps, default=1.0)
-
-
-def ramp(n_done: int, n_steps: int) -> float:
-    """From 0 to 1 over n_steps; 1 before and behind them."""
-    return n_done / n_steps if 0 < n_done < n_steps else 1.0

@@ -16,10 +16,11 @@ from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.flop_budget import Steps, with_steps_solved
-from widthwise.recipe.growth_events import GrowthEvent, Phase, Rewarmup, grown_phases, rewarmup_factor
+from widthwise.recipe.growth_events import GrowthEvent, Phase, grown_phases
 from widthwise.recipe.model_section import ModelSection
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.pace import Rewarmup, factor_of_all
 from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
@@ -211,9 +212,9 @@ class Recipe(Config):
     def lr_factor(self, step: int) -> float:
         """What the optimizer's rates are multiplied by at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
-        return (
-            factor * rewarmup_factor(self.phases, step) * (1 if self.rewarmup is None else self.rewarmup.factor(step))
-        )
+        growths = [phase.growth.pace for phase in self.phases if phase.growth is not None]
+        before = [] if self.rewarmup is None else [self.rewarmup.pace]
+        return factor * factor_of_all(growths, step) * factor_of_all(before, step)
 
     def check(self) -> None:
         """Raises UserError where the parts do not fit together, so that training could not work or not finish."""

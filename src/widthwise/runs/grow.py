@@ -13,7 +13,8 @@ from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.flop_budget import FlopBudget
-from widthwise.recipe.growth_events import Rewarmup, rewarmup_length, with_constants_of
+from widthwise.recipe.growth_events import with_constants_of
+from widthwise.recipe.pace import Pace, Rewarmup, RewarmupOf, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, pending
 from widthwise.runs.source import Source
@@ -41,8 +42,12 @@ class GrowOptions:
     allow_change: bool = False
     """Whether constants become those of the recipe although that changes the function."""
     rewarmup_steps: int | None = None
-    """Steps over which all rates rise again from 0; where not given, the steps that the optimizer's averages look
-    back, but no more than are left."""
+    """Steps over which rates rise again from 0; where not given, the steps that the optimizer's averages look back,
+    but no more than are left."""
+    rewarmup_of: RewarmupOf = "all"
+    """Whose rates: of all entries, or of the new ones alone."""
+    freeze_steps: int = 0
+    """Steps in which the old entries stay as they are."""
 
 
 DEFAULT = GrowOptions()
@@ -121,11 +126,12 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
     _check_moments(source, recipe)
+    rewarmup = _rewarmup(source, recipe, plan, options)
+    if rewarmup is not None and recipe.growth:
+        rewarmup.pace.check_next(recipe.growth[0].step(recipe.tokens_per_step), "growth.0")
     return Intention(
         "grown",
-        checked_copy(
-            recipe, "recipe", model=plan.new, rewarmup=_rewarmup(source, recipe, plan, options.rewarmup_steps)
-        ),
+        checked_copy(recipe, "recipe", model=plan.new, rewarmup=rewarmup),
         plan,
         reset=options.reset,
         seed=options.seed,
@@ -136,12 +142,20 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     )
 
 
-def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, n_steps: int | None) -> Rewarmup | None:
-    if n_steps is None and plan.new == plan.old:
+def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOptions) -> Rewarmup | None:
+    """None where nothing is to be said of the rates. Raises UserError for more steps than are left."""
+    asked, of = options.rewarmup_steps, options.rewarmup_of
+    if asked is None and options.freeze_steps == 0 and plan.new == plan.old:
         return None
     n_left = recipe.train.steps - source.step
-    n_steps = rewarmup_length(n_steps, recipe.optimizer.settling_steps, n_left, "--rewarmup-steps")
-    return Rewarmup(after_step=source.step, steps=n_steps) if n_steps > 0 else None
+    steps = usual_rewarmup(asked, recipe.optimizer.settling_steps, n_left)
+    pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
+    if steps == options.freeze_steps == 0:
+        return None
+    told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
+    if pace.end_apart == source.step:
+        return told
+    return checked_copy(told, "rewarmup", grown_from=plan.old, layers=plan.correspondence.layers)
 
 
 def _check_moments(source: Source, recipe: Recipe) -> None:

@@ -1,5 +1,7 @@
 """The model of a phase of training, with its optimizer and its objective."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from widthwise.recipe.growth_events import Phase
 from widthwise.recipe.optimizers import set_lr
 from widthwise.recipe.recipe import Recipe
 from widthwise.training.assembly import assembled
+from widthwise.training.entry_rates import EntryRates
 from widthwise.training.growth_step import grow
 from widthwise.training.norms import watched_layers
 from widthwise.training.objective import Objective, carried_state
@@ -22,11 +25,14 @@ from widthwise.training.step import StepOutcome, optimizer_step
 class Learner:
     """Takes the steps of one phase. Everything in it follows from the recipe and the model."""
 
-    def __init__(self, recipe: Recipe, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes):
+    def __init__(
+        self, recipe: Recipe, phase: Phase, model: Decoder, optimizer: torch.optim.Optimizer, processes: Processes
+    ):
         self._recipe, self._config, self._processes = recipe, recipe.train, processes
         self.model, self.optimizer = model, optimizer
         self.device = processes.device
         self.objective = Objective(self._config, model.config, self.device)
+        self._rates = _entry_rates(recipe, phase, model)
         self.gate = Gate(self._config.on_spike, processes)
         self.flops_per_token = model.config.cost().training_flops(recipe.seq_len) * self._config.n_passes
         """Training FLOPs, with every pass of a step."""
@@ -36,7 +42,7 @@ class Learner:
         """A phase's model with initial weights. Raises UserError where it does not fit into memory."""
         model = assembled(phase.model, recipe.train, processes)
         set_whole(model.initial_weights(recipe.train.seed))
-        return cls(recipe, model, recipe.optimizer_of(phase).build(model), processes)
+        return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes)
 
     def grown(self, phase: Phase) -> "Learner":
         """The larger model of the next phase, which goes on from this one. Raises UserError as `untrained` does."""
@@ -46,7 +52,7 @@ class Learner:
             model = assembled(growth.plan.new, self._config, self._processes)
             optimizer = recipe.optimizer_of(phase).build(model)
             grow((self.model, self.optimizer), (model, optimizer), growth, self._config.seed)
-            learner = Learner(recipe, model, optimizer, self._processes)
+            learner = Learner(recipe, phase, model, optimizer, self._processes)
         learner.objective.load_state(carried_state(self.objective.state(), self._config, self._config, growth.plan))
         return learner
 
@@ -83,7 +89,9 @@ class Learner:
             f"memory of the device; use a smaller divisor of the {len(batch)} that a process has of a step"
         ):
             batch, every = batch.to(self.device), self._config.norms_every
-            with watched_layers(self.model, is_due=every is not None and step % every == 0) as watch:
+            is_watched = every is not None and step % every == 0
+            rates = nullcontext() if self._rates is None else self._rates.applied(step)
+            with rates, watched_layers(self.model, is_watched) as watch:
                 return optimizer_step(
                     self.model,
                     self.optimizer,
@@ -95,3 +103,11 @@ class Learner:
                     watch,
                     boundaries,
                 )
+
+
+def _entry_rates(recipe: Recipe, phase: Phase, model: Decoder) -> EntryRates | None:
+    """The rates that follow from the growth with which a phase began, in this run or by `widthwise grow`."""
+    if phase.growth is not None:
+        return EntryRates(model, phase.growth.pace, phase.growth.plan)
+    plan = None if recipe.rewarmup is None else recipe.rewarmup.plan(phase.model)
+    return None if recipe.rewarmup is None or plan is None else EntryRates(model, recipe.rewarmup.pace, plan)

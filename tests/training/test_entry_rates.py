@@ -1,0 +1,149 @@
+"""New and old entries that learn at rates of their own."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from growing_runs import APART
+from safetensors.torch import load_file
+from tiny_runs import outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.model.decoder import build
+from widthwise.recipe.optimizers import set_lr
+from widthwise.recipe.pace import Pace
+from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.run_dir import RunDir
+from widthwise.runs.conversion import carry_out
+from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
+from widthwise.runs.source import Source
+from widthwise.runs.train import resume, train
+from widthwise.training.checkpoint_folder import checkpoint_paths, step_of
+from widthwise.training.entry_rates import EntryRates
+
+WIDER = "growth=[{at_step: 2, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 5}}}]"
+OPTIMIZERS = ["optimizer={kind: adamw, lr: 0.01}", "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"]
+
+
+def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
+    path = next(path for path in checkpoint_paths(run / "checkpoints") if step_of(path) == step)
+    return load_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize("overrides", OPTIMIZERS)
+@pytest.mark.parametrize("done", [1, 3])
+def test_an_entry_moves_as_it_would_if_its_rate_were_that_of_all(overrides: str, done: int) -> None:
+    """After two steps of the optimizer, so that it has moments. The weights decay."""
+    recipe = tiny_recipe("model.shape={kind: uniform}", overrides, WIDER)
+    plan, pace = recipe.phases[1].growth.plan, Pace(10, 4, "new", freeze_steps=2)
+    model = build(plan.new, seed=1)
+    optimizer = recipe.optimizer.build(model)
+
+    def gradients(model) -> None:
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(257, (2, 18), generator=generator)
+        model.loss(tokens[:, :-1], tokens[:, 1:]).objective.backward()
+
+    for _ in range(2):
+        gradients(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    gradients(model)
+    found = {}
+    for factor in {0.0, 1.0, done / 4}:
+        other = copy.deepcopy(model)
+        rated = recipe.optimizer.build(other)
+        for each, parameter in zip(other.parameters(), model.parameters()):
+            each.grad = parameter.grad.clone()
+            rated.state[each].update({part: value.clone() for part, value in optimizer.state[parameter].items()})
+        set_lr(rated, recipe.optimizer.lr * factor)
+        rated.step()
+        found[factor] = {name: each.detach() for name, each in other.named_parameters()}
+    set_lr(optimizer, recipe.optimizer.lr)
+    with EntryRates(model, pace, plan).applied(pace.after_step + done):
+        optimizer.step()
+    is_new, of_old = plan.is_new(), 0.0 if done <= 2 else 1.0
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter[~is_new[name]], found[of_old][name][~is_new[name]])
+        torch.testing.assert_close(parameter[is_new[name]], found[done / 4][name][is_new[name]], rtol=1e-6, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("apart") / "run"
+    train(tiny_recipe(*APART), path)
+    return path
+
+
+def test_old_entries_stay_bit_for_bit_until_they_are_let_go(apart: Path) -> None:
+    """APART grows after step 4 and freezes for two steps."""
+    plan = saved_recipe(RunDir(apart)).phases[1].growth.plan
+    old = weights_at(apart, 4)
+    for step, stays in ((5, True), (6, True), (7, False)):
+        now = plan.shrunk(weights_at(apart, step))
+        assert all(torch.equal(now[name], weight) for name, weight in old.items()) == stays
+    new = weights_at(apart, 5)["layers.0.ffn.w_down.weight"]
+    assert new[:, old["layers.0.ffn.w_down.weight"].shape[1] :].any()  # it began at 0
+
+
+def test_the_rate_on_record_is_that_of_old_entries(apart: Path) -> None:
+    recipe, plain = saved_recipe(RunDir(apart)), tiny_recipe(*APART, "growth=[]")
+    assert [recipe.lr_factor(step) for step in range(1, 10)] == [plain.lr_factor(step) for step in range(1, 10)]
+
+
+def test_a_run_that_was_grown_learns_apart_and_resumes_to_the_bit(apart: Path, tmp_path: Path) -> None:
+    source = Source.of(unfinished_copy(apart, tmp_path / "source", 4))
+    wanted = wanted_recipe(source, None, ["model.layers.1.ffn.d_ff=80"])
+    options = GrowOptions(rewarmup_steps=4, rewarmup_of="new", freeze_steps=2)
+    carry_out(source, growth_intended(source, wanted, options), tmp_path / "grown")
+    resume(tmp_path / "grown")
+    old = weights_at(tmp_path / "source", 4)
+    for step, stays in ((6, True), (7, False)):
+        now = weights_at(tmp_path / "grown", step)["layers.1.ffn.w_up.weight"][:64]
+        assert torch.equal(now, old["layers.1.ffn.w_up.weight"]) == stays
+    for step in (5, 7):
+        run = unfinished_copy(tmp_path / "grown", tmp_path / f"from_{step}", step)
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "grown")
+
+
+def test_a_run_whose_entries_learn_alike_is_not_told_what_it_was(apart: Path, tmp_path: Path) -> None:
+    source = Source.of(unfinished_copy(apart, tmp_path / "source", 4))
+    wanted = wanted_recipe(source, None, ["model.layers.1.ffn.d_ff=80"])
+    alike = growth_intended(source, wanted, GrowOptions()).recipe.rewarmup
+    apart_ = growth_intended(source, wanted, GrowOptions(freeze_steps=1)).recipe.rewarmup
+    assert alike is not None
+    assert apart_ is not None
+    assert alike.grown_from is None
+    assert apart_.grown_from == source.model
+
+
+def growing(*events: str) -> Recipe:
+    return tiny_recipe("model.shape={kind: uniform}", f"growth=[{', '.join(f'{{{event}}}' for event in events)}]")
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (("at_step: 5, model: {}, freeze_steps: 5",), "growth.0: freeze_steps: got 5; the run has only 4 more steps"),
+        (
+            ("at_step: 2, model: {}, freeze_steps: 3", "at_step: 4, model: {n_layers: 5}"),
+            "growth.1: comes after step 4; new and old entries of the growth after step 2 learn at rates of their own "
+            "until step 5",
+        ),
+        (
+            ("at_step: 2, model: {}, rewarmup_of: new, rewarmup_steps: 4", "at_step: 5, model: {n_layers: 5}"),
+            "growth.1: comes after step 5;",
+        ),
+    ],
+)
+def test_rates_of_entries_that_overlap_are_refused(events: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError) as raised:
+        growing(*events).check()
+    assert message in str(raised.value)
+
+
+def test_a_growth_may_follow_when_all_learn_alike() -> None:
+    events = "at_step: 2, model: {}, freeze_steps: 2, rewarmup_steps: 0", "at_step: 4, model: {n_layers: 5}"
+    assert [phase.start for phase in growing(*events).phases] == [0, 2, 4]
