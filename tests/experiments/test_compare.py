@@ -25,7 +25,14 @@ from widthwise.training.stopping import Interrupted
 RECIPE = {
     "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
     **TINY,
-    "train": {"steps": 4, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "log_every": 1},
+    "train": {
+        "steps": 5,
+        "batch_size": 4,
+        "precision": "fp32",
+        "validation_tokens": 240,
+        "log_every": 1,
+        "validate_every": 1,
+    },
     "compare": {
         "seeds": [3, 5, 8],
         "variants": {
@@ -61,6 +68,27 @@ def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
     assert (twin["verdict"], twin["difference"]["low"], twin["difference"]["high"]) == ("tie", 0.0, 0.0)
     assert set(twin["ratio"]) >= {"params", "flops", "average_width", "kv_bytes"}
     assert all(ratio == 1.0 for name, ratio in twin["ratio"].items() if name != "tokens_per_second")
+
+
+def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
+    plan, folder, comparison = done
+    equal, gap = (variant(comparison, "twin")[key]["val_loss"] for key in ("at_equal_loss", "gap"))
+    n_tokens = 5 * 4 * 24
+    assert equal["n_reached"] == 3
+    assert equal["tokens"]["per_seed"] == [n_tokens] * 3
+    assert equal["training_flops"]["mean"] == RunDir(folder / plan.run_path("twin", 3)).result()["training_flops"]
+    assert (equal["tokens_ratio"]["low"], equal["training_flops_ratio"]["high"]) == (1, 1)
+    assert gap["tokens"] == [step * 4 * 24 for step in range(1, 6)]
+    assert gap["mean"] == [0] * 5
+    assert comparison["validations"]["n_fewest"] == 5
+    assert "It reaches uniform's final held-out loss with 1.000 times the tokens" in comparison["sentence"]
+
+
+def test_the_gap_ends_with_the_difference(done) -> None:
+    x = variant(done[2], "x")
+    assert x["gap"]["val_loss"]["mean"][-1] == pytest.approx(x["difference"]["mean"])
+    ratios = [x["at_equal_loss"]["val_loss"][key]["per_seed"] for key in ("training_flops_ratio", "tokens_ratio")]
+    assert np.divide(*ratios) == pytest.approx(x["ratio"]["training_flops"])
 
 
 def test_seeds_differ(done) -> None:

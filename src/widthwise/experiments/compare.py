@@ -1,5 +1,6 @@
 """Matched recipes x seeds -> one comparison."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -10,10 +11,11 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.crew import Crew, crew
+from widthwise.experiments.equal_loss import Course, Courses, validations_of
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
-from widthwise.experiments.sentences import difference_sentence, interval, seeds
+from widthwise.experiments.sentences import difference_sentence, interval, seeds, too_few_validations
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
@@ -65,7 +67,8 @@ def run_plan(
                 share_with_others(partial(_join, plan, place, processes.shelf), jobs, observer)
             with jobs.threads():
                 runs.share(place.queue(WORDS, plan.identity))
-        comparison = summarise(plan, runs.results(), runs.first.environment(), command or command_line())
+        environment, command_words = runs.first.environment(), command or command_line()
+        comparison = summarise(plan, runs.results(), environment, command_words, runs.courses())
         comparison.write(folder)
         return comparison
 
@@ -126,6 +129,13 @@ class _Runs:
             self._check_same_data(name, seed)
         return found
 
+    def courses(self) -> Mapping[str, Courses]:
+        """Variant -> the course of the run of each seed, when all have finished."""
+        return {
+            name: [Course.of(self._run(name, seed).metrics()) for seed in self._plan.seeds]
+            for name in self._plan.recipes
+        }
+
     def _run(self, name: str, seed: int) -> RunDir:
         return RunDir(self._folder / self._plan.run_path(name, seed))
 
@@ -135,11 +145,21 @@ class _Runs:
 
 
 def summarise(
-    plan: ComparisonPlan, results: Mapping[str, Results], environment: dict[str, Any], command: str
+    plan: ComparisonPlan,
+    results: Mapping[str, Results],
+    environment: dict[str, Any],
+    command: str,
+    courses: Mapping[str, Courses] | None = None,
 ) -> Comparison:
-    """The comparison as a record. results: variant -> one result per seed, in the order of plan.seeds."""
-    baseline = results[plan.baseline]
-    variants = [variant_of(name, plan.seeds, results[name], baseline) for name in plan.recipes]
+    """The comparison as a record.
+
+    results: variant -> one result per seed, in the order of plan.seeds; courses: the courses of these runs, or None if
+    nothing is to be said of equal losses.
+    """
+    found = courses or dict.fromkeys(plan.recipes, ())
+    beside = results[plan.baseline], found[plan.baseline]
+    variants = [variant_of(name, plan.seeds, results[name], beside[0], found[name], beside[1]) for name in plan.recipes]
+    validations = validations_of(itertools.chain(*courses.values())) if courses else None
     trend = _trend(plan, results)
     sentences = [
         difference_sentence(variant, variant.difference, plan.baseline) for variant in variants if variant.difference
@@ -153,8 +173,11 @@ def summarise(
         seeds=list(plan.seeds),
         baseline=plan.baseline,
         matched=plan.match,
-        sentence="\n".join(sentences + ([_trend_sentence(trend)] if trend else [])),
+        sentence="\n".join(
+            (*sentences, *too_few_validations(validations), *([_trend_sentence(trend)] if trend else []))
+        ),
         environment=environment,
+        validations=validations,
         variants=variants,
         trend=trend,
     )

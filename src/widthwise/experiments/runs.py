@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError, checked_copy
+from widthwise.experiments.equal_loss import Courses, equal_losses, gaps, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
@@ -73,16 +74,25 @@ def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
     return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
 
 
-def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Results | None) -> Variant:
+def variant_of(
+    name: str,
+    seeds: Sequence[int],
+    results: Results,
+    baseline: Results | None,
+    courses: Courses = (),
+    baseline_courses: Courses = (),
+) -> Variant:
     """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
-    The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, and the
-    ratios of the costs. The baseline itself has no differences, and the verdict "baseline".
+    The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
+    ratios of the costs and, from the courses of the runs, what both need for the same loss. The baseline itself has no
+    differences, and the verdict "baseline".
     """
     estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
     fields = estimates.keys() & Variant.model_fields
     differences = {} if baseline is None or results is baseline else _differences(results, baseline)
     difference = differences.pop("val_loss", None)
+    suffice = bool(courses) and validations_of([*courses, *baseline_courses]).suffice
     return Variant(
         name=name,
         runs=[str(run_path(name, seed)) for seed in seeds],
@@ -90,6 +100,8 @@ def variant_of(name: str, seeds: Sequence[int], results: Results, baseline: Resu
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         difference=difference,
         differences=differences,
+        gap=gaps(courses, baseline_courses, CONFIDENCE) if difference else {},
+        at_equal_loss=equal_losses(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         verdict=verdict(difference) if difference else None if baseline is None else "baseline",
         cost=results[0].cost,
         ratio={} if baseline is None else _ratios(results, baseline),

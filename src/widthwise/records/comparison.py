@@ -7,6 +7,7 @@ import pydantic
 
 from widthwise.files import PathInside
 from widthwise.records.cost import CostSummary
+from widthwise.records.equal_loss import EqualLoss, Gap, Validations
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
@@ -28,6 +29,10 @@ class Variant(Record):
     differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name of a further loss -> that loss minus the baseline's, paired as `difference` is if it is one of held-out
     text, otherwise by seed alone."""
+    at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
+    """Name of a held-out loss -> what the variant and the baseline need for it; empty where validations are too few."""
+    gap: Mapping[str, Gap] = pydantic.Field(default_factory=dict)
+    """Name of a held-out loss -> that loss minus the baseline's in the course of training."""
     verdict: Verdict | None = None
     """Of `difference`; None if there is nothing to compare with."""
     cost: CostSummary
@@ -113,6 +118,8 @@ class Comparison(StoredRecord):
     sentence: str
     """The answer in words, a line for each variant and one for the trend."""
     environment: Mapping[str, Any]
+    validations: Validations | None = None
+    """None in files of older versions."""
     variants: Sequence[Variant] = pydantic.Field(min_length=1)
     trend: Trend | None = None
 

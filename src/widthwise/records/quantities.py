@@ -6,12 +6,10 @@ A new quantity is one entry of QUANTITIES; everything else reads it there.
 from collections.abc import Callable, Sequence
 
 from widthwise.records.cost import PARTS, CostSummary, sum_of
-from widthwise.records.quantity import OfHeldOut, OfModel, OfPair, OfRun, Quantity
+from widthwise.records.loss_quantities import LOSSES
+from widthwise.records.quantity import OfHeldOut, OfModel, OfRun, Quantity
 from widthwise.records.record import Number
 from widthwise.records.run import RunResult
-
-MOST_MTP_DEPTHS = 16
-"""Tokens that multi-token prediction may predict beyond the next one."""
 
 
 def _params(part: str) -> Callable[[CostSummary], Number | None]:
@@ -29,94 +27,10 @@ def _training_flops(run: RunResult) -> Number | None:
     return run.training_flops
 
 
-def _further_head(depth: int) -> Sequence[Quantity]:
-    """The loss of a depth of multi-token prediction, named after the place of the token that it predicts."""
-    name, place = f"val_loss_next_{depth + 1}", f"next-{depth + 1}"
-    return (
-        OfHeldOut(
-            name,
-            f"{place} held-out loss",
-            lambda run: next(iter((run.val_mtp_losses or ())[depth - 1 : depth]), None),
-            4,
-            f"Cross-entropy of the token {depth + 1} places ahead, by depth {depth} of multi-token prediction, which "
-            "is given those between; mean over seeds and its {confidence} interval.",
-            f"loss {place}",
-            is_main=True,
-            is_loss=True,
-            depth=depth,
-            windows=lambda run: next(iter(run.val_mtp_window_losses[depth - 1 : depth]), ()),
-        ),
-        OfPair(
-            f"difference_next_{depth + 1}",
-            f"difference, {place}",
-            lambda variant: variant.differences.get(name),
-            4,
-            f"The {place} loss minus that of {{baseline}}, paired and with an interval as the difference of the "
-            "held-out loss.",
-            is_main=True,
-            is_signed=True,
-        ),
-    )
-
-
 QUANTITIES: Sequence[Quantity] = (
     OfRun("steps", "steps", lambda run: run.steps, 0),
     OfRun("tokens", "tokens", lambda run: run.tokens),
-    OfRun(
-        "train_loss",
-        "training loss",
-        lambda run: run.train_loss,
-        4,
-        "Mean over the last steps of training, as many as `train.loss_window_steps` says, and over seeds.",
-        is_main=True,
-        is_loss=True,
-    ),
-    OfPair(
-        "difference_train_loss",
-        "difference, training loss",
-        lambda variant: variant.differences.get("train_loss"),
-        4,
-        "Training loss minus that of {baseline}, paired by seed, and its {confidence} interval (Student's t over "
-        "seeds).",
-        is_signed=True,
-    ),
-    OfHeldOut(
-        "val_loss",
-        "held-out loss",
-        lambda run: run.val_loss,
-        4,
-        "Mean over seeds of the cross-entropy per token on held-out text, in nats; below it the {confidence} interval "
-        "of that mean over seeds (Student's t). Lower is better.",
-        "loss",
-        is_main=True,
-        is_loss=True,
-        windows=lambda run: run.val_window_losses,
-    ),
-    OfPair(
-        "difference",
-        "difference",
-        lambda variant: variant.difference,
-        4,
-        "Held-out loss minus that of {baseline}, paired by seed and by held-out text, and its {confidence} interval "
-        "(Student's t times a bootstrap standard error over seeds and held-out windows together). Negative is better.",
-        "diff",
-        is_main=True,
-        is_signed=True,
-        is_judged=True,
-    ),
-    *(quantity for depth in range(1, MOST_MTP_DEPTHS + 1) for quantity in _further_head(depth)),
-    OfRun("val_perplexity", "perplexity", lambda run: run.val_perplexity, 2),
-    OfRun(
-        "val_bits_per_byte",
-        "bits per byte",
-        lambda run: run.val_bits_per_byte,
-        4,
-        "Held-out loss divided by ln 2 and by the bytes per token: comparable between tokenizers.",
-        "bits/B",
-        is_main=True,
-        is_loss=True,
-        has_ratio=True,
-    ),
+    *LOSSES,
     OfModel(
         "params",
         "parameters",

@@ -297,5 +297,7 @@ class TrainingLoop:
         """Validates at this step, and records it once."""
         found = validate(self.learner.model, self.held_out, self.processes)
         if not self._has_validated:
-            self.journal.write(self.state.step, "validation", **found.record())
+            _, tokens, training_flops = self.journal.spent(self.state.step)
+            spent = {"tokens": tokens, "training_flops": training_flops}
+            self.journal.write(self.state.step, "validation", **spent, **found.record())
         return found

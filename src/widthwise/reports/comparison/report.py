@@ -8,6 +8,7 @@ from markupsafe import Markup
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.comparison import main_table
+from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.trend import trend_section
 from widthwise.reports.page import plots, tables
@@ -64,6 +65,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         differences=panels(
             {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
         ),
+        equal_loss=equal_loss_section(comparison, chosen),
         trend=trend_section(comparison, chosen),
         growth=growth_section(runs, chosen),
         parameters=plots.parts_figure("parts", variants),

@@ -1,0 +1,156 @@
+"""Tokens and training FLOPs at which two variants have the same held-out loss, from the validations of their runs.
+
+A run reaches a loss where the line through its validations first comes down to it, over the logarithm of tokens, over
+which a loss falls almost straight. Two runs of a seed are compared at the higher of their final losses, which both
+reach (`records.equal_loss`): so the ratio always has a value, that of the baseline to the variant is its inverse, and
+nothing is extrapolated. Ratios are averaged over seeds by their logarithms. The virtual-width paper (arXiv:2511.11238,
+Figs. 1 and 9) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from widthwise.experiments.statistics import seed_interval
+from widthwise.records.equal_loss import EqualLoss, Gap, Validations
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import OF_HELD_OUT
+from widthwise.records.record import finite
+
+FEWEST_VALIDATIONS = 5
+"""Between fewer points a line is no picture of a curve."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The held-out losses in the course of one run; arrays with one entry per validation, in order of time."""
+
+    tokens: np.ndarray
+    training_flops: np.ndarray
+    losses: Mapping[str, np.ndarray]
+    """Name of a loss -> its values, for those that every validation has."""
+    final_lr_share: float = float("nan")
+    """Learning rate of the last step over the highest."""
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> "Course":
+        """Takes the records of metrics.jsonl. Validations of older versions, which lack tokens, are left out."""
+        records = list(records)
+        by_step = {each["step"]: each for each in records if each["event"] == "validation" and "tokens" in each}
+        validations = [by_step[step] for step in sorted(by_step)]
+        values = {
+            name: np.array([finite(_value(each, loss.depth)) for each in validations])
+            for name, loss in OF_HELD_OUT.items()
+        }
+        rates = [finite(each.get("lr")) for each in records if each["event"] == "train"]
+        return cls(
+            np.array([finite(each["tokens"]) for each in validations]),
+            np.array([finite(each["training_flops"]) for each in validations]),
+            {name: own for name, own in values.items() if len(own) and np.isfinite(own).all()},
+            rates[-1] / max(rates) if rates and max(rates) > 0 else float("nan"),
+        )
+
+    def tokens_at(self, loss: str, level: float) -> float:
+        """Tokens at which a loss first comes down to a level.
+
+        NaN where that is unknown: the run never comes down to it, or was below it at its first validation.
+        """
+        values, positions = self.losses[loss], np.log(self.tokens)
+        reached = np.flatnonzero(values <= level)
+        if not len(reached) or (reached[0] == 0 and values[0] < level):
+            return float("nan")
+        i = reached[0]
+        if values[i] == level:
+            return float(self.tokens[i])
+        share = (values[i - 1] - level) / (values[i - 1] - values[i])
+        return float(np.exp(positions[i - 1] + share * (positions[i] - positions[i - 1])))
+
+    def flops_at(self, tokens: float) -> float:
+        """Training FLOPs by then. Between two validations they are in proportion to tokens."""
+        return float(np.interp(tokens, self.tokens, self.training_flops))
+
+
+Courses = Sequence[Course]
+"""One per seed, in the order of the seeds."""
+
+
+def _value(validation: Mapping[str, Any], depth: int) -> Any:
+    if depth == 0:
+        return validation["loss"]
+    return next(iter((validation.get("mtp_losses") or ())[depth - 1 : depth]), None)
+
+
+def validations_of(courses: Iterable[Course]) -> Validations:
+    """What all runs of a comparison have in common."""
+    courses = list(courses)
+    shares = [course.final_lr_share for course in courses if np.isfinite(course.final_lr_share)]
+    return Validations(
+        n_fewest=min(len(course.tokens) for course in courses),
+        n_needed=FEWEST_VALIDATIONS,
+        final_lr_share=min(shares, default=None),
+    )
+
+
+def equal_losses(own: Courses, baseline: Courses, confidence: float) -> dict[str, EqualLoss]:
+    """Name of a held-out loss -> what both need for it, for those that both have."""
+    return {name: _equal_loss(name, own, baseline, confidence) for name in _common(own, baseline)}
+
+
+def gaps(own: Courses, baseline: Courses, confidence: float) -> dict[str, Gap]:
+    """Name of a held-out loss -> its distance to the baseline's over tokens, for those that both have."""
+    found = {name: _gap(name, own, baseline, confidence) for name in _common(own, baseline)}
+    return {name: gap for name, gap in found.items() if gap.tokens}
+
+
+def _common(own: Courses, baseline: Courses) -> list[str]:
+    """The losses that all runs have; none where there are no runs."""
+    courses = (*own, *baseline)
+    return [name for name in OF_HELD_OUT if courses and all(name in course.losses for course in courses)]
+
+
+def _equal_loss(loss: str, own: Courses, baseline: Courses, confidence: float) -> EqualLoss:
+    tokens, flops, tokens_ratios, flops_ratios = [], [], [], []
+    n_reached = 0
+    for mine, other in zip(own, baseline, strict=True):
+        target, end = float(other.losses[loss][-1]), float(mine.losses[loss][-1])
+        n_reached += bool((mine.losses[loss] <= target).any())
+        tokens.append(mine.tokens_at(loss, target))
+        flops.append(mine.flops_at(tokens[-1]))
+        at = [course.tokens_at(loss, max(target, end)) for course in (mine, other)]
+        tokens_ratios.append(at[0] / at[1])
+        flops_ratios.append(mine.flops_at(at[0]) / other.flops_at(at[1]))
+    return EqualLoss(
+        n_reached=n_reached,
+        tokens=seed_interval(tokens, confidence),
+        training_flops=seed_interval(flops, confidence),
+        tokens_ratio=_geometric(tokens_ratios, confidence),
+        training_flops_ratio=_geometric(flops_ratios, confidence),
+    )
+
+
+def _geometric(ratios: Sequence[float], confidence: float) -> Estimate:
+    """Geometric mean; its interval is that of the mean logarithm."""
+    of_logarithm = seed_interval(np.log(ratios).tolist(), confidence)
+    mean, low, high = (float(np.exp(finite(end))) for end in (of_logarithm.mean, of_logarithm.low, of_logarithm.high))
+    return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
+
+
+def _gap(loss: str, own: Courses, baseline: Courses, confidence: float) -> Gap:
+    """At the variant's validations that every seed has and within the baseline's, which is interpolated between its
+    own over the logarithm of tokens."""
+    of_seeds: list[dict[float, float]] = []
+    for mine, other in zip(own, baseline, strict=True):
+        inside = (mine.tokens >= other.tokens[0]) & (mine.tokens <= other.tokens[-1])
+        at = mine.tokens[inside]
+        gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
+        of_seeds.append(dict(zip(at.tolist(), gap.tolist())))
+    tokens = sorted(set(of_seeds[0]).intersection(*of_seeds[1:]))
+    estimates = [seed_interval([found[at] for found in of_seeds], confidence) for at in tokens]
+    return Gap(
+        tokens=tokens,
+        mean=[each.mean for each in estimates],
+        low=[each.low for each in estimates],
+        high=[each.high for each in estimates],
+    )

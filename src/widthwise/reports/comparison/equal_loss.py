@@ -1,0 +1,147 @@
+"""What the variants of a comparison need for the same held-out loss, and how far apart they are in training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.equal_loss import Gap, Validations
+from widthwise.records.estimate import Estimate
+from widthwise.records.quantities import OF_HELD_OUT
+from widthwise.records.record import finite
+from widthwise.reports.page.formats import MISSING, capital, clean, counted, fixed, interval, shorten, si, signed
+from widthwise.reports.page.html import Panel, legend
+from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
+from widthwise.reports.page.table import Table
+
+CONSTANT = 0.999
+"""Share of the highest learning rate from which the last one counts as the same."""
+
+
+@dataclass(frozen=True)
+class EqualLossSection:
+    """The part of a page on equal losses."""
+
+    remarks: Sequence[str]
+    figures: Sequence[Panel]
+    legend: Sequence[tuple[Markup, str]]
+    tables: Sequence[Table]
+
+
+def equal_loss_section(comparison: Comparison, styles: Mapping[str, Style]) -> EqualLossSection | None:
+    """None for a baseline alone, and for files of versions that said nothing of the course of runs."""
+    found = comparison.validations
+    compared = [variant for variant in comparison.variants if variant.name != comparison.baseline]
+    if found is None or not compared:
+        return None
+    figures = {name: _figure(name, compared, styles, comparison.baseline) for name in OF_HELD_OUT}
+    drawn = {variant.name: styles[variant.name] for variant in compared if variant.gap}
+    return EqualLossSection(
+        remarks=_remarks(found),
+        figures=[
+            Panel(f"{capital(OF_HELD_OUT[name].title)} minus that of {comparison.baseline}", svg)
+            for name, svg in figures.items()
+            if svg is not None
+        ],
+        legend=legend(drawn),
+        tables=[table for name in OF_HELD_OUT if (table := _table(name, compared, comparison)) is not None],
+    )
+
+
+def _remarks(found: Validations) -> list[str]:
+    """Whether the validations are enough, and what the learning rate does to the numbers."""
+    n = counted(found.n_fewest, "validation")
+    if not found.suffice:
+        return [
+            f"Too few validations: to say with how many tokens a loss is reached takes {found.n_needed} of every "
+            f"run, and one has {n}. train.validate_every sets how often a run is validated."
+        ]
+    remarks = [f"Each run has {n} or more; between them losses are interpolated over the logarithm of tokens."]
+    share = found.final_lr_share
+    if share is None:
+        return remarks
+    if share >= CONSTANT:
+        return [*remarks, "The learning rate did not fall, so a loss on the way is that of a run which ends there."]
+    return [
+        *remarks,
+        f"The learning rate fell to {share:.3g} of its highest. A loss on the way is that of a rate which had yet to "
+        "fall, and higher than that of a run planned to end there; the run that ends lower would have come to the same "
+        "loss with fewer tokens. So ratios of tokens are nearer to 1 than those of runs with a schedule of their own, "
+        "and ratios of FLOPs are off by the same factor.",
+    ]
+
+
+def _figure(loss: str, compared: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
+    """The gaps over tokens, with bands over seeds. None where none has two points."""
+    gaps = {each.name: each.gap[loss] for each in compared if loss in each.gap and len(each.gap[loss].tokens) > 1}
+    if not gaps:
+        return None
+    title = OF_HELD_OUT[loss].title
+
+    def paint(axes: Axes) -> None:
+        axes.axhline(0, color=INK, linewidth=1)
+        for name, gap in gaps.items():
+            style = styles[name]
+            low, high = (np.array(list(map(finite, ends))) for ends in (gap.low, gap.high))
+            axes.fill_between(gap.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0)
+            axes.plot(
+                gap.tokens,
+                list(map(finite, gap.mean)),
+                color=style.colour,
+                linestyle=style.dash,
+                linewidth=1.9,
+                marker=style.marker,
+                markevery=max(1, len(gap.tokens) // 8),
+                markersize=4.5,
+                markeredgecolor=CARD,
+                markeredgewidth=0.6,
+            )
+        axes.set_ylim(*_late_range(list(gaps.values())))
+        label_axes(axes, "tokens", f"minus the loss of {shorten(baseline, 22)}", whole=True)
+
+    ends = "; ".join(f"{shorten(name, 40)} {signed(gap.mean[-1], 4)}" for name, gap in gaps.items())
+    label = f"{capital(title)} minus that of {shorten(baseline, 40)} over tokens. At the end: {ends}."
+    return draw(f"gap-{loss}", label, (5.4, 3.3), paint, line_legend({name: styles[name] for name in gaps}))
+
+
+def _late_range(gaps: Sequence[Gap]) -> tuple[float, float]:
+    """From the lowest to the highest number behind the first tenth of training, and 0, with a margin."""
+    end = max(gap.tokens[-1] for gap in gaps)
+    shown = [
+        value
+        for gap in gaps
+        for numbers in (gap.mean, gap.low, gap.high)
+        for at, value in zip(gap.tokens, numbers)
+        if value is not None and at >= 0.1 * end
+    ]
+    low, high = min([0.0, *shown]), max([0.0, *shown])
+    margin = 0.06 * (high - low) or 0.01
+    return low - margin, high + margin
+
+
+def _table(loss: str, compared: Sequence[Variant], comparison: Comparison) -> Table | None:
+    """What each variant needs, one row each; None where nothing is known of this loss."""
+    rows = []
+    for variant in compared:
+        found = variant.at_equal_loss.get(loss)
+        if found is None:
+            continue
+        n_seeds = len(found.tokens_ratio.per_seed)
+        row = [clean(variant.name), f"{found.n_reached} of {n_seeds}", si(found.tokens.mean)]
+        rows.append([*row, *_ends(found.tokens_ratio), *_ends(found.training_flops_ratio)])
+    if not rows:
+        return None
+    header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
+    return Table(
+        f"To the final {OF_HELD_OUT[loss].title} of {clean(comparison.baseline)}, and ratios at equal loss",
+        header,
+        rows,
+    )
+
+
+def _ends(ratio: Estimate) -> list[str]:
+    return [fixed(ratio.mean, 3), interval(ratio, 3) or MISSING]

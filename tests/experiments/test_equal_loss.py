@@ -1,0 +1,193 @@
+"""What two variants need for the same loss, against curves whose crossings are known."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from widthwise.experiments.equal_loss import Course, equal_losses, gaps, validations_of
+from widthwise.experiments.sentences import equal_loss_sentence, too_few_validations
+from widthwise.records.equal_loss import EqualLoss
+
+TOKENS = np.array([700.0, 1500, 2900, 5000, 7100, 9000])
+END = TOKENS[-1]
+
+
+def course(losses: np.ndarray | Sequence[float], tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> Course:
+    return Course(np.asarray(tokens), flops_per_token * np.asarray(tokens), {"val_loss": np.asarray(losses)})
+
+
+def straight(height: float, slope: float = 0.4, tokens: np.ndarray = TOKENS, flops_per_token: float = 6.0) -> Course:
+    """A loss that falls by `slope` nats as the tokens grow e-fold."""
+    return course(height - slope * np.log(tokens), tokens, flops_per_token)
+
+
+def compared(own: Sequence[Course], baseline: Sequence[Course]) -> EqualLoss:
+    return equal_losses(own, baseline, 0.95)["val_loss"]
+
+
+def test_the_crossing_of_straight_lines_is_exact() -> None:
+    """A line lower by d reaches a level at exp(-d / slope) of the tokens."""
+    found = compared([straight(7 - 0.1, flops_per_token=9)], [straight(7)])
+    share = math.exp(-0.1 / 0.4)
+    assert found.n_reached == 1
+    assert found.tokens.mean == pytest.approx(share * END)
+    assert found.training_flops.mean == pytest.approx(9 * share * END)
+    assert found.tokens_ratio.mean == pytest.approx(share)
+    assert found.training_flops_ratio.mean == pytest.approx(share * 9 / 6)
+    assert (found.tokens_ratio.low, found.tokens_ratio.high) == (None, None)
+
+
+def test_a_worse_variant_is_compared_at_its_own_final_loss() -> None:
+    found = compared([straight(7.1, flops_per_token=9)], [straight(7)])
+    assert found.n_reached == 0
+    assert (found.tokens.mean, found.training_flops.mean) == (None, None)
+    assert found.tokens_ratio.mean == pytest.approx(math.exp(0.1 / 0.4))
+    assert found.training_flops_ratio.mean == pytest.approx(math.exp(0.1 / 0.4) * 9 / 6)
+
+
+def test_a_crossing_of_power_laws_is_found_between_the_validations() -> None:
+    """Of E + A t^-a, a factor s to A moves the crossing by s^(1/a): here 0.8^(1/0.5) = 0.64."""
+    tokens = np.linspace(1000, 100_000, 100)
+    own, baseline = (course(1.7 + scale * tokens**-0.5, tokens) for scale in (80, 100))
+    assert compared([own], [baseline]).tokens_ratio.mean == pytest.approx(0.64, rel=1e-4)
+
+
+def test_a_longer_or_differently_validated_run_is_compared_by_tokens() -> None:
+    tokens = np.array([1000.0, 3000, 4000, 8000, 12_000])
+    found = compared([straight(7.1, tokens=tokens)], [straight(7)])
+    assert found.n_reached == 1
+    assert found.tokens_ratio.mean == pytest.approx(math.exp(0.1 / 0.4))
+
+
+@st.composite
+def falling(draw: st.DrawFn) -> Course:
+    """Falls from 5 nats at the first validation to between 3 and 4.5 at the last."""
+    steps = draw(st.lists(st.floats(0.01, 1), min_size=len(TOKENS) - 1, max_size=len(TOKENS) - 1))
+    fall = np.cumsum([0, *steps]) / sum(steps) * draw(st.floats(0.5, 2))
+    return course(5 - fall, flops_per_token=draw(st.floats(1, 10)))
+
+
+@given(falling(), falling(), st.floats(0.1, 10))
+def test_ratios_turn_round_with_the_pair_and_scale_with_the_tokens(own: Course, baseline: Course, scale: float) -> None:
+    there, back = compared([own], [baseline]), compared([baseline], [own])
+    assert there.tokens_ratio.mean * back.tokens_ratio.mean == pytest.approx(1)
+    assert there.training_flops_ratio.mean * back.training_flops_ratio.mean == pytest.approx(1)
+    assert compared([own], [own]).tokens_ratio.mean == 1
+    slower = course(own.losses["val_loss"], scale * own.tokens)
+    assert compared([slower], [baseline]).tokens_ratio.mean == pytest.approx(scale * there.tokens_ratio.mean)
+    ends_lower = own.losses["val_loss"][-1] <= baseline.losses["val_loss"][-1]
+    assert (there.tokens_ratio.mean <= 1 + 1e-12) == ends_lower
+    assert there.n_reached == ends_lower
+
+
+def test_the_interval_is_that_of_the_mean_logarithm_over_seeds() -> None:
+    heights = [(7.0, 6.9), (7.25, 7.2), (6.75, 6.7)]
+    found = compared([straight(own) for _, own in heights], [straight(other) for other, _ in heights])
+    logarithms = np.array([(own - other) / 0.4 for other, own in heights])
+    low, high = stats.t.interval(0.95, 2, logarithms.mean(), stats.sem(logarithms))
+    assert found.tokens_ratio.per_seed == pytest.approx(np.exp(logarithms))
+    ends = (found.tokens_ratio.low, found.tokens_ratio.mean, found.tokens_ratio.high)
+    assert ends == pytest.approx(tuple(np.exp([low, logarithms.mean(), high])))
+
+
+def test_a_loss_that_goes_up_again_counts_where_it_first_was_reached() -> None:
+    bumpy = course([5.0, 4.0, 3.0, 3.5, 3.2, 3.0])
+    assert bumpy.tokens_at("val_loss", 3.0) == TOKENS[2]
+    assert bumpy.tokens_at("val_loss", 3.5) == pytest.approx(math.sqrt(TOKENS[1] * TOKENS[2]))
+
+
+def test_what_lies_outside_of_the_validations_is_unknown() -> None:
+    own = straight(7)
+    first, last = own.losses["val_loss"][[0, -1]]
+    assert math.isnan(own.tokens_at("val_loss", first + 0.01))
+    assert own.tokens_at("val_loss", first) == TOKENS[0]
+    assert own.tokens_at("val_loss", last) == END
+    assert math.isnan(own.tokens_at("val_loss", last - 0.01))
+    far = compared([straight(3)], [straight(7)])
+    assert (far.n_reached, far.tokens_ratio.mean, far.tokens_ratio.per_seed) == (1, None, [None])
+
+
+def records(steps: Sequence[int], **extra: Any) -> list[dict[str, Any]]:
+    train = [{"step": step, "event": "train", "loss": 9.0, "lr": lr} for step, lr in enumerate((0.1, 0.4, 0.3), 1)]
+    validations = [
+        {"step": step, "event": "validation", "loss": 5.0 - step, "tokens": 10 * step, "training_flops": 60.0 * step}
+        for step in steps
+    ]
+    return [*train, *({**each, **extra} for each in validations)]
+
+
+def test_a_course_is_read_from_the_records_of_a_run() -> None:
+    old = {"step": 3, "event": "validation", "loss": 9.0}  # of a version that gave no tokens
+    again = {"step": 2, "event": "validation", "loss": 2.5, "tokens": 20, "training_flops": 120.0}
+    found = Course.of([*records([1, 2, 4], mtp_losses=[1.5]), old])
+    assert found.tokens.tolist() == [10, 20, 40]
+    assert found.training_flops.tolist() == [60, 120, 240]
+    assert {name: own.tolist() for name, own in found.losses.items()} == {
+        "val_loss": [4, 3, 1],
+        "val_loss_next_2": [1.5] * 3,
+    }
+    assert found.final_lr_share == pytest.approx(0.75)
+    assert Course.of([*records([1, 2]), again]).losses["val_loss"].tolist() == [4, 2.5]
+    assert Course.of([]).losses == {}
+
+
+def test_a_loss_that_one_of_both_lacks_is_not_compared() -> None:
+    own, baseline = Course.of(records(range(1, 4), mtp_losses=[2.0])), Course.of(records(range(1, 4)))
+    assert list(equal_losses([own], [baseline], 0.95)) == ["val_loss"]
+    assert list(equal_losses([own], [own], 0.95)) == ["val_loss", "val_loss_next_2"]
+    assert list(gaps([own], [own], 0.95)) == ["val_loss", "val_loss_next_2"]
+
+
+def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
+    """The baseline's line is straight over the logarithm, so it is exact between its validations."""
+    tokens = np.array([500.0, 900, 2000, 7100, 20_000])
+    own = [straight(7.0, 0.5, tokens), straight(7.5, 0.5, tokens[1:])]
+    baseline = [straight(7.25), straight(7.5)]
+    found = gaps(own, baseline, 0.95)["val_loss"]
+    assert found.tokens == [900, 2000, 7100]
+    by_seed = [np.log(found.tokens) * -0.1 + gap for gap in (-0.25, 0.0)]
+    assert found.mean == pytest.approx(np.mean(by_seed, axis=0))
+    half = stats.t.ppf(0.975, 1) * 0.125
+    assert np.subtract(found.high, found.mean) == pytest.approx([half] * 3)
+    assert np.subtract(found.mean, found.low) == pytest.approx([half] * 3)
+
+
+def test_validations_are_those_of_the_run_that_has_the_fewest() -> None:
+    found = validations_of([straight(7), Course.of(records([1, 2])), Course.of(records([1, 2, 4]))])
+    assert (found.n_fewest, found.n_needed, found.suffice) == (2, 5, False)
+    assert found.final_lr_share == pytest.approx(0.75)
+    assert "takes 5 validations of every run (train.validate_every), and one has 2" in too_few_validations(found)[0]
+    assert too_few_validations(validations_of([straight(7)])) == []
+    assert too_few_validations(None) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (
+            (6.9,),
+            "It reaches uniform's final held-out loss with 0.779 times the tokens (one seed gives no interval) and",
+        ),
+        (
+            (6.9, 6.9),
+            "with 0.779 times the tokens (95% interval 0.779 to 0.779) and 0.779 times the training FLOPs (95%",
+        ),
+        ((7.1,), "It does not reach uniform's final held-out loss: for the one it ends with, it takes 1.284 times the"),
+        ((6.9, 7.1), "with 1 of 2 seeds; for the higher of the two final losses it takes 1.000 times the tokens (95%"),
+        (
+            (3.0,),
+            "It reaches uniform's final held-out loss before the first validation, so with how many tokens is unknown.",
+        ),
+        ((11.0,), "uniform reaches the held-out loss it ends with before the first validation, so"),
+    ],
+)
+def test_the_answer_in_words(own: Sequence[float], words: str) -> None:
+    """exp(-0.1 / 0.4) = 0.779."""
+    found = compared([straight(height) for height in own], [straight(7)] * len(own))
+    assert words in equal_loss_sentence("held-out loss", found, "uniform")
