@@ -65,6 +65,25 @@ def test_tokens_of_a_rung_follow_from_the_parameters_of_its_first_variant(tmp_pa
             assert recipe.n_tokens == pytest.approx(0.7 * n_params, abs=0.5 * 3 * 17)
 
 
+@pytest.mark.parametrize("adjust", ["d_model,ffn", {"hourglass": ["d_model", "ffn"]}])
+def test_variants_are_sized_to_the_first_of_their_rung(tmp_path: Path, adjust: object) -> None:
+    hourglass = {"model": {"n_layers": 2, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.5}}}
+    variants = {"uniform": {}, "hourglass": hourglass}
+    match = {"quantity": "layer_params", "adjust": adjust}
+    rungs = {f"d{d}": {"model": {"d_model": d}} for d in (40, 64, 96)}
+    plan = read(tmp_path, rungs=rungs, variants=variants, match=match, tokens_per_param=0.7, count="layer_params")
+    for d in (40, 64, 96):
+        budget = 3 * 16 * d**2
+        point = plan.grid[f"hourglass-d{d}"]
+        assert point.recipe.train.steps == plan.grid[f"uniform-d{d}"].recipe.train.steps == round(0.7 * budget / 51)
+        layer = point.recipe.final_model.layers[0]
+        assert layer.d_model == 8 * round((budget / (2 * (4 + 9 * 0.5))) ** 0.5 / 8)
+        d_hidden = round((budget / 2 - 4 * layer.d_model**2) / (9 * layer.d_model))
+        assert layer.ffn.hidden_widths == (d_hidden,) * 3
+        assert f"hourglass-d{d}: {point.adjustment}" in plan.adjustment_lines
+    assert len(plan.adjustment_lines) == 3
+
+
 def test_without_tokens_per_parameter_the_rungs_say_how_long(tmp_path: Path) -> None:
     rungs = {f"d{d}": {"model": {"d_model": d}, "train": {"steps": d // 2}} for d in (16, 24, 40)}
     plan = read(tmp_path, rungs=rungs)
@@ -123,6 +142,8 @@ def test_a_device_works_at_its_share_of_the_data_sheet() -> None:
         ({"variants": {"a b": {}}}, "got the name 'a b'"),
         ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
         ({"seeds": [4, 4]}, "each seed may stand once"),
+        ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the first variant"),
+        ({"match": {"adjust": {"y": "ffn"}}}, r"match\.adjust: got 'y'; allowed: x"),
     ],
 )
 def test_a_mistake_in_a_ladder_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:

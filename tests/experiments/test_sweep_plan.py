@@ -1,5 +1,6 @@
 """Which points a sweep has, what they are called, and which sweeps are refused."""
 
+import copy
 import itertools
 import math
 from collections import Counter
@@ -16,7 +17,7 @@ from tiny_sweeps import RECIPE, recipe_file
 from widthwise.config_io import UserError
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Range
-from widthwise.experiments.sweep.plan import read_axes, read_axis, read_sweep
+from widthwise.experiments.sweep.plan import SweepPlan, SweepPoint, read_axes, read_axis, read_sweep
 from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.yaml_io import to_yaml
 
@@ -230,3 +231,118 @@ def test_a_point_is_the_recipe_with_the_same_keys_written_by_hand() -> None:
     }
     by_hand = parse_recipe(base, "by hand")
     assert to_yaml(read_sweep(SHAPES).grid["x-0.25-0.3"].recipe.resolved()) == to_yaml(by_hand.resolved())
+
+
+HOURGLASSES = {"model": {"attention": {"n_heads": 3, "head_dim": None}, "ffn": {"kind": "hourglass"}}}
+CONVENTIONAL = {"model": {"d_model": 192, "n_layers": 6, "ffn": {"ratio": 4}}}
+BUDGET = 6 * 192**2 * (4 + 3 * 4)
+
+
+def solved(folder: Path, over: dict[str, Any], **sweep: Any) -> SweepPlan:
+    """Hourglasses whose sizes are solved for the parameters of the conventional model's layers."""
+    section = {
+        "baseline": CONVENTIONAL,
+        "match": {"quantity": "layer_params", "adjust": ["d_model", "ffn"]},
+        "groups": {"hg": {"change": HOURGLASSES, "over": over}},
+        **sweep,
+    }
+    return read_sweep(recipe_file(folder, section))
+
+
+def sizes_of(point: SweepPoint) -> tuple[int, int, int, int]:
+    """n_blocks, n_layers, d_model, d_hidden"""
+    model = point.recipe.final_model
+    ((d_model, d_hidden),) = {(layer.d_model, layer.ffn.hidden_widths) for layer in model.layers}
+    return len(d_hidden), model.n_layers, d_model, d_hidden[0]
+
+
+def by_the_rule(n_blocks: int, n_layers: int, ratio: float) -> tuple[int, int]:
+    """The hourglass paper's sizes: d_model in whole heads of an even size for the ratio, then what is left."""
+    d_model = 6 * round(math.sqrt(BUDGET / (n_layers * (4 + 3 * n_blocks * ratio))) / 6)
+    return d_model, round((BUDGET / n_layers - 4 * d_model**2) / (3 * n_blocks * d_model))
+
+
+def test_every_point_of_a_grid_is_sized_to_the_budget(tmp_path: Path) -> None:
+    over = {"model.ffn.n_blocks": [2, 5], "model.ffn.ratio": [0.3, 0.45], "model.n_layers": [4, 9]}
+    plan = solved(tmp_path, over)
+    assert plan.config.matched == "layer_params"
+    assert plan.grid["baseline"].adjustment is None
+    for name, point in list(plan.grid.items())[1:]:
+        n_blocks, n_layers = point.values["model.ffn.n_blocks"], point.values["model.n_layers"]
+        d_model, d_hidden = by_the_rule(n_blocks, n_layers, point.values["model.ffn.ratio"])
+        assert sizes_of(point) == (n_blocks, n_layers, d_model, d_hidden)
+        params = n_layers * d_model * (4 * d_model + 3 * n_blocks * d_hidden)
+        assert point.adjustment.miss == pytest.approx(params / BUDGET - 1)
+        assert f"{name}: {point.adjustment}" in plan.adjustment_lines
+    assert len(plan.adjustment_lines) == 8
+
+
+@pytest.mark.parametrize("aspect", [12, 31.5, 88])
+def test_an_aspect_chooses_the_depth_whose_width_meets_the_budget(tmp_path: Path, aspect: float) -> None:
+    """With d_model = aspect * n_layers the budget is aspect^2 n_layers^3 (4 + 3 K r)."""
+    plan = solved(tmp_path, {"aspect": [aspect], "model.ffn.ratio": [0.4], "model.ffn.n_blocks": [3]})
+    exact = (BUDGET / (aspect**2 * (4 + 3 * 3 * 0.4))) ** (1 / 3)
+    point = plan.grid[f"hg-{aspect}-0.4-3"]
+    n_blocks, n_layers, d_model, d_hidden = sizes_of(point)
+    assert abs(n_layers - exact) < 1
+    assert (d_model, d_hidden) == by_the_rule(n_blocks, n_layers, 0.4)
+    assert [change.key for change in point.adjustment.changes] == ["model.n_layers", "model.d_model", "model.ffn.ratio"]
+    assert point.values["aspect"] == aspect
+
+
+def test_groups_that_are_not_named_must_match_as_they_are(tmp_path: Path) -> None:
+    groups = {
+        "hg": {"change": HOURGLASSES, "over": {"model.ffn.ratio": [0.4]}},
+        "same": {"change": copy.deepcopy(CONVENTIONAL), "over": {"optimizer.lr": [0.1]}},
+    }
+    match = {"quantity": "layer_params", "adjust": {"hg": "d_model,ffn"}}
+    plan = solved(tmp_path, {}, groups=groups, match=match)
+    assert plan.grid["same-0.1"].adjustment is None
+    groups["same"]["change"] = {}
+    with pytest.raises(UserError, match=r"^same-0\.1: layer_params is 0\."):
+        solved(tmp_path, {}, groups=groups, match=match)
+
+
+def test_the_command_line_replaces_what_is_matched_and_adjusted(tmp_path: Path) -> None:
+    solved(tmp_path, {"model.ffn.ratio": [0.4]})
+    path = tmp_path / "tiny.yaml"
+    plan = read_sweep(path, asked={"match": "flops"})
+    assert plan.grid["hg-0.4"].adjustment.match == plan.config.matched == "flops"
+    plan = read_sweep(path, asked={"adjust": "d_model"})
+    assert [change.key for change in plan.grid["hg-0.4"].adjustment.changes] == ["model.d_model"]
+    assert plan.config.matched == "layer_params"
+    plan = read_sweep(path, ["model.d_model=18"], asked={"match": "none"})
+    assert plan.grid["hg-0.4"].adjustment is None
+
+
+def test_what_adjusting_changes_makes_another_study(tmp_path: Path) -> None:
+    search = {"search": {"sampler": "random", "n_trials": 2}}
+    over = {"model.ffn.ratio": {"low": 0.3, "high": 0.5}}
+    one = solved(tmp_path, over, **search).identity
+    other = solved(tmp_path, over, match={"quantity": "layer_params", "adjust": "ffn"}, **search)
+    assert other.identity != one
+
+
+@pytest.mark.parametrize(
+    ("over", "sweep", "named"),
+    [
+        ({"aspect": [30]}, {"match": "layer_params"}, r"groups\.hg\.over\.aspect: needs match: \{adjust: d_model\}"),
+        ({"aspect": [30], "model.n_layers": [3]}, {}, r"groups\.hg\.over\.model\.n_layers: follows from the budget"),
+        ({"model.d_model": [48]}, {}, r"groups\.hg\.over\.model\.d_model: follows from the budget"),
+        (
+            {"model.ffn.ratio": [0.4]},
+            {"match": {"adjust": {"gh": "ffn"}}},
+            r"match\.adjust: got 'gh'; allowed: hg",
+        ),
+        ({"model.ffn.ratio": [0.4]}, {"baseline": None}, "got 'layer_params'; nothing can be matched without a base"),
+        (
+            {"model.ffn.ratio": [0.4, 0.4001]},
+            {},
+            r"hg-0\.4 and hg-0\.4001 become the same model \(model\.d_model 16 ->",
+        ),
+        ({"aspect": [0]}, {}, "hg-0: aspect: got 0; d_model / n_layers must be above 0"),
+    ],
+)
+def test_mistakes_of_solved_sizes_are_named(tmp_path: Path, over: dict, sweep: dict, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        solved(tmp_path, over, **sweep)

@@ -51,6 +51,8 @@ def show_ladder(plan: LadderPlan, clock: Clock | None, days: float | None, as_js
         say_json(workload)
     else:
         say_tables(ladder_table(workload))
+        for line in plan.adjustment_lines:
+            say(line)
         for each in workload["remarks"]:
             say(f"remark: {each}")
 

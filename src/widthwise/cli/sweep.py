@@ -47,6 +47,13 @@ def sweep(
             "flops, flops_causal, kv_bytes, training_flops, none.",
         ),
     ] = None,
+    adjust: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=WHAT,
+            help="What of every point is changed until it matches: ffn, d_model or shape; in turn: d_model,ffn.",
+        ),
+    ] = None,
     sampler: Annotated[
         str | None, typer.Option(rich_help_panel=WHAT, help="grid, tpe or random; default: grid, or tpe with --trials.")
     ] = None,
@@ -91,6 +98,7 @@ def sweep(
         "over": over and read_axes(over),
         "seeds": seed,
         "match": match,
+        "adjust": adjust,
         "search": _search(sampler, trials),
     }
     asked = {key: value for key, value in asked.items() if value}
@@ -110,6 +118,8 @@ def sweep(
         say_json(plan.workload())
     else:
         say_tables(workload_table(plan.title, plan.workload()))
+        for line in plan.adjustment_lines:
+            say(line)
 
 
 def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
@@ -138,7 +148,8 @@ def _run_and_report(
     recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
     jobs = Jobs.of(recipes, plan.workload()["n_points"], n_jobs)
     with shown_progress(progress_console()) as observer:
-        observer.message(_workload_line(plan.workload()))
+        for line in (*plan.adjustment_lines, _workload_line(plan.workload())):
+            observer.message(line)
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer, jobs)
     if is_silent():
         return

@@ -1,5 +1,6 @@
 """Variants that are sized by themselves, so that they cost what the baseline costs."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -7,10 +8,10 @@ from typing import Annotated, Any, Literal, get_args
 import pydantic
 from pydantic import Discriminator, Tag
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import Config, UserError, checked_copy
 from widthwise.experiments.matching import LARGEST_MISMATCH, Matched, matched_quantity
 from widthwise.recipe.recipe import Recipe
-from widthwise.shape.adjusting import Adjust, Knob, at_aspect
+from widthwise.shape.adjusting import Adjust, Knob, depth_at_aspect
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
 
@@ -122,8 +123,8 @@ def adjusted(
     try:
         budget = matched_quantity(baseline, match)
         if aspect is not None:
-            recipe, found = _at_aspect(recipe, budget, match, aspect)
-            changes += found
+            recipe, change = _at_depth(recipe, budget, match, aspect)
+            changes.append(change)
         for part in parts:
             recipe, change = _nearest(recipe, budget, match, part)
             changes.append(change)
@@ -149,23 +150,29 @@ def _nearest(recipe: Recipe, budget: float, match: Matched, part: Adjust) -> tup
     def miss(n_steps: int) -> float:
         return matched_quantity(sized(n_steps), match) / budget - 1
 
-    asked = matched_quantity(recipe, match) / budget - 1
+    try:
+        asked = abs(matched_quantity(recipe, match) / budget - 1)
+    except UserError:  # as a width that is no multiple of the heads it has here
+        asked = math.inf
     nearest = knob.nearest(miss) if asked else knob.start
     value = knob.adjustable.value
-    if abs(miss(nearest)) < abs(asked):
+    if abs(miss(nearest)) < asked:
         return sized(nearest), Change(knob.path, value, knob.value(nearest))
     return recipe, Change(knob.path, value, value)  # the number itself, which may lie between two steps
 
 
-def _at_aspect(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, list[Change]]:
-    """The recipe with the depth, and the width that goes with it, at which it is nearest to the budget."""
-    before = _template(recipe)
+def _at_depth(recipe: Recipe, budget: float, match: Matched, aspect: float) -> tuple[Recipe, Change]:
+    """The recipe with the depth at which a d_model of `aspect` times that is nearest to the budget."""
+    template = _template(recipe)
+    if not aspect > 0:
+        raise UserError(f"aspect: got {aspect!r}; d_model / n_layers must be above 0")
 
-    def miss(template: ModelTemplate) -> float:
-        return matched_quantity(recipe.model_copy(update={"model": template}), match) / budget - 1
+    def miss(model: ModelTemplate) -> float:
+        return matched_quantity(recipe.model_copy(update={"model": model}), match) / budget - 1
 
-    model = at_aspect(before, aspect, miss)
-    return recipe.model_copy(update={"model": model}), [Change("model.n_layers", before.n_layers, model.n_layers)]
+    n_layers = depth_at_aspect(template, aspect, miss)
+    model = checked_copy(template, "model", n_layers=n_layers)
+    return recipe.model_copy(update={"model": model}), Change("model.n_layers", template.n_layers, n_layers)
 
 
 def _template(recipe: Recipe) -> ModelTemplate:

@@ -14,8 +14,9 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import Config, UserError, checked_copy, parse
-from widthwise.experiments.matching import Matched, check_matched
+from widthwise.config_io import Config, UserError, checked_copy, nearest_hint, parse
+from widthwise.experiments.adjusting import Adjustment, MatchSection, adjusted, named_in, parts_of, quantity_of
+from widthwise.experiments.matching import check_matched
 from widthwise.experiments.sweep.config import SweepConfig
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.merging import merge
@@ -45,8 +46,24 @@ class LadderConfig(Config):
     count: Literal["params", "layer_params"] = "params"
     """Which parameters count: all, or those without embedding, head and norms."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Matched = "params"
-    """What the variants of a rung must have in common, within one percent."""
+    match: MatchSection = "params"
+    """What the variants of a rung must have in common, within one percent, and what of those after the first is
+    adjusted to that end."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "LadderConfig":
+        first, *others = self.variants
+        for name in named_in(self.match):
+            if name == first:
+                raise ValueError(f"match.adjust: got {name!r}, the first variant, to which the others are adjusted")
+            if name not in others:
+                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, others)}")
+        return self
+
+    @property
+    def first(self) -> str:
+        """The variant that the others of a rung must match."""
+        return next(iter(self.variants))
 
 
 @dataclass(frozen=True)
@@ -60,9 +77,16 @@ class LadderPlan(SweepPlan):
         recipe = self._at_rung(name, group, rung)
         if self.ladder.tokens_per_param is None:
             return recipe
-        first = next(iter(self.ladder.variants))
+        first = self.ladder.first
         n_steps = self._n_steps(recipe if group == first else self._at_rung(f"{first}-{rung}", first, rung))
         return checked_copy(recipe, name, train=checked_copy(recipe.train, f"{name}: train", steps=n_steps))
+
+    def _adjusted(self, name: str, group: str, values: Mapping[str, Any]) -> tuple[Recipe, Adjustment | None]:
+        recipe, first, match = self._recipe(name, group, values), self.ladder.first, self.ladder.match
+        parts = () if group == first else parts_of(match, group)
+        if not parts:
+            return recipe, None
+        return adjusted(name, recipe, self._recipe(f"{first}-{values[RUNG]}", first, values), quantity_of(match), parts)
 
     def _at_rung(self, name: str, variant: str, rung: str) -> Recipe:
         data = copy.deepcopy(dict(self.data))
@@ -75,12 +99,11 @@ class LadderPlan(SweepPlan):
 
     def check_rungs(self) -> None:
         """Raises UserError if the variants of a rung cannot be compared."""
-        first = next(iter(self.ladder.variants))
         by_place = {(point.group, point.values[RUNG]): point for point in self.grid.values()}
         for (_, rung), point in by_place.items():
-            base = by_place[first, rung]
+            base = by_place[self.ladder.first, rung]
             advice = "say match: none under ladder"
-            check_matched(point.name, point.recipe, base.name, base.recipe, self.ladder.match, advice)
+            check_matched(point.name, point.recipe, base.name, base.recipe, quantity_of(self.ladder.match), advice)
 
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> LadderPlan:

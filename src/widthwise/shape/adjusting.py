@@ -29,11 +29,11 @@ class Knob:
     def of(cls, template: ModelTemplate, adjust: Adjust, seq_len: int) -> "Knob":
         """Raises UserError where that part of the model has nothing to adjust."""
         if adjust == "d_model":
-            quantum = math.lcm(template.attention.quantum, template.residual.d_model_quantum)
-            return cls(template, None, Adjustable("d_model", template.d_model, step=quantum))
+            return cls(template, None, Adjustable("d_model", template.d_model, step=_width_quantum(template)))
+        widths = template.resolve(seq_len).widths
         with mistakes_at(f"model.{adjust}"):
             if adjust == "ffn":
-                return cls(template, adjust, template.ffn.adjustable(template.resolve(seq_len).widths))
+                return cls(template, adjust, template.ffn.adjustable(widths))
             return cls(template, adjust, template.shape.adjustable())
 
     @property
@@ -74,19 +74,23 @@ class Knob:
         return closest_size(missed, self.start, range(math.floor(lowest) + 1, math.ceil(highest)), TOLERANCE)
 
 
-def at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> ModelTemplate:
-    """The template with the depth at which it is nearest to a budget, its d_model being `aspect` times its n_layers.
+def depth_at_aspect(template: ModelTemplate, aspect: float, miss: Callable[[ModelTemplate], float]) -> int:
+    """The n_layers at which a model is nearest to a budget, its d_model being `aspect` times that, in whole heads.
 
-    d_model is the nearest in whole heads. miss: how far a model is from the budget, with the sign; it may raise
-    UserError where there is no such model.
+    miss: how far a model is from the budget, with the sign; it may raise UserError where there is no such model.
     """
-    quantum = math.lcm(template.attention.quantum, template.residual.d_model_quantum)
+    quantum = _width_quantum(template)
 
-    def at(n_layers: int) -> ModelTemplate:
+    def missed(n_layers: int) -> float:
         d_model = max(1, round(aspect * n_layers / quantum)) * quantum
-        return checked_copy(template, "model", n_layers=n_layers, d_model=d_model)
+        return miss(checked_copy(template, "model", n_layers=n_layers, d_model=d_model))
 
-    return at(nearest_size(_or_nan(lambda n_layers: miss(at(n_layers))), template.n_layers))
+    return nearest_size(_or_nan(missed), template.n_layers)
+
+
+def _width_quantum(template: ModelTemplate) -> int:
+    """What every d_model is a multiple of: whole heads and, with hyper-connections, whole blocks."""
+    return math.lcm(template.attention.quantum, template.residual.d_model_quantum)
 
 
 def _or_nan(miss: Callable[[int], float]) -> Callable[[int], float]:

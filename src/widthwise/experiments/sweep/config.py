@@ -1,23 +1,28 @@
 """The `sweep:` section of a recipe."""
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, nearest_hint
 from widthwise.data.extras import require
+from widthwise.experiments.adjusting import MatchSection, named_in, parts_of, quantity_of
 from widthwise.experiments.matching import Matched
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Axis
 from widthwise.recipe.recipe import Seed
+from widthwise.shape.adjusting import Adjust
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
 NO_GROUP = ""
 SEED_KEY = "train.seed"
+ASPECT = "aspect"
+"""An axis that is no recipe key: d_model / n_layers of points whose width is solved."""
 
 
 class SweepGroup(Config):
@@ -53,14 +58,15 @@ class SweepConfig(Config):
     """Changes to the recipe that give the point with which others are compared; {}: the unchanged recipe."""
     baseline_name: str = "baseline"
     over: dict[str, Axis] = Field(default_factory=dict)
-    """Recipe key -> its axis."""
+    """Recipe key -> its axis. Where `match` adjusts d_model, `aspect` is one too: d_model / n_layers, for which a depth
+    is found."""
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
     search: SearchConfig | None = None
     """Chooses points by a sampler; default: a grid of all combinations."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    match: Matched | None = None
-    """The quantity that every point must match with the baseline, within one percent; default: params if there is a
-    baseline."""
+    match: MatchSection | None = None
+    """The quantity that every point must match with the baseline, within one percent, and what of the points, or of
+    which group, is adjusted to that end; default: params if there is a baseline."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
@@ -76,9 +82,21 @@ class SweepConfig(Config):
                 raise ValueError(
                     f"{where(group)}.{SEED_KEY}: every point runs with all of sweep.seeds; vary another key"
                 )
-        if self.baseline is None and self.match not in (None, "none"):
-            raise ValueError(f"match: got {self.match!r}; nothing can be matched without a baseline (baseline: {{}})")
+            self._check_sizes(where(group), axes, parts_of(self.match, group))
+        for name in named_in(self.match):
+            if name not in self.groups:
+                raise ValueError(f"match.adjust: got {name!r}; {nearest_hint(name, self.groups)}")
+        if self.baseline is None and self.matched != "none":
+            raise ValueError(f"match: got {self.matched!r}; nothing can be matched without a baseline (baseline: {{}})")
         return self
+
+    def _check_sizes(self, where: str, axes: Mapping[str, Axis], adjusted: Sequence[Adjust]) -> None:
+        """Raises ValueError for an axis of a size that is solved."""
+        if ASPECT in axes and "d_model" not in adjusted:
+            raise ValueError(f"{where}.{ASPECT}: needs match: {{adjust: d_model}}, which solves the width for it")
+        for key, is_solved in (("model.d_model", "d_model" in adjusted), ("model.n_layers", ASPECT in axes)):
+            if key in axes and is_solved:
+                raise ValueError(f"{where}.{key}: follows from the budget here; vary another key")
 
     @property
     def axes(self) -> dict[str, dict[str, Axis]]:
@@ -89,7 +107,9 @@ class SweepConfig(Config):
 
     @property
     def matched(self) -> Matched:
-        return self.match or ("none" if self.baseline is None else "params")
+        if self.match is None:
+            return "none" if self.baseline is None else "params"
+        return quantity_of(self.match)
 
 
 def where(group: str) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, parse, to_data
+from widthwise.experiments.adjusting import Adjustment, MatchConfig, adjusted, match_asked, parts_of
 from widthwise.experiments.matching import check_matched, check_same_windows, check_trainable
 from widthwise.experiments.sweep.axes import word
-from widthwise.experiments.sweep.config import NO_GROUP, SweepConfig, where
+from widthwise.experiments.sweep.config import ASPECT, NO_GROUP, SweepConfig, where
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -40,6 +41,8 @@ class SweepPoint:
     group: str
     values: dict[str, Any]
     recipe: Recipe
+    adjustment: Adjustment | None = None
+    """What became of it so that it matches the baseline."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,16 @@ class SweepPlan:
             if point.name in found:
                 raise UserError(f"sweep: two points are named {point.name}; rename a group, or the baseline")
             found[point.name] = point
+        self._check_distinct([point for point in points if point.adjustment is not None])
         return found
+
+    def _check_distinct(self, points: Sequence[SweepPoint]) -> None:
+        """Raises UserError if two points became the same by adjusting."""
+        for one, other in itertools.combinations(points, 2):
+            if one.recipe == other.recipe:
+                raise UserError(
+                    f"sweep: {one.name} and {other.name} become the same model ({other.adjustment}); leave one out"
+                )
 
     def _combinations(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for group, axes in self.config.axes.items():
@@ -83,14 +95,22 @@ class SweepPlan:
     def point(self, group: str, values: dict[str, Any]) -> SweepPoint:
         """A point of a group. Raises UserError, with its name, if it cannot be trained or compared."""
         name = point_name(group, values)
-        recipe = self._recipe(name, group, values)
+        recipe, adjustment = self._adjusted(name, group, values)
         check_trainable(recipe, name)
         if self.baseline is not None:
             advice = "say match: none under sweep, or --match none"
             check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
             check_same_windows(name, recipe, *self.reference)
-        return SweepPoint(name, group, values, recipe)
+        return SweepPoint(name, group, values, recipe, adjustment)
+
+    def _adjusted(self, name: str, group: str, values: Mapping[str, Any]) -> tuple[Recipe, Adjustment | None]:
+        """The recipe of a point, with what `match` adjusts of it."""
+        recipe = self._recipe(name, group, {key: value for key, value in values.items() if key != ASPECT})
+        parts = parts_of(self.config.match, group)
+        if not parts or self.baseline is None:
+            return recipe, None
+        return adjusted(name, recipe, self.baseline.recipe, self.config.matched, parts, values.get(ASPECT))
 
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
         change = self.config.groups[group].change if group else {}
@@ -143,11 +163,18 @@ class SweepPlan:
         described = [points, list(self.config.seeds), self.config.matched, axes, search and search.sampler]
         if search is not None:
             described += [dict(self.data), {name: group.change for name, group in self.config.groups.items()}]
+            if isinstance(self.config.match, MatchConfig):
+                described.append(to_data(self.config.match))
         return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
     def axes_as_data(self) -> dict[str, dict[str, Any]]:
         """Group -> key -> list of values, or a range as a mapping."""
         return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
+
+    @property
+    def adjustment_lines(self) -> list[str]:
+        """For each adjusted point of a grid its numbers and its miss, in words."""
+        return [f"{name}: {point.adjustment}" for name, point in self.grid.items() if point.adjustment is not None]
 
     def workload(self) -> dict[str, Any]:
         """The planned work: parameters and training FLOPs of every point of a grid.
@@ -194,7 +221,8 @@ def parameter(group: str, key: str) -> str:
 def read_sweep(path: Path, overrides: Sequence[str] = (), asked: Mapping[str, Any] | None = None) -> SweepPlan:
     """The sweep of a recipe file, every point of a grid checked. Raises UserError.
 
-    asked: keys of the sweep section that replace those of the file, which may then have no such section.
+    asked: keys of the sweep section that replace those of the file, which may then have no such section; `match` and
+    `adjust` replace each its part of what the file says to match.
     """
     data = read_recipe(path, overrides)
     section = data.pop("sweep", {})
@@ -214,7 +242,10 @@ def _laid_over(section: dict[str, Any], asked: Mapping[str, Any]) -> dict[str, A
     own_axes = [isinstance(group, dict) and "over" in group for group in named]
     if "over" in asked and own_axes and all(own_axes):
         raise UserError("--over: every group of the recipe has axes of its own")
-    changed = {**section, **asked}
+    match, adjust = asked.get("match"), asked.get("adjust")
+    changed = {**section, **{key: value for key, value in asked.items() if key != "adjust"}}
+    if match or adjust:
+        changed["match"] = match_asked(section.get("match"), match, adjust)
     if asked.get("search") and isinstance(section.get("search"), dict):
         changed["search"] = section["search"] | asked["search"]
     return changed

@@ -114,7 +114,10 @@ class _SweepWorker:
             return point
         group, values = self._plan.drawn(claim.trial(self._plan.sampler(claim.key)))
         claim.describe(_place(group, values, point_name(group, values)))
-        return self._plan.point(group, values)
+        point = self._plan.point(group, values)
+        if point.adjustment is not None:
+            self._observer.message(f"{point.name}: {point.adjustment}")
+        return point
 
     def _fail(self, claim: Claim, reason: str, is_mistake: bool) -> None:
         reason = reason.replace(f"{self._folder}/", "")
