@@ -46,6 +46,10 @@ GROWING = {
         " new_std: 0.03}]",
     ),
     "apart": APART,
+    "gradmax": (
+        UNIFORM,
+        "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 6}}, new_weights: gradmax}]",
+    ),
     "reset": (UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}, reset: all, rewarmup_steps: 0}]"),
 }
 """Name -> overrides of `tiny_recipe`, 9 steps."""

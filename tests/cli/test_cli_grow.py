@@ -143,6 +143,19 @@ def test_the_side_that_is_zero_and_the_size_of_the_other_can_be_chosen(small: st
     assert weights["layers.2.ffn.w_down.weight"][:, 128:].std().item() == pytest.approx(0.03, rel=0.1)
 
 
+def test_new_units_can_be_chosen_by_the_gradient_of_the_next_batch(small: str, widthwise: Callable) -> None:
+    arguments = ("--d-ff", 192, "train.steps=4")
+    for name in ("drawn", "gradmax"):
+        code, out, err = widthwise("grow", small, *arguments, "--new-weights", name, "--out", name)
+        assert code == 0, err
+        assert "function preserved" in out
+        assert "0 do not" in out
+        assert widthwise("resume", name)[0] == 0
+    records = [map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines()) for name in ("drawn", "gradmax")]
+    norms = [[each["grad_norm"] for each in run if each["event"] == "train"][-1] for run in records]
+    assert norms[1] > norms[0]
+
+
 def test_allow_change_takes_constants_from_the_recipe(small: str, widthwise: Callable) -> None:
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
     assert code == 0, err

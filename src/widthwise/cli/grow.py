@@ -50,6 +50,10 @@ def grow(
             metavar="STD", help="Of new weights that are drawn: a number, or initial; default: that of the old entries."
         ),
     ] = None,
+    new_weights: Annotated[
+        Literal["drawn", "gradmax"],
+        typer.Option(help="Draw new hidden units, or choose them for the largest gradient on the next batch."),
+    ] = "drawn",
     reset: Annotated[
         Literal["none", "new", "all"],
         typer.Option(help="Optimizer state to reset: none, the second moments of new entries, or all."),
@@ -92,6 +96,7 @@ def grow(
         new_layers=new_layers,
         zero_side=zero_side,
         new_std=_std(new_std),
+        new_weights=new_weights,
         reset=reset,
         seed=seed,
         allow_change=allow_change,

@@ -8,7 +8,7 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import NewLayers, NewStd, Reset, ZeroSide
+from widthwise.growth.choices import NewLayers, NewStd, NewWeights, Reset, ZeroSide
 from widthwise.growth.maps.correspondence import align
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
@@ -38,6 +38,8 @@ class GrowthEvent(Config):
     new_std: NewStd | None = None
     """Standard deviation of the new weights that are drawn, gains excepted; where not given, that of the old entries
     of their tensor, and in added layers as in an untrained model, which `initial` says of all."""
+    new_weights: NewWeights = "drawn"
+    """Whether new hidden units of gated feed-forwards are drawn, or chosen for the largest gradient (`gradmax`)."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
     where not given, added layers lie evenly among the others."""
@@ -154,6 +156,10 @@ def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConf
 
     layers = align(old, wanted, event.layers)
     plan = plan_growth(old, wanted, layers, event.new_layers, event.zero_side, event.new_std)
+    if event.new_weights == "gradmax":
+        from widthwise.growth.gradmax import new_units
+
+        new_units(plan)  # or it is refused
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
 
 

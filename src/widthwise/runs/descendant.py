@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
@@ -67,6 +68,13 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
         seen = loader["step"] * loader["batch_size"]
         return Feed({**fresh, "step": -(-seen // fresh["batch_size"])}, {**origin, **identity.record()})
     return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
+
+
+def next_batch(recipe: Recipe, feed: Feed, observer: Observer) -> Tensor:
+    """The batch of the first step: integers (batch_size, seq_len + 1). Raises UserError where there are no data."""
+    data, train = open_data(recipe.data, observer.preparing), recipe.train
+    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
+    return loader.batch(feed.loader.get("step", 0))
 
 
 def continued_state(state: RunState, recipe: Recipe, plan: GrowthPlan, feed: Feed, before: TrainConfig) -> RunState:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, to_data
-from widthwise.growth.choices import NewLayers, NewStd, Reset, ZeroSide
+from widthwise.growth.choices import NewLayers, NewStd, NewWeights, Reset, ZeroSide
 from widthwise.growth.describe import kept_constants
+from widthwise.growth.gradmax import new_units
 from widthwise.growth.maps.correspondence import align
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
@@ -35,6 +36,7 @@ class GrowOptions:
     new_layers: NewLayers = "drawn"
     zero_side: ZeroSide = "outputs"
     new_std: NewStd | None = None
+    new_weights: NewWeights = "drawn"
     reset: Reset = "none"
     """Which state of the optimizer is reset; see `grown_state`."""
     seed: int = 0
@@ -122,6 +124,8 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     old, wanted = source.model, recipe.explicit_model
     layers = align(old, wanted, options.layers)
     plan = plan_growth(old, wanted, layers, options.new_layers, options.zero_side, options.new_std)
+    if options.new_weights == "gradmax":
+        new_units(plan)  # or it is refused
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
@@ -135,6 +139,7 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
         plan,
         reset=options.reset,
         seed=options.seed,
+        new_weights=options.new_weights,
         constants=constants,
         changes=changes,
         may_change=options.allow_change,
