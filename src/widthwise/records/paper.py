@@ -1,10 +1,12 @@
 """`paper.json`: a table or figure of a paper, as it is printed, counted and measured."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import Known, Number, Record, StoredRecord
+
+Answer = Literal["yes", "no", "cannot tell"]
 
 
 class PaperLine(Record):
@@ -15,7 +17,7 @@ class PaperLine(Record):
     title: str
     """The quantity in words."""
     printed: str | None = None
-    """As the paper prints it; None where it does not."""
+    """As the paper prints it, in digits or in a word; None where it does not."""
     printed_value: Known = None
     """The printed number, or the difference of two printed losses."""
     counted: Number | None = None
@@ -24,6 +26,10 @@ class PaperLine(Record):
     """Whether the counted number is the printed one when rounded to its digits."""
     measured: Estimate | None = None
     """Of the experiment at another size, with its interval over seeds."""
+    reproduces: Answer | None = None
+    """Whether what was measured is what the paper prints in a word."""
+    is_difference: bool = False
+    """Whether the measured number is a difference to the baseline's."""
     is_share: bool = False
     """Whether the number is a share or a change, shown in percent."""
 
@@ -73,8 +79,13 @@ class PaperItem(StoredRecord):
         return sum(line.counted is not None for line in self.lines)
 
     @property
+    def n_judged(self) -> int:
+        """Lines that can be compared with what is printed: counted numbers, and what was measured of words."""
+        return sum(line.agrees is not None or line.reproduces is not None for line in self.lines)
+
+    @property
     def n_agreeing(self) -> int:
-        return sum(line.agrees is True for line in self.lines)
+        return sum(line.agrees is True or line.reproduces == "yes" for line in self.lines)
 
     @property
     def n_measured(self) -> int:

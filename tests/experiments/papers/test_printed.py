@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from widthwise.experiments.papers.printed import Printed
+from widthwise.experiments.papers.printed import Printed, statement
+from widthwise.experiments.statistics import seed_interval
+from widthwise.records.estimate import Estimate
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,25 @@ def test_a_number_agrees_with_all_that_round_to_it_and_with_no_other(digits, n_d
     assert printed.agrees_with((digits + part) * unit)
     assert not printed.agrees_with((digits + 0.51) * unit)
     assert not printed.agrees_with((digits - 0.51) * unit)
+
+
+@pytest.mark.parametrize(
+    ("differences", "higher", "lower"),
+    [([0.2, 0.3, 0.25], "yes", "no"), ([-0.2, -0.3], "cannot tell", "cannot tell"), ([-2.0, -2.1, -2.05], "no", "yes")],
+)
+def test_a_direction_is_judged_by_the_interval_of_the_difference(differences, higher, lower):
+    measured = seed_interval(differences)
+    assert (statement("higher").reproduced_by(measured), statement("lower").reproduced_by(measured)) == (higher, lower)
+
+
+def test_without_an_interval_no_direction_can_be_told():
+    assert statement("higher").reproduced_by(Estimate(mean=0.5, per_seed=[0.5])) == "cannot tell"
+
+
+def test_unchanged_means_every_seed_up_to_rounding():
+    assert statement("unchanged").reproduced_by(seed_interval([0.0, 3e-16])) == "yes"
+    assert statement("unchanged").reproduced_by(seed_interval([0.0, -1e-6])) == "no"
+
+
+def test_a_number_is_not_judged_at_another_size():
+    assert statement("3.430").reproduced_by(seed_interval([3.43, 3.43])) is None

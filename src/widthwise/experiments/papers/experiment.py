@@ -9,9 +9,11 @@ from pydantic import Field
 
 from widthwise.bundled import recipe_path
 from widthwise.config_io import Config
+from widthwise.experiments.statistics import seed_interval
 from widthwise.records.comparison import Compared
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import QUANTITY
+from widthwise.records.record import finite
 from widthwise.training.observer import Observer
 
 TINY = (
@@ -45,6 +47,10 @@ class Experiment(Config, ABC):
     def name(self) -> str:
         return self.folder or self.recipe
 
+    def name_of(self, row: str) -> str:
+        """What a row of the item is called in the experiment."""
+        return self.rows.get(row, row)
+
     @property
     def path(self) -> Path:
         return recipe_path(self.recipe)
@@ -75,6 +81,13 @@ class Measured(ABC):
     @abstractmethod
     def value(self, name: str, quantity: str) -> Estimate | None:
         """A quantity of one of its models or groups, if it was measured."""
+
+    def difference(self, name: str, baseline: str, quantity: str) -> Estimate | None:
+        """A quantity minus the baseline's, paired by seed, if both were measured with the same seeds."""
+        own, other = self.value(name, quantity), self.value(baseline, quantity)
+        if own is None or other is None or not own.per_seed or len(own.per_seed) != len(other.per_seed):
+            return None
+        return seed_interval([finite(a) - finite(b) for a, b in zip(own.per_seed, other.per_seed)])
 
     @property
     @abstractmethod

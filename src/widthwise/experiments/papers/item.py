@@ -9,11 +9,12 @@ from pydantic import Discriminator, Field
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
+from widthwise.experiments.papers.analysing import Analysing
 from widthwise.experiments.papers.comparing import Comparing
 from widthwise.experiments.papers.experiment import Experiment
 from widthwise.experiments.papers.fitting import Fitting
 from widthwise.experiments.papers.laddering import Laddering
-from widthwise.experiments.papers.printed import Printed
+from widthwise.experiments.papers.printed import Statement, statement
 from widthwise.experiments.papers.sizes import Sizes
 from widthwise.experiments.papers.sweeping import Sweeping
 from widthwise.yaml_io import read_mapping
@@ -27,11 +28,11 @@ PAPERS: Mapping[PaperName, str] = {
     "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
 }
 """In the order in which items are listed."""
-AnyExperiment = Annotated[Comparing | Sweeping | Laddering, Discriminator("kind")]
+AnyExperiment = Annotated[Comparing | Sweeping | Laddering | Analysing, Discriminator("kind")]
 
 
 def _as_printed(text: str) -> str:
-    Printed.of(text)
+    statement(text)
     return text
 
 
@@ -48,7 +49,8 @@ class Item(Config):
     finds: str
     """What the paper concludes from it, in a sentence."""
     printed: dict[str, dict[str, PrintedText]]
-    """Row -> quantity -> the number as it is printed. A row is a recipe of `sizes`, or a group of a law."""
+    """Row -> quantity -> the number as it is printed, or a word of `printed.WORDS`. A row is a recipe of `sizes`, a
+    group of a law, or a name in the experiment."""
     baselines: dict[str, str] = Field(default_factory=dict)
     """Row -> the row from which its losses are subtracted; default: the first row of `printed`."""
     also: tuple[str, ...] = ("difference",)
@@ -68,6 +70,9 @@ class Item(Config):
             for name in (row, base):
                 if name not in self.printed:
                     raise ValueError(f"baselines: got {name!r}; {nearest_hint(name, self.printed)}")
+        for row, own in self.statements.items():
+            if self.baseline_of(row) is None and any(each.is_difference for each in own.values()):
+                raise ValueError(f"printed.{row}: is a baseline, and cannot be higher or lower than itself")
         return self
 
     def baseline_of(self, row: str) -> str | None:
@@ -81,8 +86,9 @@ class Item(Config):
         return {} if self.small is None else {"small": self.small, "tiny": self.small.tiny}
 
     @cached_property
-    def printed_numbers(self) -> Mapping[str, Mapping[str, Printed]]:
-        return {row: {name: Printed.of(text) for name, text in own.items()} for row, own in self.printed.items()}
+    def statements(self) -> Mapping[str, Mapping[str, Statement]]:
+        """`printed`, understood."""
+        return {row: {name: statement(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
 def item_names() -> list[str]:

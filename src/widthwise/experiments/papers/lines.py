@@ -1,11 +1,11 @@
 """An item with its numbers: printed, counted and measured."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from widthwise.experiments.papers.experiment import Experiment, Measured
 from widthwise.experiments.papers.item import PAPERS, Item
-from widthwise.experiments.papers.printed import Printed
+from widthwise.experiments.papers.printed import Statement
 from widthwise.experiments.papers.sizes import CHANGE
 from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperExperiment, PaperItem, PaperLine
@@ -24,9 +24,9 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     recipe or a file that is broken. scales: the experiments that are looked for; the first that is found counts."""
     scale, experiment, measured = _found(item, results, scales)
     lines = [
-        _line(item, row, quantity, printed, experiment, measured)
-        for row, numbers in item.printed_numbers.items()
-        for quantity, printed in {**numbers, **dict.fromkeys(item.also)}.items()
+        _line(item, row, quantity, statement, experiment, measured)
+        for row, own in item.statements.items()
+        for quantity, statement in _with_others(own, item.also)
     ]
     return PaperItem(
         name=name,
@@ -50,30 +50,44 @@ def _found(item: Item, results: Path, scales: Sequence[str]) -> tuple[str, Exper
     return "", None, None
 
 
+def _with_others(own: Mapping[str, Statement], also: Sequence[str]) -> Iterator[tuple[str, Statement]]:
+    """What a row prints, and what is shown besides; of a printed difference the quantity itself comes first."""
+    for quantity, statement in own.items():
+        if statement.is_difference and quantity in also:
+            yield quantity, Statement()
+        yield quantity, statement
+    for quantity in also:
+        if quantity not in own:
+            yield quantity, Statement()
+
+
 def _line(
     item: Item,
     row: str,
     quantity: str,
-    printed: Printed | None,
+    statement: Statement,
     experiment: Experiment | None,
     measured: Measured | None,
 ) -> PaperLine | None:
     """None where there is nothing to say."""
-    counted = None if quantity in item.also else _count(item, row, quantity)
-    found = _measured(experiment, measured, row, quantity)
-    value = _difference(item, row) if printed is None and quantity == DIFFERENCE else printed and printed.value
-    if value is None and counted is None and found is None:
+    is_printed, baseline = bool(statement.text), item.baseline_of(row) if statement.is_difference else None
+    counted = _count(item, row, quantity) if is_printed else None
+    found = _measured(experiment, measured, row, baseline, quantity)
+    value = _difference(item, row) if quantity == DIFFERENCE and not is_printed else statement.number
+    if not is_printed and value is None and found is None:
         return None
     return PaperLine(
         row=row,
         quantity=quantity,
-        title=_title(quantity),
-        printed=printed and printed.text,
+        title=f"{_title(quantity)}, difference" if statement.is_difference else _title(quantity),
+        printed=statement.text or None,
         printed_value=value,
         counted=counted,
-        agrees=None if printed is None or counted is None else printed.agrees_with(counted),
+        agrees=None if counted is None else statement.agrees_with(counted),
         measured=found,
-        is_share=printed is not None and printed.text.endswith("%"),
+        reproduces=None if found is None else statement.reproduced_by(found),
+        is_difference=statement.is_difference,
+        is_share=statement.text.endswith("%"),
     )
 
 
@@ -81,8 +95,9 @@ def _difference(item: Item, row: str) -> float | None:
     """Of two printed losses."""
     if (base := item.baseline_of(row)) is None:
         return None
-    own, other = item.printed_numbers[row], item.printed_numbers[base]
-    return next((own[loss].value - other[loss].value for loss in LOSSES if loss in own and loss in other), None)
+    own, other = ({name: each.number for name, each in item.statements[each_row].items()} for each_row in (row, base))
+    pairs = ((own.get(loss), other.get(loss)) for loss in LOSSES)
+    return next((a - b for a, b in pairs if a is not None and b is not None), None)
 
 
 def _count(item: Item, row: str, quantity: str) -> Number | None:
@@ -92,11 +107,16 @@ def _count(item: Item, row: str, quantity: str) -> Number | None:
     return None if fitted is None else fitted.mean
 
 
-def _measured(experiment: Experiment | None, measured: Measured | None, row: str, quantity: str) -> Estimate | None:
-    """Of quantities of the size alone nothing is measured: those of a small model say nothing about the paper's."""
+def _measured(
+    experiment: Experiment | None, measured: Measured | None, row: str, baseline: str | None, quantity: str
+) -> Estimate | None:
+    """The quantity, or its difference to a baseline. Of quantities of the size alone nothing is measured: those of a
+    small model say nothing about the paper's."""
     if experiment is None or measured is None:
         return None
-    name = experiment.rows.get(row, row)
+    name = experiment.name_of(row)
+    if baseline is not None:
+        return measured.difference(name, experiment.name_of(baseline), quantity)
     found = measured.value(name, quantity)
     return None if found is None or (found.low is None and not found.per_seed) else found
 

@@ -13,7 +13,8 @@ Made by `widthwise paper list --results benchmarks/results --page docs/papers.md
 
 For each number: what the paper prints; what the recipe at the paper's size counts, and whether it agrees when rounded
 to the printed digits; what a small experiment measured, with its 95% interval over seeds. A difference is a loss minus
-the baseline's. Models of a few million parameters need not show what large ones do.
+the baseline's. "higher", "lower" and "unchanged" are what a paper shows or says without a number; there "agrees" is
+about what was measured. Models of a few million parameters need not show what large ones do.
 """
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from widthwise.records.estimate import Estimate
 from widthwise.records.paper import PaperItem, PaperLine
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import MISSING, clean, counted, duration, fixed, interval, minus, shown, si, signed
@@ -26,7 +27,7 @@ def _row_of(rows: Sequence[Sequence[str]]) -> str:
 
 def _cells(line: PaperLine) -> list[str]:
     printed = minus(line.printed) if line.printed is not None else _number(line, line.printed_value)
-    agrees = "" if line.agrees is None else "yes" if line.agrees else "no"
+    agrees = (line.reproduces or "") if line.agrees is None else "yes" if line.agrees else "no"
     return [clean(line.title), printed, _number(line, line.counted), agrees, measured(line)]
 
 
@@ -35,19 +36,33 @@ def _number(line: PaperLine, value: float | None) -> str:
         return ""
     if line.quantity in QUANTITY:
         return shown(value, QUANTITY[line.quantity])
-    return f"{minus(f'{100 * value:+.2f}')}%" if line.is_share else fixed(value, 4)
+    return f"{minus(f'{100 * value:+.2f}')}%" if line.is_share else _short(value, 4)
+
+
+def _short(value: float, n_decimals: int) -> str:
+    """With a power of ten where the decimals would not show it."""
+    is_tiny = 0 < abs(value) < 0.5 * 10**-n_decimals
+    return minus(f"{value:.1e}") if is_tiny else fixed(value, n_decimals)
 
 
 def measured(line: PaperLine) -> str:
     """A mean, and below it its interval."""
     estimate = line.measured
-    if estimate is None:
+    if estimate is None or estimate.mean is None:
         return ""
     if line.is_share:
         return f"{_share(estimate.mean)}\n{_share(estimate.low)} to {_share(estimate.high)}"
-    is_signed = line.quantity in QUANTITY and QUANTITY[line.quantity].is_signed
-    mean = signed(estimate.mean, 4) if is_signed else _number(line, estimate.mean)
-    return f"{mean}\n{ends}" if (ends := interval(estimate, 3, with_sign=is_signed)) else mean
+    if line.is_difference or (line.quantity in QUANTITY and QUANTITY[line.quantity].is_signed):
+        mean, ends = signed(estimate.mean, 4), interval(estimate, 4 if line.is_difference else 3, with_sign=True)
+    else:
+        mean, ends = _number(line, estimate.mean), _ends(estimate)
+    return f"{mean}\n{ends}" if ends else mean
+
+
+def _ends(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{_short(estimate.low, 3)} to {_short(estimate.high, 3)}"
 
 
 def _share(value: float | None) -> str:
@@ -85,11 +100,14 @@ def list_table(items: Sequence[PaperItem]) -> Table:
     """One row per item."""
     rows = []
     for item in items:
-        agreeing = f"{item.n_agreeing} of {item.n_counted}" if item.n_counted else MISSING
+        agreeing = f"{item.n_agreeing} of {item.n_judged}" if item.n_judged else MISSING
         rows.append(
             [clean(item.name), clean(item.title), str(item.n_printed), agreeing, str(item.n_measured), _time(item)]
         )
-    note = "agree: counted numbers that equal the printed ones; needs: time of a CPU core for --scale small"
+    note = (
+        "agree: counted numbers that equal the printed ones, and what was measured of what is printed in words; needs: "
+        "time of a CPU core for --scale small"
+    )
     header = ["item", "shows", "printed", "agree", "measured", "needs"]
     return Table("Tables and figures of the papers", header, rows, words={"shows"}, note=note)
 
