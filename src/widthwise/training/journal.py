@@ -49,6 +49,11 @@ class Journal:
             self.held_out_losses[step] = values["loss"]
         self._observer.record(record)
 
+    def write_with_costs(self, step: int, event: str, **values: Any) -> None:
+        """Adds a record with the tokens and the compute spent by then."""
+        _, tokens, training_flops = self.spent(step)
+        self.write(step, event, tokens=tokens, training_flops=training_flops, **values)
+
     def _append(self, record: dict[str, Any]) -> None:
         self.follow()
         self._run.metrics_file.append([record])

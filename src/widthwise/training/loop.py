@@ -161,11 +161,9 @@ class TrainingLoop:
         self.learner = self.learner.grown(phase, self.loader.batch(self.loader.step))
         self.learner.set_progress(step)
         if before is not None:
-            self.journal.write(
+            self.journal.write_with_costs(
                 step,
                 "growth",
-                tokens=self.journal.spent(step).tokens,
-                training_flops=self.journal.spent(step).training_flops,
                 params_before=self.recipe.model_at(step).cost().params,
                 params_after=phase.model.cost().params,
                 loss_before=before.loss,
@@ -297,7 +295,5 @@ class TrainingLoop:
         """Validates at this step, and records it once."""
         found = validate(self.learner.model, self.held_out, self.processes)
         if not self._has_validated:
-            _, tokens, training_flops = self.journal.spent(self.state.step)
-            spent = {"tokens": tokens, "training_flops": training_flops}
-            self.journal.write(self.state.step, "validation", **spent, **found.record())
+            self.journal.write_with_costs(self.state.step, "validation", **found.record())
         return found
