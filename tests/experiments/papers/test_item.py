@@ -7,8 +7,11 @@ import pytest
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.papers.item import PAPERS, Item, item_names, read_item
 from widthwise.experiments.papers.lines import item_record
+from widthwise.training.observer import Silence
 
 NAMES = item_names()
+SMALL = {item.small.name: name for name in NAMES if (item := read_item(name)).small is not None}
+"""Experiment -> one of the items that it is for."""
 DATA = {
     "paper": "hourglass",
     "where": "Table 0",
@@ -66,3 +69,15 @@ def test_the_experiments_of_an_item_can_be_trained_and_hold_its_rows(name):
     for experiment in item.experiments.values():
         assert experiment.workload
         assert set(experiment.rows) <= set(item.printed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL.values())
+def test_the_tiny_experiment_of_an_item_measures_what_the_small_one_would(name, tmp_path):
+    item = read_item(name)
+    assert item.small is not None
+    item.small.tiny.run(tmp_path / item.small.tiny.name, Silence(), 1)
+    record = item_record(name, item, tmp_path)
+    assert record.experiment is not None
+    assert record.experiment.scale == "tiny"
+    assert record.n_measured

@@ -1,0 +1,51 @@
+"""`widthwise paper`, from argument to output."""
+
+import json
+
+import pytest
+
+
+def test_the_list_names_every_item_and_trains_nothing(widthwise, tmp_path):
+    page = tmp_path / "papers.md"
+    assert widthwise("paper", "list", "--results", tmp_path, "--page", page)[0] == 0
+    assert "### Table 2" in page.read_text()
+    assert [each.name for each in tmp_path.iterdir()] == [page.name]
+
+
+def test_an_item_is_counted_as_json(widthwise, tmp_path):
+    _, out, _ = widthwise("paper", "hourglass_table_1", "--results", tmp_path, "--json")
+    found = json.loads(out)
+    rows = {(line["row"], line["quantity"]): line for line in found["lines"]}
+    assert rows["k8", "params_ffn"]["counted"] == 12 * 8 * 3 * 768 * 384
+    assert rows["k8", "params_ffn"]["agrees"] is True
+
+
+def test_a_dry_run_says_the_work_and_writes_nothing(widthwise, tmp_path):
+    _, out, _ = widthwise("paper", "hourglass_table_1", "--scale", "small", "--results", tmp_path, "--dry-run")
+    assert "10 runs of 160 steps" in out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise, tmp_path):
+    code, out, _ = widthwise("paper", "hourglass_table_1", "--scale", "tiny", "--results", tmp_path)
+    assert code == 0
+    assert "measured: tiny" in out
+    assert (tmp_path / "hourglass_table_1" / "report.html").is_file()
+    assert (tmp_path / "hourglass_table_1_small_tiny" / "comparison.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("hourglass_table_22",), "hourglass_table_2"),
+        (("list", "--scale", "small"), "name an item"),
+        (("hourglass_table_3", "--scale", "small"), "has paper"),
+        (("hourglass_table_1", "--page", "x.md"), "--page"),
+    ],
+)
+def test_mistakes_are_one_line(widthwise, tmp_path, arguments, message):
+    code, _, err = widthwise("paper", *arguments, "--results", tmp_path)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
