@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from widthwise.config_io import UserError
+from widthwise.experiments.plan import read_plan
+from widthwise.experiments.searching import plan_of_search
+
 SPACE = ("--n-layers", "2..4", "--n-blocks", "1,3", "--ratio", "0.4,0.7", "--tolerance", 0.02)
 
 
@@ -93,13 +97,53 @@ def test_the_first_found_are_compared_with_the_base(search, tmp_path: Path) -> N
     comparison = json.loads((tmp_path / "found" / "comparison.json").read_text())
     best = json.loads((tmp_path / "found" / "search.json").read_text())["candidates"][0]
     assert [variant["name"] for variant in comparison["variants"]] == ["base", best["name"]]
-    assert (comparison["baseline"], comparison["seeds"], comparison["matched"]) == ("base", [3, 5], "none")
+    assert (comparison["baseline"], comparison["seeds"], comparison["matched"]) == ("base", [3, 5], "layer_params")
     assert comparison["variants"][1]["cost"]["params"]["total"] == best["params"]
+    assert abs(comparison["variants"][1]["ratio"]["layer_params"] - 1) <= 0.02
     assert (tmp_path / "found" / "report.html").is_file()
     code, out, error = search(*asked, "--json")
     assert code == 0
     assert json.loads(out)["baseline"] == "base"
     assert error.count("has finished already") == 4
+
+
+def test_the_best_of_each_is_kept(search, tmp_path: Path) -> None:
+    code, out, error = search(*SPACE, "--per", "n_blocks, n_layers", "--json")
+    assert code == 0, error
+    kept = json.loads(out)
+    assert kept["per"] == ["n_blocks", "n_layers"]
+    assert kept["n_kept"] == len(kept["candidates"]) < kept["n_found"]
+    _, out, _ = search(*SPACE, "--top", 1000, "--json")
+    first: dict[tuple[int, int], str] = {}
+    for row in json.loads(out)["candidates"]:
+        first.setdefault((row["n_blocks"], row["n_layers"]), row["name"])
+    assert [row["name"] for row in kept["candidates"]] == list(first.values())
+    _, out, _ = search(*SPACE, "--per", "n_blocks,n_layers", "--top", 2)
+    assert f"the best of each n_blocks and n_layers: {len(first)}, the first 2" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "matched"),
+    [
+        ((), "layer_params"),
+        (("--budget", "98.5k"), "layer_params"),
+        (("--budget", "120k"), "none"),
+        (("--match", "kv_bytes", "--tolerance", 0.3), "kv_bytes"),
+    ],
+)
+def test_what_is_trained_stays_matched_to_the_base_whose_budget_it_has(
+    search, tmp_path: Path, arguments: tuple, matched: str
+) -> None:
+    code, out, error = search(*SPACE, *arguments, "--out", tmp_path, "--json")
+    assert code == 0, error
+    summary = json.loads(out)
+    names = ("base", *(row["name"] for row in summary["candidates"]))
+    recipes = [tmp_path / "recipes" / f"{name}.yaml" for name in names]
+    plan = plan_of_search(summary, recipes, [7])
+    assert (plan.match, plan.seeds, len(plan.recipes)) == (matched, (7,), len(recipes))
+    if matched == "kv_bytes":  # some are farther from the base than a comparison by itself allows
+        with pytest.raises(UserError, match="allows 1%"):
+            read_plan(recipes, match=matched)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +160,7 @@ def test_the_first_found_are_compared_with_the_base(search, tmp_path: Path) -> N
         (("--head-dim", 63), "head_dim: got 63"),
         (("--budget", "many"), "--budget: got 'many'"),
         (("--n-layers", 4, "--max-kv-bytes", 1), "none is left"),
+        (("--per", "n_heads"), "per.0: got 'n_heads'"),
         (("--top", 0), "'--top'"),
         (("model.ratio=2",), "model.ratio: unknown key"),
     ],

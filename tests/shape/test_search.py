@@ -240,6 +240,24 @@ def test_ten_thousand_candidates_are_counted() -> None:
     assert (counted == params(*result.sizes)).all()
 
 
+def test_the_one_nearest_to_each_ratio_is_kept() -> None:
+    """So that the paper's own sizes are, for the ratios behind its tables."""
+    asked = {"n_blocks": [2, 4], "n_layers": [6, 12], "ratio": [0.4, 0.5, 0.75]}
+    every, kept = found_at("113M", **asked), found_at("113M", **asked, per=["n_blocks", "n_layers", "ratio"])
+    assert (kept.n_found, len(kept)) == (len(every), 12)
+    found = {tuple(map(int, sizes)) for sizes in zip(*kept.sizes)}
+    assert {(4, 12, 1032, 418), (2, 6, 1488, 1122), (4, 6, 1368, 694)} <= found
+    for n_blocks, n_layers, d_model, d_hidden in found:
+        ratio = d_hidden / d_model
+        aim = min(asked["ratio"], key=lambda aim: abs(ratio - aim))
+        rivals = [
+            abs(hidden / width - aim)
+            for blocks, layers, width, hidden in zip(*every.sizes)
+            if (blocks, layers) == (n_blocks, n_layers)
+        ]
+        assert abs(ratio - aim) == min(rivals)
+
+
 def test_a_summary_is_plain_data_with_the_same_numbers() -> None:
     result = found_at("113M", n_layers=[12], n_blocks=[4], ratio=[0.4])
     summary = json.loads(json.dumps(result.summary(2)))

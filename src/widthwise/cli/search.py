@@ -85,6 +85,13 @@ def search(
         str | None,
         typer.Option(rich_help_panel=RESULT, help="flops, kv_bytes, params, activation_bytes or n_residual_additions."),
     ] = None,
+    per: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=RESULT,
+            help="Keep only the best of each n_blocks, n_layers or ratio, or combination: n_blocks,ratio.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(rich_help_panel=RESULT, min=1, help="How many shapes to show and write.")] = 20,
     out: Annotated[
         Path | None,
@@ -107,11 +114,12 @@ def search(
 ) -> None:
     """Enumerate hourglass shapes with the base's parameters, FLOPs or KV cache, ranked by their other costs.
 
-    Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost.
+    Costs say nothing about the loss: `--train 3 train.steps=500` finds out which of the first three is worth its cost,
+    `--per n_blocks,ratio --train 20` how the loss depends on the ratio.
 
     Example: `widthwise search configs/conventional_113m.yaml --n-blocks 1,2,4 --n-layers 6,12 --ratio 0.4,0.5`
     """
-    from widthwise.experiments.plan import read_plan
+    from widthwise.experiments.searching import plan_of_search
     from widthwise.recipe.design import parse_quantity
     from widthwise.recipe.search import search_recipe, write_search
     from widthwise.shape.search_space import SearchSpace
@@ -132,6 +140,7 @@ def search(
         "max_kv_bytes": max_kv_bytes,
         "max_residual_additions": max_residual_additions,
         "rank_by": rank_by,
+        "per": per and [name.strip() for name in per.split(",")],
     }
     given = {name: value for name, value in asked.items() if value is not None}
     result = search_recipe(base, overrides or [], parse(SearchSpace, given, "search"))
@@ -145,20 +154,20 @@ def search(
     elif train is None:
         say_json(summary)
     if train is not None:
-        # The search has matched them, in what and how closely it was asked to.
-        run_and_report(read_plan(recipes[: 1 + train], seeds=seed or (), match="none"), folder, as_json, jobs)
+        run_and_report(plan_of_search(summary, recipes[: 1 + train], seed or ()), folder, as_json, jobs)
 
 
 def search_table(summary: dict[str, Any], base: str) -> Table:
     """The baseline and, below it, the candidates of a `SearchResult.summary` with the Pareto front marked."""
-    n_found, n_shown = summary["n_found"], len(summary["candidates"])
+    n_found, n_kept, n_shown = summary["n_found"], summary["n_kept"], len(summary["candidates"])
+    kept = f", the best of each {' and '.join(summary['per'])}: {n_kept}" if summary["per"] else ""
     budget = f"{summary['match']} {si(summary['budget'])}, within {100 * summary['tolerance']:g}%"
     rows = [["base", *[""] * len(SIZES), *_totals(summary["baseline"]), ""]]
     for row in summary["candidates"]:
         sizes = [read(row) for read in SIZES.values()]
         rows.append(["*" if row["is_pareto"] else "", *sizes, *_totals(row), f"{signed(100 * row['miss'], 2)}%"])
     return Table(
-        f"{budget}: {n_found:,} found" + (f", the first {n_shown}" if n_shown < n_found else ""),
+        f"{budget}: {n_found:,} found{kept}" + (f", the first {n_shown}" if n_shown < n_kept else ""),
         ["", *SIZES, "att.\nshare", *(each.brief_title for each in COSTS), "res.\nadds", "miss"],
         rows,
         note=f"* on the Pareto front of {', '.join(summary['costs'])}\n"

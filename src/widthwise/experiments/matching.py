@@ -44,19 +44,27 @@ def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe
     _check_equal(name, recipe, other_name, other, list(HELD_OUT))
 
 
-def check_matched(name: str, recipe: Recipe, baseline_name: str, baseline: Recipe, match: Matched, advice: str) -> None:
+def check_matched(
+    name: str,
+    recipe: Recipe,
+    baseline_name: str,
+    baseline: Recipe,
+    match: Matched,
+    advice: str,
+    tolerance: float = LARGEST_MISMATCH,
+) -> None:
     """Raises UserError if a recipe is not comparable with the baseline. advice: how to turn matching off.
 
-    Recipes are comparable if data and tokens agree, and the matched quantity to within one percent. If that is the
+    Recipes are comparable if data and tokens agree, and the matched quantity to within the tolerance. If that is the
     compute of training, the tokens follow from it; the runs of a seed see the same ones as far as they go.
     """
     shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
     _check_equal(name, recipe, baseline_name, baseline, shared)
     ratio = matched_ratio(recipe, baseline, match)
-    if abs(ratio - 1) > LARGEST_MISMATCH:
+    if abs(ratio - 1) > tolerance:
         raise UserError(
             f"{name}: {match} is {ratio:.4f} of {baseline_name}'s, and a matched comparison allows "
-            f"{LARGEST_MISMATCH:.0%}; {_remedy(recipe, ratio, match)}, or {advice}"
+            f"{tolerance:.0%}; {_remedy(recipe, ratio, match)}, or {advice}"
         )
 
 

@@ -21,7 +21,7 @@ from widthwise.experiments.adjusting import (
     parts_of,
     quantity_of,
 )
-from widthwise.experiments.matching import Matched, check_matched, check_trainable
+from widthwise.experiments.matching import LARGEST_MISMATCH, Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
 from widthwise.files import listed
@@ -151,13 +151,15 @@ def read_plan(
     seeds: Sequence[int] = (),
     match: str | None = None,
     adjust: str | None = None,
+    tolerance: float = LARGEST_MISMATCH,
 ) -> ComparisonPlan:
     """One recipe with a `compare:` section, or several recipes of which the first is the baseline. Raises UserError.
 
-    seeds, match, adjust: replace those of the section.
+    seeds, match, adjust: replace those of the section. tolerance: how far the matched quantity may be from the
+    baseline's, as a fraction.
     """
     plan = planned(paths, overrides, seeds, match, adjust)
-    check_fair(plan)
+    check_fair(plan, tolerance)
     return plan
 
 
@@ -199,11 +201,11 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
     return parse(CompareConfig, {"variants": {name: {} for name in recipes}}, "compare"), recipes
 
 
-def check_fair(plan: ComparisonPlan) -> None:
+def check_fair(plan: ComparisonPlan, tolerance: float = LARGEST_MISMATCH) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
     baseline = plan.recipes[plan.baseline]
     for name, recipe in plan.recipes.items():
         check_trainable(recipe, name)
         advice = "adjust it (--adjust ffn), or say match: none under compare, or --match none"
-        check_matched(name, recipe, plan.baseline, baseline, plan.match, advice)
+        check_matched(name, recipe, plan.baseline, baseline, plan.match, advice, tolerance)
     plan.trend_values()  # raises where no line can be fitted

@@ -24,7 +24,10 @@ MOST_EXAMINED = 1_000_000
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What was found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size."""
+    """What was found, best first: the Pareto front, then the rest; each by the cost ranked by, then by size.
+
+    With `SearchSpace.per` the candidates are only the best of each number of blocks, depth or ratio.
+    """
 
     space: SearchSpace
     budget: float
@@ -35,10 +38,12 @@ class SearchResult:
     n_examined: int
     rejected: dict[str, int]
     """Reason for a rejection -> how many shapes were rejected for it."""
+    n_found: int
+    """Shapes that meet the budget."""
     sizes: Sizes
     """(n,) of each candidate."""
     is_pareto: np.ndarray
-    """(n,) whether no other candidate is as cheap in every cost and cheaper in one."""
+    """(n,) whether nothing found is as cheap in every cost and cheaper in one."""
 
     def __len__(self) -> int:
         return len(self.is_pareto)
@@ -80,7 +85,9 @@ class SearchResult:
             "seq_len": self.count.seq_len,
             "n_examined": self.n_examined,
             "rejected": self.rejected,
-            "n_found": len(self),
+            "n_found": self.n_found,
+            "per": list(self.space.per),
+            "n_kept": len(self),
             "n_pareto": int(self.is_pareto.sum()),
             "baseline": self.baseline._asdict(),
             "candidates": self.best(n),
@@ -107,6 +114,7 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
     by_size = (found.d_hidden, found.d_model, found.n_blocks, found.n_layers)  # to lexsort, the last key comes first
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
+    n_found, order = len(order), order[_best_of_each(Sizes(*(size[order] for size in found)), space)]
     return SearchResult(
         space=space,
         budget=budget,
@@ -114,6 +122,7 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
         count=count,
         n_examined=len(is_left),
         rejected=rejected,
+        n_found=n_found,
         sizes=Sizes(*(size[order] for size in found)),
         is_pareto=is_pareto[order],
     )
@@ -201,6 +210,17 @@ def _sifted(faults: dict[str, np.ndarray]) -> tuple[np.ndarray, dict[str, int]]:
         reasons = ", ".join(f"{n:,} {fault}" for fault, n in rejected.items())
         raise UserError(f"search: of {len(has_fault):,} shapes examined none is left: {reasons}")
     return ~has_fault, rejected
+
+
+def _best_of_each(ranked: Sizes, space: SearchSpace) -> np.ndarray:
+    """The places of those that `space.per` keeps, in their order."""
+    if not space.per:
+        return np.arange(len(ranked.d_model))
+    distances = np.abs((ranked.d_hidden / ranked.d_model)[:, None] - np.array(space.ratio))
+    aims = {"n_blocks": ranked.n_blocks, "n_layers": ranked.n_layers, "ratio": distances.argmin(axis=1)}
+    order = np.argsort(distances.min(axis=1) if "ratio" in space.per else np.zeros(len(distances)), kind="stable")
+    _, first = np.unique(np.stack([aims[name] for name in space.per], axis=1)[order], axis=0, return_index=True)
+    return np.sort(order[first])
 
 
 def _within(values: np.ndarray, limits: tuple[float, float]) -> np.ndarray:

@@ -75,6 +75,9 @@ class SearchSpace(Config):
     """n_layers * (1 + n_blocks): how many sublayers a token passes one after another."""
     rank_by: CostName | None = None
     """null: the first of flops, kv_bytes, ... that is not matched."""
+    per: tuple[Literal["n_blocks", "n_layers", "ratio"], ...] = ()
+    """Keeps only the best of each of these, or of each combination: the first as they are ranked, with `ratio` the one
+    nearest to each ratio aimed at."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SearchSpace":
