@@ -51,6 +51,7 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "norm": {"placement": "reordered"},
             "attention": {**grouped, "qk_norm": {"over": "all_heads"}},
         },
+        "scaled_by_depth": {**shaped, "norm": {"scaling": "depth"}},
         "layer_norm": {
             "shape": x,
             "norm": {"kind": "layer"},

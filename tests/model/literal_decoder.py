@@ -42,7 +42,7 @@ def normalised(module, x: Tensor) -> Tensor:
     """RMSNorm, or LayerNorm as the class of the module says."""
     centred = x - x.sum(-1, keepdim=True) / x.shape[-1] if isinstance(module, LayerNorm) else x
     y = norm(centred, module.weight, module.eps, module.norm_dim)
-    return y + module.bias.weight if isinstance(module, LayerNorm) else y
+    return (y + module.bias.weight if isinstance(module, LayerNorm) else y) * module.output_multiplier
 
 
 def rope(x: Tensor, config) -> Tensor:

@@ -59,6 +59,11 @@ VARIANTS = {
     "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
+    "scaled_by_depth": {"norm": {"scaling": "depth"}},
+    "scaled_by_depth_hourglass": {
+        "norm": {"scaling": "depth", "kind": "layer"},
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5},
+    },
     "released_recipe": {
         "attention": {"scale": "1/head_dim"},
         "residual": {"kind": "plain", "multiplier": 0.22},
@@ -146,7 +151,7 @@ OVER_WIDTH = {
         (2, 3, "_static", {"dynamic": False, "multiplier": 0.22}, {}),
         (2, 4, "_padded", {"embedding": "pad"}, {"norm": {"placement": "reordered"}}),
         (1, 3, "_as_in_the_paper", AS_IN_THE_PAPERS, {}),
-        (2, 6, "_in_turn", AS_IN_THE_PAPERS, {"tie_embeddings": True, "mtp": {"n_depths": 1}}),
+        (2, 6, "_in_turn", AS_IN_THE_PAPERS, {"tie_embeddings": True}),
         (4, 4, "_as_in_the_paper", {**AS_IN_THE_PAPERS, "embedding": "direct"}, {}),
     ]
 }

@@ -18,6 +18,9 @@ KINDS = [
     {"kind": "rms", "norm_dim": 5, "stat_width": 5},
     {"kind": "layer", "norm_dim": WIDTH},
     {"kind": "layer", "norm_dim": 7},
+    {"kind": "rms", "norm_dim": 7, "output_multiplier": 0.3},
+    {"kind": "rms", "norm_dim": 5, "stat_width": 5, "output_multiplier": 0.3},
+    {"kind": "layer", "norm_dim": 7, "output_multiplier": 0.3},
 ]
 
 
@@ -42,7 +45,7 @@ def formula(norm, x: torch.Tensor) -> torch.Tensor:
         measured = row[: norm.stat_width or WIDTH]
         size = (sum((value - mean) ** 2 for value in measured) / norm.norm_dim + norm.eps) ** 0.5
         bias = norm.bias.weight if isinstance(norm, LayerNorm) else 0.0
-        rows.append((row - mean) / size * norm.weight + bias)
+        rows.append(((row - mean) / size * norm.weight + bias) * norm.output_multiplier)
     return torch.stack(rows)
 
 

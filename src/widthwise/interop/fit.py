@@ -19,6 +19,7 @@ REASONS = {
     "q_norm_dim": "its norms divide by the width they cover",
     "k_norm_dim": "its norms divide by the width they cover",
     "stat_width": "its norms measure all they cover",
+    "output_multiplier": "its norms have no factor of their own; the format `widthwise` has",
     "scale": "its scores have one factor, 1/sqrt(head_dim)",
     "eps": "it has one eps for all norms",
     "residual": "it has one stream, to which every update is added",

@@ -110,12 +110,18 @@ class Norm(Weight):
     part of a wider vector that can be non-zero: the slim first layer reads d_model of its w_1 coordinates and divides
     by w_1; and in a grown model, whose norms divide by what they divided by before. `stat_width`: the squares of the
     first so many coordinates are summed, None: all; a layer grown into coordinates that others had written measures
-    what it measured before.
+    what it measured before. `output_multiplier`: constant factor of the output.
     """
 
-    def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None):
+    def __init__(
+        self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
+    ):
         super().__init__(axes, axes, (size(axes),), start=1.0)
-        self.eps, self.norm_dim, self.stat_width = eps, norm_dim, stat_width
+        self.eps, self.norm_dim, self.stat_width, self.output_multiplier = eps, norm_dim, stat_width, output_multiplier
+
+    def times_multiplier(self, weight: Tensor) -> Tensor:
+        """A gain or a bias that makes the output as large as it is to be."""
+        return weight if self.output_multiplier == 1.0 else weight * self.output_multiplier
 
     def gain_factor(self, other: "Norm") -> float:
         """What the gain is multiplied by in another norm of the same eps * norm_dim, for the same output."""
@@ -130,9 +136,10 @@ class RMSNorm(Norm):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., size(axes)) -> the same shape, in the autocast type where autocast is on."""
+        gain = self.times_multiplier(self.weight)
         if self.stat_width is not None:
-            return reference.rms_norm(x, self.weight, self.eps, self.norm_dim, self.stat_width)
-        return rms_norm(x, self.weight, self.eps, self.norm_dim)
+            return reference.rms_norm(x, gain, self.eps, self.norm_dim, self.stat_width)
+        return rms_norm(x, gain, self.eps, self.norm_dim)
 
 
 class LayerNorm(Norm):
@@ -141,9 +148,11 @@ class LayerNorm(Norm):
     Computed in fp32 or wider. Source: Ba et al. 2016, arXiv:1607.06450.
     """
 
-    def __init__(self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None):
+    def __init__(
+        self, axes: Axes, eps: float, norm_dim: int, stat_width: int | None = None, output_multiplier: float = 1.0
+    ):
         assert stat_width is None
-        super().__init__(axes, eps, norm_dim)
+        super().__init__(axes, eps, norm_dim, output_multiplier=output_multiplier)
         self.bias = Vector(axes, start=0.0)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,5 +161,5 @@ class LayerNorm(Norm):
         with without_autocast(wide):
             centred = wide - wide.mean(dim=-1, keepdim=True)
             inverse = torch.rsqrt(centred.square().sum(dim=-1, keepdim=True) / self.norm_dim + self.eps)
-            y = centred * inverse * self.weight + self.bias()
+            y = centred * inverse * self.times_multiplier(self.weight) + self.times_multiplier(self.bias())
         return y.to(compute_dtype(x))

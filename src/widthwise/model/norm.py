@@ -41,6 +41,8 @@ class NormConfig(Config):
     """Divisor of the sum of squares."""
     stat_width: Width | None = None
     """Coordinates whose squares are summed, the first ones; null: all. Only of `rms`."""
+    output_multiplier: pydantic.PositiveFloat = 1.0
+    """Constant factor of the output, 1 / sqrt(l) in layer l where norms are scaled by depth."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "NormConfig":
@@ -65,7 +67,7 @@ class NormConfig(Config):
     def build(self, axes: Axes) -> "Norm":
         from widthwise.model.norm_module import NORM_MODULES
 
-        return NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width)
+        return NORM_MODULES[self.kind](axes, self.eps, self.norm_dim, self.stat_width, self.output_multiplier)
 
 
 class Before:
@@ -140,5 +142,5 @@ class NormSite:
         from widthwise.model.norm_module import PLACED
 
         width = PLACEMENTS[self.placement].normalised_width(d_read, d_write)
-        placed = PLACED[self.placement, self.config.kind]
-        return placed({"d_model": width}, self.config.eps, self.config.norm_dim, self.config.stat_width)
+        config, placed = self.config, PLACED[self.placement, self.config.kind]
+        return placed({"d_model": width}, config.eps, config.norm_dim, config.stat_width, config.output_multiplier)

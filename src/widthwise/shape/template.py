@@ -1,7 +1,7 @@
 """From what a recipe says about a model to explicit layers."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pydantic
@@ -33,10 +33,21 @@ class NormTemplate(Config):
     eps: pydantic.PositiveFloat = 1e-5
     placement: Placement = "pre"
     """Before each sublayer, or OLMo 2's order: after it, before the residual addition."""
+    scaling: Literal["none", "depth"] = "none"
+    """`depth`: what the sublayers of layer l, counted from 1, read is divided by sqrt(l), so that deep layers count for
+    more beside a stream that grows. Source: Sun et al. 2025, arXiv:2502.05795, who draw initial weights without
+    `init.depth_scaled` then."""
 
-    def over(self, width: int) -> NormConfig:
-        """One that covers `width` coordinates."""
-        return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width)
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "NormTemplate":
+        if self.scaling == "depth" and self.placement != "pre":
+            raise ValueError(f"scaling: got depth; it is of norms before their sublayers, not {self.placement} ones")
+        return self
+
+    def over(self, width: int, layer: int | None = None) -> NormConfig:
+        """One that covers `width` coordinates. layer: the number of its layer, from 1; None: it is in none."""
+        factor = 1.0 if layer is None or self.scaling == "none" else 1 / math.sqrt(layer)
+        return NormConfig(kind=self.kind, eps=self.eps, norm_dim=width, output_multiplier=factor)
 
 
 class ModelTemplate(Config):
@@ -141,7 +152,7 @@ class ModelTemplate(Config):
     def _layer(self, index: int, widths: list[int], attention: AttentionTemplate, ffn: FFNTemplate) -> LayerConfig:
         where = f"model.layers.{index}"
         d_in, d_out = (ends[index] for ends in self.endpoint_widths(widths, self.shape.endpoints == "slim"))
-        layer = self._layer_of(widths[index], d_in, d_out, attention, ffn, where)
+        layer = self._layer_of(widths[index], d_in, d_out, index + 1, attention, ffn, where)
         change = self.layers.get(index)
         return layer if change is None else parse(LayerConfig, merge(to_data(layer), change), where)
 
@@ -149,7 +160,7 @@ class ModelTemplate(Config):
         if self.mtp is None:
             return None
         width = self.d_model
-        layer = self._layer_of(width, width, width, self.attention, self.ffn, "model.mtp.layer")
+        layer = self._layer_of(width, width, width, self.n_layers + 1, self.attention, self.ffn, "model.mtp.layer")
         return MTPConfig(
             **options_of(MTPOptions, self.mtp),
             layer=layer,
@@ -158,7 +169,7 @@ class ModelTemplate(Config):
         )
 
     def _layer_of(
-        self, width: int, d_in: int, d_out: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
+        self, width: int, d_in: int, d_out: int, number: int, attention: AttentionTemplate, ffn: FFNTemplate, where: str
     ) -> LayerConfig:
         ffn_norm_dim = PLACEMENTS[self.norm.placement].normalised_width(width, d_out)
         with mistakes_at(where):
@@ -169,9 +180,9 @@ class ModelTemplate(Config):
                 d_in=d_in,
                 d_out=d_out,
                 norm_placement=self.norm.placement,
-                attention_norm=self.norm.over(width),
+                attention_norm=self.norm.over(width, number),
                 attention=attention.at_width(width),
-                ffn_norm=self.norm.over(ffn_norm_dim),
+                ffn_norm=self.norm.over(ffn_norm_dim, number),
                 ffn=own_ffn,
             )
 

@@ -27,6 +27,7 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
     may_be_added("mtp", old.mtp, wanted.mtp)
+    _check_scaling(old, wanted)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
     stream = stream_map(old, wanted, correspondence.pairs())
     check_added(wanted, correspondence.layers)
@@ -78,6 +79,20 @@ def _residual(old: ModelConfig, wanted: ModelConfig) -> ResidualConfig:
 
 def _check_norm(where: str, old: NormConfig, new: NormConfig) -> None:
     must_agree(f"{where}.kind", old.kind, new.kind)
+
+
+def _check_scaling(old: ModelConfig, wanted: ModelConfig) -> None:
+    """Raises UserError where norms would be scaled by depth that were not, or the reverse.
+
+    Otherwise a kept layer keeps its factor, though another number of layers may come before it.
+    """
+    before, after = (
+        any(norm.output_multiplier != 1.0 for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm))
+        for model in (old, wanted)
+    )
+    if before != after and old.n_layers > 1:  # of one layer alone the factor is 1 in either case
+        names = {True: "depth", False: "none"}
+        must_agree("norm.scaling", names[before], names[after])
 
 
 def _norm(old: NormConfig, stream: StreamMap, n_old: int, n_new: int) -> NormConfig:

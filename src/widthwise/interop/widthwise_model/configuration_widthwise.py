@@ -87,7 +87,8 @@ class WidthwiseConfig(PreTrainedConfig):
     norm_placement: str | None = None
     """Where the norms are: `pre`, before the sublayer, or `reordered`, on what it adds to the stream."""
     attention_norm: dict[str, Any] | None = None
-    """`kind` (rms, layer), `eps`, `norm_dim`: divisor of the sum of squares, and `stat_width`: coordinates summed."""
+    """`kind` (rms, layer), `eps`, `norm_dim`: divisor of the sum of squares, `stat_width`: coordinates summed, and
+    `output_multiplier`."""
     ffn_norm: dict[str, Any] | None = None
     num_attention_heads: int | None = None
     num_key_value_heads: int | None = None

@@ -42,14 +42,22 @@ class Norm(nn.Module):
 
     `norm_dim` is the number of coordinates, but for a first or last layer that is wider than what it reads, and for a
     model that has grown. `stat_width`: how many coordinates are summed, null for all. `placement` in its sublayer:
-    `pre`, in front of it, or `reordered`, on its update.
+    `pre`, in front of it, or `reordered`, on its update. `output_multiplier`: constant factor of the output.
     """
 
     def __init__(
-        self, width: int, kind: str, eps: float, norm_dim: int, stat_width: int | None = None, placement: str = "pre"
+        self,
+        width: int,
+        kind: str,
+        eps: float,
+        norm_dim: int,
+        stat_width: int | None = None,
+        output_multiplier: float = 1.0,
+        placement: str = "pre",
     ):
         super().__init__()
         self.eps, self.norm_dim, self.stat_width, self.placement = eps, norm_dim, stat_width, placement
+        self.output_multiplier = output_multiplier
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if kind == "layer" else None
 
@@ -60,7 +68,7 @@ class Norm(nn.Module):
             y = y - y.mean(dim=-1, keepdim=True)
         measured = y[..., : self.stat_width].square().sum(dim=-1, keepdim=True)
         y = y * torch.rsqrt(measured / self.norm_dim + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
+        return ((y if self.bias is None else y + self.bias) * self.output_multiplier).to(x.dtype)
 
     def before(self, x: Tensor) -> Tensor:
         """The stream -> what the sublayer works on."""

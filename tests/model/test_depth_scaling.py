@@ -1,0 +1,87 @@
+"""Norms whose output is divided by the root of the number of their layer (arXiv:2502.05795)."""
+
+import math
+
+import pytest
+import torch
+from expansions import add_layers
+from growth_contract import assert_preserved
+from model_cases import config, decoder, random_tokens
+
+from widthwise.config_io import UserError
+from widthwise.growth.bake.baked import bake_plan
+from widthwise.growth.describe import kept_constants
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.interop.hf_export import hf_config
+
+SCALED = {"norm": {"scaling": "depth"}}
+
+
+def factors(model) -> list[tuple[float, float]]:
+    return [(layer.attention_norm.output_multiplier, layer.ffn_norm.output_multiplier) for layer in model.layers]
+
+
+def test_both_norms_of_a_layer_have_its_factor_and_those_outside_of_layers_none():
+    model = config("x", **SCALED, mtp={"n_depths": 1})
+    assert factors(model) == [(1 / math.sqrt(number), 1 / math.sqrt(number)) for number in range(1, 6)]
+    assert model.mtp.layer.ffn_norm.output_multiplier == 1 / math.sqrt(6)
+    assert {norm.output_multiplier for norm in (model.final_norm, model.mtp.final_norm, model.mtp.slot_norm)} == {1.0}
+    assert set(factors(config("x"))) == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_a_model_is_the_one_with_smaller_gains_and_biases_and_costs_the_same(float64, kind):
+    scaled, plain = (config("x", norm={"kind": kind, "scaling": scaling}) for scaling in ("depth", "none"))
+    assert scaled.cost() == plain.cost()
+    ours, theirs = decoder(scaled), decoder(plain)
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        for number, layer in enumerate(theirs.layers, start=1):
+            for norm in (layer.attention.norm, layer.ffn.norm):
+                for parameter in norm.parameters():
+                    parameter /= math.sqrt(number)
+        tokens = random_tokens(2, 7)
+        torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=1e-11, atol=1e-12)
+
+
+def test_layers_keep_their_factors_when_others_come_between_and_say_so():
+    old = config("uniform", **SCALED)
+    wanted, correspondence = add_layers(old, [2])
+    numbered = [
+        layer.model_copy(
+            update={
+                name: getattr(layer, name).model_copy(update={"output_multiplier": 1 / math.sqrt(number)})
+                for name in ("attention_norm", "ffn_norm")
+            }
+        )
+        for number, layer in enumerate(wanted.layers, start=1)
+    ]
+    wanted = wanted.model_copy(update={"layers": tuple(numbered)})
+    plan = plan_growth(old, wanted, correspondence)
+    assert_preserved(plan)
+    (added,) = [j for j, source in enumerate(correspondence.layers) if source is None]
+    kept = factors(plan.new)
+    assert kept.pop(added) == (1 / math.sqrt(added + 1), 1 / math.sqrt(added + 1))
+    assert kept == factors(old)
+    assert "layer 3: attention_norm.output_multiplier stays 0.57735 (the recipe would have 0.5)" in [
+        str(constant) for constant in kept_constants(plan, wanted)
+    ]
+    assert_preserved(bake_plan(plan.new))
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "depth"), ("depth", "none")])
+def test_growth_does_not_turn_it_on_or_off(before, after):
+    old, new = (config("uniform", norm={"scaling": scaling}) for scaling in (before, after))
+    with pytest.raises(UserError, match=rf"^norm.scaling: got '{after}' where it was '{before}'"):
+        plan_growth(old, new)
+
+
+def test_a_norm_behind_its_sublayer_is_refused():
+    with pytest.raises(UserError, match=r"norm: scaling: got depth; it is of norms before their sublayers"):
+        config("uniform", norm={"scaling": "depth", "placement": "reordered"})
+
+
+def test_a_format_without_such_factors_is_refused():
+    model = config("uniform", **SCALED, embedding_multiplier=1.0)
+    with pytest.raises(UserError, match=r"layers.1.attention_norm.output_multiplier: got 0.707.*; llama has 1.0"):
+        hf_config(model, n_positions=64)
