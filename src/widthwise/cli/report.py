@@ -23,6 +23,14 @@ def report(
         Literal["svg", "pdf"] | None,
         typer.Option("--figures", help="Also write each figure of the page to a file.", show_default=False),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            help="Quantities of the main table of a comparison or sweep, such as val_loss,difference,layer_params.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files as JSON.")] = False,
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
@@ -31,7 +39,9 @@ def report(
     """
     from widthwise.reports.writing import write_report
 
-    files = [str(path) for path in write_report(paths, out, figures)]
+    files = [
+        str(path) for path in write_report(paths, out, figures, columns.split(",") if columns is not None else None)
+    ]
     if as_json:
         say_json({"files": files})
     else:

@@ -66,6 +66,9 @@ class Compared(Protocol):
     def variants(self) -> Sequence[Variant]: ...
 
     @property
+    def columns(self) -> Sequence[str] | None: ...
+
+    @property
     def baseline_variant(self) -> Variant | None:
         """None if there is no baseline, or if it has no loss."""
         ...
@@ -122,6 +125,8 @@ class Comparison(StoredRecord):
     """None in files of older versions."""
     variants: Sequence[Variant] = pydantic.Field(min_length=1)
     trend: Trend | None = None
+    columns: Sequence[str] | None = None
+    """Names of the quantities that the main table shows, in order; None: the usual ones."""
 
     @pydantic.model_validator(mode="after")
     def _baseline_is_a_variant(self) -> Self:

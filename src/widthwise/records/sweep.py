@@ -70,6 +70,8 @@ class Sweep(StoredRecord):
     """Group -> recipe key -> its values in order, or the range of a search."""
     points: Sequence[Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]]
     study: Study
+    columns: Sequence[str] | None = None
+    """Names of the quantities that the main table shows, in order; None: the usual ones."""
 
     @pydantic.model_validator(mode="after")
     def _names_agree(self) -> Self:

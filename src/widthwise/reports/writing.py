@@ -20,23 +20,32 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
     "scaling.json": write_scaling_report,
 }
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
+WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {
+    "comparison.json": write_comparison_report,
+    "sweep.json": write_sweep_report,
+}
+"""Those whose main table can have columns that are asked for, as a third argument."""
 
 
 def write_report(
-    paths: Path | str | Sequence[Path | str], out: Path | str | None = None, figures: FileKind | None = None
+    paths: Path | str | Sequence[Path | str],
+    out: Path | str | None = None,
+    figures: FileKind | None = None,
+    columns: Sequence[str] | None = None,
 ) -> list[Path]:
     """Writes the report that fits what `paths` hold: one folder of PAGES, or one or more run directories.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
-    figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. Returns the
-    files written. Raises UserError for a path that is neither, or that is broken.
+    figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
+    names of the quantities of the main table of a comparison or sweep; by default the usual ones. Returns the files
+    written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
     """
     described = listed(paths)
     folder = None if out is None else Path(out)
     if figures is None:
-        return _write_page(described, folder)
+        return _write_page(described, folder, columns)
     with as_files(figures) as drawn:
-        files = _write_page(described, folder)
+        files = _write_page(described, folder, columns)
     folder = files[0].parent / "figures"
     for name, content in drawn.contents.items():
         write_atomic(folder / f"{name}.{figures}", content)
@@ -52,12 +61,16 @@ def check_kind(folder: Path, name: str) -> None:
         raise UserError(f"{folder}: is not a folder")
 
 
-def _write_page(paths: Sequence[Path], out: Path | None) -> list[Path]:
+def _write_page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None) -> list[Path]:
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
             raise UserError(f"{path}: is not {allowed}")
+    if columns is not None:
+        if len(paths) > 1 or found.get(paths[0]) not in WITH_COLUMNS:
+            raise UserError(f"--columns: goes with one folder that has {' or '.join(WITH_COLUMNS)}")
+        return list(WITH_COLUMNS[found[paths[0]]](paths[0], out, columns).values())
     if len(paths) == 1 and found:
         return list(PAGES[found[paths[0]]](paths[0], out).values())
     if found:

@@ -9,10 +9,12 @@ from fake_comparison import write_comparison
 from hypothesis import given
 from hypothesis import strategies as st
 
+from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.page.spreadsheet import csv_cell
+from widthwise.reports.writing import write_report
 
 FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
 COMMANDS = r"x_{\input{/etc/passwd}}"
@@ -59,6 +61,29 @@ def test_the_losses_of_further_heads_stand_in_every_table(comparison: Path) -> N
     text = latex_text(read)
     assert "Next-2 held-out loss & Difference, next-2 &" in text
     assert r"5.5000 & +0.0625 &" in text
+
+
+def test_columns_are_those_that_are_asked_for_in_that_order(comparison: Path, tmp_path: Path) -> None:
+    asked = ["layer_params", "difference", "steps"]
+    page, _, table = write_report(comparison, tmp_path, columns=asked)
+    latex = table.read_text()
+    assert r" & Parameters, layers without norms & Difference & Steps & Verdict \\" in latex
+    data = json.loads((comparison / "comparison.json").read_text())
+    params = data["variants"][1]["cost"]["params"]
+    layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
+    assert f"x & {layer_params} & $-$0.0123 & -- & better" in latex
+    header = re.search("<thead>.*?</thead>", page.read_text(), re.DOTALL)
+    assert header
+    titles = re.findall(r">([^<>\n]+)<(?:sup|/th)", header[0])
+    assert titles == ["Variant", "Parameters, layers without norms", "Difference", "Verdict", "Steps"]
+
+
+def test_columns_that_there_are_not_are_refused(comparison: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--columns: got 'val_los'; did you mean 'val_loss'"):
+        write_report(comparison, tmp_path, columns=["params", "val_los"])
+    with pytest.raises(UserError, match=r"--columns: goes with one folder that has comparison\.json or sweep\.json"):
+        write_report(comparison / "runs" / "variant0-seed1", tmp_path, columns=["params"])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("text", FORMULAS)

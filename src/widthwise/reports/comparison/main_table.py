@@ -1,13 +1,17 @@
 """The main table of a comparison or sweep as text cells; page, LaTeX and terminal only lay them out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from markupsafe import Markup
 
-from widthwise.records.comparison import Compared, Variant
+from widthwise.config_io import UserError, nearest_hint
+from widthwise.records.comparison import Compared, Comparison, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
-from widthwise.records.quantities import QUANTITIES
+from widthwise.records.quantities import QUANTITIES, QUANTITY
 from widthwise.records.quantity import Quantity
+from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 
 
@@ -40,8 +44,23 @@ def has_intervals(comparison: Compared) -> bool:
     return any(each is not None and each.low is not None for each in every)
 
 
+ComparedT = TypeVar("ComparedT", Comparison, Sweep)
+
+
+def with_columns(comparison: ComparedT, columns: Sequence[str] | None) -> ComparedT:
+    """With these quantities in the main table; None: as it is. Raises UserError for a name that is none."""
+    if columns is None:
+        return comparison
+    for name in columns:
+        if name not in QUANTITY:
+            raise UserError(f"--columns: got {name!r}; {nearest_hint(name, QUANTITY)}")
+    return comparison.with_changes(columns=list(columns))
+
+
 def main_columns(comparison: Compared) -> list[Quantity]:
-    """The main quantities that some variant has."""
+    """Those that were asked for, otherwise the main quantities that some variant has."""
+    if comparison.columns is not None:
+        return [QUANTITY[name] for name in comparison.columns if name in QUANTITY]
     return [each for each in QUANTITIES if each.is_main and _is_known(each, comparison)]
 
 

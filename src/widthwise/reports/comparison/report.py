@@ -23,14 +23,16 @@ from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 
-def write_comparison_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+def write_comparison_report(
+    folder: Path, out: Path | None = None, columns: Sequence[str] | None = None
+) -> dict[str, Path]:
     """Reads `folder/comparison.json` and its runs, writes the report into `out` (default: `folder`).
 
-    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where something is missing or broken, before it
-    writes anything.
+    columns: names of the quantities of the main table; None: the usual ones. Returns {"html": ..., "csv": ...,
+    "latex": ...}. Raises UserError where something is missing or broken, before it writes anything.
     """
     folder, out = Path(folder), Path(out or folder)
-    comparison = Comparison.read(folder)
+    comparison = main_table.with_columns(Comparison.read(folder), columns)
     runs = {variant.name: [read_run(folder / path, path) for path in variant.runs] for variant in comparison.variants}
     contents = {
         "html": ("report.html", _page(comparison, runs)),

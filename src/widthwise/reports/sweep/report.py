@@ -21,14 +21,15 @@ Runs = Mapping[str, Sequence[Run]]
 """Point -> its runs in this folder; others may be on another machine."""
 
 
-def write_sweep_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+def write_sweep_report(folder: Path, out: Path | None = None, columns: Sequence[str] | None = None) -> dict[str, Path]:
     """Reads `folder/sweep.json` and the runs beside it, writes the report into `out` (default: `folder`).
 
-    Returns {"html": ..., "csv": ..., "latex": ...}; without a finished point only the page. Raises UserError where
-    something is broken, before it writes anything.
+    columns: names of the quantities of the main table; None: the usual ones. Returns {"html": ..., "csv": ...,
+    "latex": ...}; without a finished point only the page. Raises UserError where something is broken, before it writes
+    anything.
     """
     folder, out = Path(folder), Path(out or folder)
-    sweep = Sweep.read(folder)
+    sweep = main_table.with_columns(Sweep.read(folder), columns)
     runs = {
         point.name: [read_run(folder / path, path) for path in point.runs if RunDir(folder / path).exists]
         for point in sweep.variants
