@@ -36,6 +36,7 @@ MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 CONVERSIONS: dict[str, tuple[Changes, Changes]] = {
     "hourglass": ({}, {"ffn": HOURGLASS}),
     "hourglass, wider, one norm": ({}, {"ffn": {**HOURGLASS, "d_hidden": 13, "norm": "shared"}}),
+    "hourglass without gates": ({"ffn": MLP}, {"ffn": {**HOURGLASS, "d_hidden": 13, "gated": False}}),
     "hourglass behind reordered norms": ({"norm": {"placement": "reordered"}}, {"ffn": HOURGLASS}),
     "hourglass under layer norms and slots": ({"norm": {"kind": "layer"}, "residual": SLOTS}, {"ffn": HOURGLASS}),
     "dynamic": ({}, {"ffn": DYNAMIC}),
@@ -108,6 +109,21 @@ def test_the_logits_are_the_same_bit_for_bit(changes: Changes) -> None:
     plan, weights, tokens = plan_growth(old, small_model(**changes)), with_random_weights(old, seed=4), tokens_for(5)
     tokens = tokens[:, :-1]
     assert torch.equal(logits_of(plan.new, dict(plan.weights(weights)), tokens), logits_of(old, weights, tokens))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ({}, {"gated": False}, "gated: got False where it was True"),
+        ({}, {"activation": "gelu"}, "activation: got 'gelu' where it was 'silu'"),
+        ({"ffn": MLP}, {}, "gated: got True where it was False"),
+        ({"ffn": MLP}, {"gated": False, "activation": "relu"}, "activation: got 'relu' where it was 'silu'"),
+        ({"ffn": {**MLP, "bias": True}}, {"gated": False}, "bias: got False where it was True"),
+    ],
+)
+def test_only_a_feed_forward_of_its_form_becomes_a_block(old: Changes, new: Changes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_growth(small_model(**old), small_model(ffn={**HOURGLASS, "d_hidden": 11, **new}))
 
 
 def test_an_hourglass_of_one_block_has_the_weights_of_the_swiglu() -> None:

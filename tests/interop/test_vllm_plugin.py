@@ -21,6 +21,8 @@ from widthwise.model.config import ModelConfig
 
 REFUSED = {
     "layer_norm": "layer 0: feed_forward mlp",
+    "hourglass_gelu": "layer 0: feed_forward hourglass whose blocks are no SwiGLUs",
+    "hourglass_ungated": "layer 0: feed_forward hourglass whose blocks are no SwiGLUs",
     "moe": "layer 0: feed_forward moe",
     "dynamic": "layer 0: feed_forward dynamic",
     "dynamic_sliced": "layer 0: feed_forward dynamic",

@@ -64,6 +64,18 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             **shaped,
             "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
         },
+        "hourglass_gelu": {**shaped, "ffn": {"kind": "hourglass", "n_blocks": 2, "activation": "gelu"}},
+        "hourglass_ungated": {
+            **shaped,
+            "ffn": {
+                "kind": "hourglass",
+                "n_blocks": 2,
+                "gated": False,
+                "activation": "relu2",
+                "share_weights": True,
+                "norm": "shared",
+            },
+        },
         "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": grouped},
         "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
         "moe": {**shaped, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},

@@ -92,30 +92,24 @@ def swiglu(module, x: Tensor) -> Tensor:
     return (gate * torch.sigmoid(gate) * (x @ module.w_up.weight.T)) @ module.w_down.weight.T
 
 
-def mlp(module, x: Tensor) -> Tensor:
+def activated(h: Tensor, activation: str) -> Tensor:
     """Phi, the distribution of a normal number, is written out."""
-
-    def phi(t: Tensor) -> Tensor:
-        return (1 + torch.erf(t / math.sqrt(2))) / 2
-
-    def affine(t: Tensor, w) -> Tensor:
-        return t @ w.weight.T + (0.0 if w.bias is None else w.bias.weight)
-
-    h = affine(x, module.w_up)
-    match module.config.activation:
+    match activation:
         case "gelu":
-            h = h * phi(h)
+            return h * (1 + torch.erf(h / math.sqrt(2))) / 2
         case "gelu_tanh":
-            h = h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2
+            return h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3))) / 2
         case "relu":
-            h = h * (h > 0)
+            return h * (h > 0)
         case "relu2":
-            h = h**2 * (h > 0)
+            return h**2 * (h > 0)
         case "silu":
-            h = h / (1 + torch.exp(-h))
-        case other:
-            raise AssertionError(other)
-    return affine(h, module.w_down)
+            return h * torch.sigmoid(h)
+    raise AssertionError(activation)
+
+
+def mlp(module, x: Tensor) -> Tensor:
+    return affine(module.w_down, activated(affine(module.w_up, x), module.config.activation))
 
 
 def sublayer(module, function, x: Tensor, placement: str) -> Tensor:
@@ -134,8 +128,17 @@ def hourglass(module, x: Tensor, placement: str) -> Tensor:
     c = module.config
     placement = c.norm or placement
     start = h = normalised(module.norm, x) if placement == "shared" else x
+
+    def form(block, x: Tensor) -> Tensor:
+        hidden = x @ block.w_up.weight.T
+        if c.gated:
+            hidden = hidden * activated(x @ block.w_gate.weight.T, c.activation)
+        else:
+            hidden = activated(hidden, c.activation)
+        return hidden @ block.w_down.weight.T
+
     for block in module.blocks:
-        update = sublayer(block, swiglu, h, "none" if placement == "shared" else placement)
+        update = sublayer(block, form, h, "none" if placement == "shared" else placement)
         h = h + c.block_multiplier * torch.nn.functional.pad(update, (0, h.shape[-1] - update.shape[-1]))
     return ((h - start) / c.block_multiplier)[..., : module.d_out]
 

@@ -55,8 +55,6 @@ VARIANTS = {
         "attention": {"n_heads": 4, "rope_base": None, "qk_norm": {"over": "head"}},
         "layers": {i: {"attention": {"v_head_dim": n}} for i, n in enumerate([10, 2, 3])},
     },
-    "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
-    "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
     "reordered": {"norm": {"placement": "reordered"}},
     "tied": {"tie_embeddings": True},
     "scaled_by_depth": {"norm": {"scaling": "depth"}},
@@ -124,6 +122,12 @@ VARIANTS = {
         "positions": {"n_positions": 19},
     },
     "slots_further_heads": {"residual": {**SLOTS, "n_slots": 10}, "mtp": {"n_depths": 1, "share_reduce": False}},
+    "narrow_attention": {"attention": {"n_heads": None, "head_dim": 2, "ratio": 0.5, "qk_norm": {"over": "all_heads"}}},
+    "wide_attention": {"attention": {"n_heads": 3, "kv_group_size": 3, "d_attention": 42, "bias": True}},
+    "hourglass_gelu": {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 7, "activation": "gelu"}},
+    "hourglass_ungated": {
+        "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "activation": "relu2", "gated": False}
+    },
 }
 """For layers of any widths."""
 
@@ -218,6 +222,7 @@ FEED_FORWARDS = [
     {"kind": "hourglass", "n_blocks": 1, "d_hidden": 9},
     {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "share_weights": True},
     {"kind": "hourglass", "n_blocks": 2, "ratio": 0.5, "norm": "shared"},
+    {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5, "gated": False, "activation": "gelu", "share_weights": True},
     {"kind": "moe", "n_experts": 4, "top_k": 2, "ratio": 0.5, "n_shared_experts": 2},
 ]
 

@@ -32,6 +32,11 @@ OPTIONS = {
         {"d_hidden": 7, "n_blocks": 3, "share_weights": True},
         {"d_hidden": 7, "n_blocks": 2, "norm": "shared"},
         {"d_hidden": 7, "n_blocks": 2, "norm": "none", "block_multiplier": 0.5},
+        {"d_hidden": 57, "n_blocks": 2, "gated": False, "activation": "relu"},
+        {"d_hidden": 7, "n_blocks": 3, "gated": False, "activation": "gelu", "share_weights": True},
+        {"d_hidden": 7, "n_blocks": 2, "activation": "gelu_tanh"},
+        {"d_hidden": 57, "n_blocks": 2, "activation": "relu2", "norm": "shared"},
+        {"d_hidden": 57, "n_blocks": 2, "activation": "relu"},
     ],
     "mlp": [
         {},

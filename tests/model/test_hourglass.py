@@ -7,6 +7,7 @@ import pytest
 import torch
 from literal_decoder import literal_logits
 from model_cases import SEQ_LEN, WIDTHS, config, decoder, random_tokens, template
+from torch.nn.functional import gelu, relu
 from torch.utils.checkpoint import checkpoint
 
 from widthwise.config_io import UserError, parse
@@ -14,6 +15,7 @@ from widthwise.model.axes import RMSNorm
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder, build
 from widthwise.model.ffn.hourglass import HourglassConfig, HourglassTemplate
+from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.swiglu import SwiGLUConfig, SwiGLUTemplate
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.shape.kinds import ExplicitShape
@@ -77,6 +79,21 @@ class TestOneBlock:
         assert torch.equal(ours, theirs)
         found, expected = gradients(ours, (x, *one.parameters())), gradients(theirs, (y, *conventional.parameters()))
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    @pytest.mark.parametrize("activation", ["gelu", "relu2", "silu"])
+    def test_without_a_gate_is_the_mlp_bitwise(self, activation):
+        conventional = filled(MLPConfig(d_ff=9, activation=activation).build(D_MODEL, D_OUT, norm_site("pre")))
+        one = hourglass(d_out=D_OUT, n_blocks=1, d_hidden=9, gated=False, activation=activation)
+        one.load_state_dict({f"blocks.0.{name}": weight for name, weight in conventional.state_dict().items()})
+        x = stream()
+        assert torch.equal(update(one, x), update(conventional, x))
+
+    @pytest.mark.parametrize("activation", ["gelu", "relu", "relu2"])
+    def test_with_another_activation_multiplies_it_with_what_goes_up(self, activation):
+        one, x = hourglass(norm="none", n_blocks=1, d_hidden=9, activation=activation), stream()
+        gate, up, down = (getattr(one.blocks[0], name).weight for name in ("w_gate", "w_up", "w_down"))
+        function = {"gelu": gelu, "relu": relu, "relu2": lambda h: relu(h) ** 2}[activation]
+        torch.testing.assert_close(update(one, x), (function(x @ gate.T) * (x @ up.T)) @ down.T, **TIGHT)
 
     @pytest.mark.parametrize(("shape", "endpoints", "resize"), RESIZED_SHAPES)
     def test_makes_the_decoder_of_swiglu_from_the_same_seed(self, shape, endpoints, resize):

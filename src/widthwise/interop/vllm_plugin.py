@@ -51,6 +51,8 @@ def check(config: Any, where: str, n_devices: int = 1) -> None:
         kind = layer.feed_forward["kind"]
         if kind not in FEED_FORWARDS:
             _refuse(where, f"layer {index}: feed_forward {kind}")
+        if not layer.feed_forward.get("gated", True) or layer.feed_forward.get("activation", "silu") != "silu":
+            _refuse(where, f"layer {index}: feed_forward {kind} whose blocks are no SwiGLUs")
         sizes = {layers[0].head_dim, layer.head_dim, layer.v_head_dim or layer.head_dim}
         if len(sizes) > 1:
             _refuse(where, f"layer {index}: head sizes {', '.join(map(str, sorted(sizes)))}")

@@ -387,11 +387,11 @@ class WidthwiseAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x)), with its norm."""
+    """down(silu(gate(x)) * up(x)), with its norm; or with another activation of the gate."""
 
-    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: Norm | NoNorm):
+    def __init__(self, d_model: int, d_ff: int, d_out: int, norm: Norm | NoNorm, activation: str = "silu"):
         super().__init__()
-        self.norm = norm
+        self.norm, self.activation = norm, ACTIVATIONS[activation]
         self.gate_proj = nn.Linear(d_model, d_ff, bias=False)
         self.up_proj = nn.Linear(d_model, d_ff, bias=False)
         self.down_proj = nn.Linear(d_ff, d_out, bias=False)
@@ -407,7 +407,7 @@ class SwiGLU(nn.Module):
     def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
         """The same with another norm."""
         x = norm.before(x)
-        return norm.after(self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x)))
+        return norm.after(self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x)))
 
 
 def ffn_norm(layer: Any) -> Norm | NoNorm:
@@ -427,19 +427,29 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """down(activation(up(x)))."""
 
-    def __init__(self, layer: Any, ffn: dict[str, Any]):
+    def __init__(
+        self, d_model: int, d_ff: int, d_out: int, norm: Norm | NoNorm, activation: str, has_bias: bool = False
+    ):
         super().__init__()
-        self.norm = ffn_norm(layer)
-        self.activation = ACTIVATIONS[ffn["activation"]]
-        self.up_proj = nn.Linear(layer.layer_width, ffn["d_ff"], bias=ffn["bias"])
-        self.down_proj = nn.Linear(ffn["d_ff"], layer.layer_out, bias=ffn["bias"])
+        self.norm, self.activation = norm, ACTIVATIONS[activation]
+        self.up_proj = nn.Linear(d_model, d_ff, bias=has_bias)
+        self.down_proj = nn.Linear(d_ff, d_out, bias=has_bias)
+
+    @classmethod
+    def of(cls, layer: Any, ffn: dict[str, Any]) -> "MLP":
+        sizes = layer.layer_width, ffn["d_ff"], layer.layer_out
+        return cls(*sizes, ffn_norm(layer), ffn["activation"], ffn["bias"])
 
     def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
-        return self.norm.after(self.down_proj(self.activation(self.up_proj(self.norm.before(x)))))
+        return self.within(self.norm, x)
+
+    def within(self, norm: Norm | NoNorm, x: Tensor) -> Tensor:
+        """The same with another norm."""
+        return norm.after(self.down_proj(self.activation(self.up_proj(norm.before(x)))))
 
 
 class Hourglass(nn.Module):
-    """A stack of narrow SwiGLUs: h = h + block(h). The update is what they add up to.
+    """A stack of narrow blocks, gated or not: h = h + block(h). The update is what they add up to.
 
     Blocks may share the matrices of the first one; each has its own norm, unless one norm stands before the stack.
     """
@@ -454,7 +464,9 @@ class Hourglass(nn.Module):
         norms = [self._norm(layer, own, d_write) for d_write in outputs]
         self.norm = self._norm(layer, "pre", self.d_out) if ffn["norm"] == "shared" else NoNorm()
         n_whole = 1 if self.is_shared else n_blocks
-        blocks = [SwiGLU(d_model, *sizes) for sizes in zip(widths[:n_whole], outputs, norms)]
+        block = SwiGLU if ffn.get("gated", True) else MLP
+        activation = ffn.get("activation", "silu")
+        blocks = [block(d_model, *sizes, activation) for sizes in zip(widths[:n_whole], outputs, norms)]
         self.blocks = nn.ModuleList([*blocks, *(nn.ModuleDict({"norm": norm}) for norm in norms[n_whole:])])
 
     @staticmethod
@@ -690,7 +702,7 @@ class DynamicWidth(SwiGLU):
 
 FEED_FORWARDS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {
     "swiglu": SwiGLU.of,
-    "mlp": MLP,
+    "mlp": MLP.of,
     "hourglass": Hourglass,
     "moe": MoE,
     "dynamic": DynamicWidth,

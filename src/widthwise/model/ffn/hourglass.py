@@ -1,4 +1,4 @@
-"""Hourglass feed-forward: a stack of narrow SwiGLU blocks, each with its own residual and norm.
+"""Hourglass feed-forward: a stack of narrow blocks, SwiGLUs in the paper, each with its own residual and norm.
 
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
 
-from widthwise.config_io import Config, options_of
+from widthwise.config_io import options_of
 from widthwise.model.agreement import must_stay
 from widthwise.model.cost import Cost
+from widthwise.model.ffn.block import CONVENTIONAL, BlockForm
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
-from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
 from widthwise.model.norm import NormSite
 from widthwise.sizes import NBlocks, Width
 
@@ -23,7 +23,7 @@ BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
 
 
-class BlockOptions(Config):
+class BlockOptions(BlockForm):
     """Options of the blocks that do not depend on the width of the layer."""
 
     share_weights: bool = False
@@ -36,9 +36,9 @@ class BlockOptions(Config):
 
 
 class HourglassConfig(BlockOptions, FFNConfig):
-    """n_blocks times h = h + down(silu(gate(norm(h))) * up(norm(h))); the update is the sum of the downs."""
+    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
 
-    kept = ("block_multiplier",)
+    kept = ("block_multiplier", "activation", "gated")
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
     kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks
@@ -80,7 +80,7 @@ class HourglassConfig(BlockOptions, FFNConfig):
 
     def cost(self, d_model: int, d_out: int) -> Cost:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
-        costs = [swiglu_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
+        costs = [self.block_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
         return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
@@ -99,8 +99,9 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self.norm or placement
 
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
-        """A SwiGLU becomes the first block, and the other blocks are added."""
-        if isinstance(old, SwiGLUConfig):
+        """A conventional feed-forward of that form becomes the first block, and the other blocks are added."""
+        if isinstance(old, CONVENTIONAL):
+            self.check_first_block(old)
             if self.share_weights and self.n_blocks > 1:
                 raise ValueError(
                     "share_weights: got True; an added block starts silent, which it cannot with the matrices of the "
@@ -119,10 +120,10 @@ class HourglassConfig(BlockOptions, FFNConfig):
         source = blocks[int(block)]
         if source is None:
             return None
-        return rest if isinstance(old, SwiGLUConfig) else f"blocks.{source}.{rest}"
+        return rest if isinstance(old, CONVENTIONAL) else f"blocks.{source}.{rest}"
 
     def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
-        if isinstance(old, SwiGLUConfig):
+        if isinstance(old, CONVENTIONAL):
             yield f"feed-forward {old.kind} -> {self.kind}, whose first block it becomes (conversion)"
         for place, (source, after) in enumerate(zip(blocks, self.hidden_widths)):
             if source is None:
@@ -151,7 +152,7 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
 
     def cost(self, d_model: float, d_out: float) -> Cost:
         d_hidden = self.real_hidden(d_model)
-        inner, last = swiglu_cost(d_model, d_hidden, d_model), swiglu_cost(d_model, d_hidden, d_out)
+        inner, last = (self.block_cost(d_model, d_hidden, d_write) for d_write in (d_model, d_out))
         if self.share_weights:
             return _with_shared_weights([inner] * self.n_blocks)
         return sum([inner] * (self.n_blocks - 1), last)

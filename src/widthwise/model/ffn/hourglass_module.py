@@ -1,12 +1,13 @@
 """The module of an hourglass feed-forward."""
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface_module import Choices, FeedForward
-from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ class Hourglass(FeedForward):
         shared, own = config.norm_sites(d_model, d_out, norm)
         self.norm = nn.Identity() if shared is None else shared.build(d_model, d_out)
         blocks = zip(config.hidden_widths, config.block_outputs(d_model, d_out), own)
-        self.blocks = nn.ModuleList(SwiGLU(d_model, d_hidden, d_write, site) for d_hidden, d_write, site in blocks)
+        self.blocks = nn.ModuleList(config.build_block(d_model, *sizes) for sizes in blocks)
         if config.share_weights:
-            first = self.blocks[0]
-            for block in self.blocks:
-                block.w_gate, block.w_up, block.w_down = first.w_gate, first.w_up, first.w_down
+            matrices = [(name, child) for name, child in self.blocks[0].named_children() if isinstance(child, Linear)]
+            for block, (name, matrix) in product(self.blocks, matrices):
+                setattr(block, name, matrix)
         self.d_out = d_out
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:

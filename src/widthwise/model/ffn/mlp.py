@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from widthwise.model.ffn.mlp_module import MLP
 
 
-N_KEPT = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
+Activation = Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"]
+
+N_KEPT: dict[Activation, int] = {"gelu": 2, "gelu_tanh": 2, "relu": 1, "relu2": 2, "silu": 2}
 """Activation -> how many numbers per channel it and the next matrix product keep for the backward pass: argument and
 value, or only the value."""
 
@@ -26,7 +28,7 @@ value, or only the value."""
 class MLPOptions(Config):
     """Options that recipe and resolved model share."""
 
-    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "silu"] = "gelu"
+    activation: Activation = "gelu"
     """gelu_tanh is GPT-2's approximation of gelu; relu2 is the square of relu."""
     bias: bool = False
     """Whether both matrices have a bias, which starts at 0."""
