@@ -23,7 +23,7 @@ NO_SIZES = {
     ),
     *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
     *("validation_tokens", "c"),
-    *("max_skipped", "max_rewinds", "margin_steps", "norms_every"),
+    *("max_skipped", "max_rewinds", "margin_steps", "norms_every", "max_tokens"),
     *("layers", "seed"),  # numbers of layers that there are; checked against 2^63
 }
 """Fields of whole numbers of which nothing is allocated."""

@@ -14,6 +14,7 @@ lock, holder       held by the process that writes here, and its number
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,6 +46,8 @@ OF_PROCESSES = ("train.shards", "train.hang_seconds")
 """Paths of a recipe that say how processes work together: with others it is the same run."""
 MAY_CHANGE = ("data.", *OF_PROCESSES)
 """Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
+MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
+"""Further such paths, of texts and tasks: files with checksums of their own."""
 MUST_STAY = ("data.mask_documents", "data.reset_positions")
 """Those of data that may not, being on or off: they say how data are read, wherever they are."""
 
@@ -262,7 +265,8 @@ def _differences(
 def _is_another_run(path: str, old: Any, new: Any) -> bool:
     """Whether a recipe that was changed there after the run was begun describes another one."""
     is_left_out = not old and not new  # as where the section was written anew
-    return not path.startswith(MAY_CHANGE) or (path in MUST_STAY and not is_left_out)
+    may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
+    return not may_change or (path in MUST_STAY and not is_left_out)
 
 
 def _digests(result: Mapping[str, Any]) -> dict[str, str]:

@@ -21,6 +21,13 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     )
     if result.val_losses:
         say("  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items()))
+    for name, text in (result.val_texts or {}).items():
+        say(
+            f"  on {name}: loss {text.loss:.4f}"
+            + ("" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte")
+        )
+    for name, task in (result.val_tasks or {}).items():
+        say(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")

@@ -24,6 +24,7 @@ from widthwise.recipe.pace import Rewarmup, factor_of_all
 from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
+from widthwise.recipe.validation import ValidationConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.run_dir import RunDir
 from widthwise.sizes import Count, NTokens
@@ -150,6 +151,7 @@ class Recipe(Config):
     seq_len: NTokens
     """Tokens per training sequence, and the context at which FLOPs are counted."""
     data: DataSection = DataConfig()
+    validation: ValidationConfig = ValidationConfig()
     optimizer: Optimizer
     schedule: Schedule
     train: TrainConfig

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, get_args
 from widthwise.records.certificate import Certificate
 from widthwise.records.cost import CostSummary
 from widthwise.records.dynamic_width import TokenWidths
-from widthwise.records.evaluation import Evaluation
+from widthwise.records.evaluation import Evaluation, Scores
 from widthwise.records.record import Known, Number, Record, StoredRecord
 from widthwise.records.virtual_width import VirtualWidth
 
@@ -47,6 +47,27 @@ class DataCounts(Record):
     n_held_out_bytes: int
 
 
+class TextResult(Record):
+    """The loss on a text at the end of a run, in nats per token and otherwise."""
+
+    loss: Known
+    perplexity: Known = None
+    bits_per_byte: Known = None
+    window_losses: Sequence[float] = ()
+    """Mean loss of every window of the text, in order: what a paired comparison pairs."""
+
+
+class TaskResult(Record):
+    """The scores on a task at the end of a run."""
+
+    n_items: int
+    chance: Known = None
+    """The accuracy of guessing at random."""
+    n_cut_contexts: int = 0
+    """Contexts that were too long for a window and lost their beginning."""
+    metrics: Scores
+
+
 class RunResult(StoredRecord):
     """A finished run. Optional fields are absent for some kinds of models or from files of older versions."""
 
@@ -74,6 +95,10 @@ class RunResult(StoredRecord):
     data: DataCounts | None = None
     val_losses: Mapping[str, float] | None = None
     """Mean loss over the held-out windows of each source of a mixture; None for data of one source."""
+    val_texts: Mapping[str, TextResult] | None = None
+    """Those of the recipe's other texts, by name; None for a recipe that names none."""
+    val_tasks: Mapping[str, TaskResult] | None = None
+    """What the model knew of the recipe's tasks at the end, by name; None for a recipe that names none."""
     best_step: int | None = None
     """Step of the checkpoint with the lowest held-out loss, where `train.keep_best` keeps it."""
     tokens_per_second: Known = None

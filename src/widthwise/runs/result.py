@@ -11,7 +11,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
-from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult
+from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
 from widthwise.training.compute import accounted
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import notes_on_spikes
@@ -34,6 +34,9 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     found = {
         "best_step": loop.keep_rules.best_in(loop.run.checkpoints),
         "val_losses": validation.losses_by_source or None,
+        "val_texts": {name: _text_result(text) for name, text in validation.texts.items()} or None,
+        "val_tasks": {name: TaskResult.model_validate(task.record()) for name, task in validation.tasks.items()}
+        or None,
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,
         "val_mtp_losses": validation.mtp_losses,
@@ -64,6 +67,10 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         **{key: value for key, value in found.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
     )
+
+
+def _text_result(text: Validation) -> TextResult:
+    return TextResult(**text.numbers(), window_losses=text.window_losses)
 
 
 def _counts(data: OpenedData) -> DataCounts:

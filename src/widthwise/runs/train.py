@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, differences
 from widthwise.data.documents import ignore_progress
 from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
@@ -25,6 +25,9 @@ from widthwise.training.observer import Observer, Silence
 from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
 from widthwise.yaml_io import to_yaml
+
+SETS = "validation"
+"""Where environment.json keeps what the texts and tasks of validations are."""
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
@@ -101,7 +104,7 @@ class _Launch:
 
         def begin() -> None:
             data.tokenizer.save(self.run.tokenizer_folder)
-            self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record()})
+            self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record(), **_sets_record(loop)})
             if isinstance(data, MixedData):
                 self.observer.message(_use_in_words(recipe, data))
 
@@ -123,6 +126,7 @@ class _Launch:
 
         self.processes.first(take_up)
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
+        self.processes.first(lambda: self._check_same_sets(loop))
         loop.restore()
         for key in REPRODUCED_WITH:
             if (was := before.get(key, now[key])) != now[key]:
@@ -196,6 +200,14 @@ class _Launch:
             was, is_now = before.compared(now)
             raise UserError(f"{self.run.path}: was begun with other data ({was}) than is there now ({is_now})")
 
+    def _check_same_sets(self, loop: TrainingLoop) -> None:
+        """A run that was made by another verb is bound to its texts and tasks when it is first trained."""
+        before, now = self.run.environment().get(SETS), _sets_record(loop).get(SETS)
+        if before is None:
+            self.run.add_to_environment(_sets_record(loop))
+        elif found := [path for path, *_ in differences(before, now or {})]:
+            raise UserError(f"{self.run.path}: validation.{found[0]}: is not the one that the run was begun with")
+
     def _take_up(self, data: OpenedData) -> None:
         """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
         own, given = recorded_tokenizer(self.run), identity_of(data)
@@ -216,6 +228,12 @@ def _use_in_words(recipe: Recipe, data: MixedData) -> str:
         f"{name} {each.share:.1%} of the windows, each read {each.n_epochs:.3g} times; {n_held_out[name]} held out"
         for name, each in use.items()
     )
+
+
+def _sets_record(loop: TrainingLoop) -> dict[str, Any]:
+    """The entry of environment.json on the texts and tasks that validations look at, where there are some."""
+    identity = loop.sets.identity()
+    return {SETS: identity} if any(identity.values()) else {}
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -1,8 +1,8 @@
 """Loss on held-out text."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.data.held_out import HeldOut
+from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
@@ -42,17 +43,34 @@ class Validation:
     """Losses of multi-token prediction, depth 1 first, each over the tokens it predicts; None without it."""
     mtp_window_losses: list[list[float]]
     """For each of them, its mean loss in every window; empty without multi-token prediction."""
+    texts: Mapping[str, "Validation"] = field(default_factory=dict)
+    """Those of the same moment on the other texts of the recipe, by name."""
+    tasks: Mapping[str, TaskScores] = field(default_factory=dict)
+    """Scores of the same moment on the tasks of the recipe, by name."""
 
     def record(self) -> dict[str, Any]:
         """The entries of a validation record; width_fraction is the mean_fraction of token_widths, for its curve."""
-        record: dict[str, Any] = {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+        record: dict[str, Any] = self.numbers()
         if self.losses_by_source:
             record["val_losses"] = self.losses_by_source
         if self.mtp_losses is not None:
             record["mtp_losses"] = self.mtp_losses
         if self.token_widths is not None:
             record |= {"width_fraction": self.token_widths["mean_fraction"], "token_widths": self.token_widths}
+        if self.texts:
+            record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
+        if self.tasks:
+            record["val_tasks"] = {name: _values(task) for name, task in self.tasks.items()}
         return record
+
+    def numbers(self) -> dict[str, float | None]:
+        """The loss in its three units."""
+        return {"loss": self.loss, "perplexity": self.perplexity, "bits_per_byte": self.bits_per_byte}
+
+
+def _values(task: TaskScores) -> dict[str, float | None]:
+    """The metrics of a task without their errors."""
+    return {metric: estimate.record()["value"] for metric, estimate in task.metrics().items()}
 
 
 def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) -> Validation:

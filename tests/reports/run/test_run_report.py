@@ -167,3 +167,25 @@ def test_each_further_head_has_a_figure_of_the_runs_that_have_it(tmp_path: Path)
     heads = [title for title in titles(page) if "after the next" in title]
     assert heads == ["Held-out loss, 1 after the next", "Held-out loss, 2 after the next"]
     assert "held-out loss, 2 after the next over step. Last mean value of each line: two 4.25." in page.read_text()
+
+
+def test_texts_and_tasks_that_runs_were_validated_on_have_curves_and_tables(tmp_path: Path) -> None:
+    score = {"value": 0.25, "stderr": 0.125}
+    for name, loss in {"a": 3.0, "b": 2.5}.items():
+        write_run(tmp_path / name, name, 1, [63], 0.0)
+        file = tmp_path / name / "result.json"
+        texts = {"wiki_1": {"loss": loss, "perplexity": 20.0, "bits_per_byte": 1.5, "window_losses": [loss]}}
+        tasks = {"piqa": {"n_items": 4, "chance": 0.5, "metrics": {"acc": score}}}
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"val_texts": texts, "val_tasks": tasks}))
+        with (tmp_path / name / "metrics.jsonl").open("a") as file:
+            for step in (1001, 1002):
+                record = {"step": step, "event": "validation", "loss": 4.0, "val_texts": {"wiki_1": {"loss": loss}}}
+                file.write(json.dumps(record | {"val_tasks": {"piqa": {"acc": 0.25, "bits_per_byte": None}}}) + "\n")
+    text = write_runs_report([tmp_path / "a", tmp_path / "b"], tmp_path).read_text()
+    assert "loss on wiki_1 over step. Last mean value of each line: a 3; b 2.50." in text
+    assert "accuracy on piqa over step. Last mean value of each line: a 0.25; b 0.25." in text
+    assert "Bits per byte of the answers" not in text
+    assert '<th scope="row">b</th><td class="left">wiki_1</td><td>2.5000</td><td>20.00</td><td>1.5000</td>' in text
+    assert '<th scope="row">a</th><td class="left">piqa</td><td>4</td><td>0.500</td><td>0.2500 (0.1250)</td>' in text
+    write_run(tmp_path / "plain", "x", 3, [63], 0.0)
+    assert "further texts" not in write_run_report(tmp_path / "plain").read_text()

@@ -37,6 +37,16 @@ def by_step(run: Run, event: str, key: str) -> Curve:
     return _curve(run, event, lambda record: record.get(key))
 
 
+def by_name(run: Run, key: str, entry: str) -> dict[str, Curve]:
+    """Text or task -> one of its numbers, over the step of validations. key: of a record, where they stand by name."""
+    names = dict.fromkeys(name for record in run.metrics for name in record.get(key) or ())
+    curves = {
+        name: _curve(run, "validation", lambda record, name=name: ((record.get(key) or {}).get(name) or {}).get(entry))
+        for name in names
+    }
+    return {name: curve for name, curve in curves.items() if not curve.is_empty}
+
+
 def further_heads(run: Run) -> list[Curve]:
     """Held-out loss over the step of each further head of multi-token prediction, nearest first."""
     counts = [len(record.get("mtp_losses") or ()) for record in run.metrics if record.get("event") == "validation"]

@@ -6,15 +6,16 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from widthwise.records.evaluation import Evaluation, Score, Scores
+from widthwise.records.evaluation import Evaluation, Scores
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports.page.curves import Curve, by_step
-from widthwise.reports.page.formats import MISSING, clean, fixed, shorten
+from widthwise.reports.page.formats import clean, shorten
 from widthwise.reports.page.html import Panel, panels
 from widthwise.reports.page.plots import Bundle, curve_figure
 from widthwise.reports.page.svg import Style
 from widthwise.reports.page.table import Table
+from widthwise.reports.run.validated import score_cell
 
 DRAWN = ("acc", "acc_norm", "bits_per_byte", "perplexity")
 """The metrics of which a figure is drawn; the others are functions of them, and stand in the tables."""
@@ -108,14 +109,8 @@ def _table(title: str, course: Course) -> Table:
     """A row for each checkpoint, and the standard error of a number behind it."""
     metrics = _metrics(course)
     rows = [
-        [clean(name), f"{n:,.0f}", *(_cell(own[n].get(metric)) for metric in metrics)]
+        [clean(name), f"{n:,.0f}", *(score_cell(own[n].get(metric)) for metric in metrics)]
         for name, own in course.items()
         for n in sorted(own)
     ]
     return Table(f"{title}, by checkpoint (standard error)", ["Run", "tokens", *metrics], rows)
-
-
-def _cell(score: Score | None) -> str:
-    if score is None or score.value is None:
-        return MISSING
-    return fixed(score.value, 4) + ("" if score.stderr is None else f" ({fixed(score.stderr, 4)})")

@@ -9,7 +9,7 @@ from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import plots, tables
-from widthwise.reports.page.curves import by_step, further_heads
+from widthwise.reports.page.curves import by_name, by_step, further_heads
 from widthwise.reports.page.data import data_table
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
@@ -20,6 +20,7 @@ from widthwise.reports.run.evaluations import evaluations_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.norms import norms_section
 from widthwise.reports.run.reading import read_run
+from widthwise.reports.run.validated import task_table, text_table
 from widthwise.reports.run.virtual_width import virtual_width_section
 
 _CURVES = (
@@ -33,6 +34,13 @@ _CURVES = (
     ("train", "mfu", "Model FLOPs utilisation", False),
     ("train", "memory_bytes", "Memory in bytes", False),
 )
+
+_BY_NAME = (
+    ("val_texts", "loss", "Loss on {}"),
+    ("val_tasks", "acc", "Accuracy on {}"),
+    ("val_tasks", "bits_per_byte", "Bits per byte of the answers of {}"),
+)
+"""Key of a validation record, entry of a text or task there, and the title of its figure."""
 
 
 def write_run_report(run: Path, out: Path | None = None) -> Path:
@@ -68,6 +76,8 @@ def _page(runs: Sequence[Run]) -> str:
         source_table=tables.source_table(results),
         notes=_notes(results),
         mtp_table=tables.mtp_table(results),
+        text_table=text_table(results),
+        task_table=task_table(results),
         curves=panels(_curves(named, chosen)),
         norms=norms_section(named),
         evaluations=evaluations_section(named, chosen),
@@ -118,7 +128,26 @@ def _curves(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, 
         curves = {name: by_step(run, event, key) for name, run in named.items()}
         bundles = [plots.Bundle(name, chosen[name], [curve], curve) for name, curve in curves.items()]
         figures[title] = plots.curve_figure(f"{event}-{key}", bundles, "step", title.lower(), crop, grown)
-    return figures | _further_heads(named, chosen)
+    figures |= _further_heads(named, chosen)
+    for key, entry, title in _BY_NAME:
+        figures |= _by_name(named, chosen, key, entry, title)
+    return figures
+
+
+def _by_name(
+    named: Mapping[str, Run], chosen: Mapping[str, Style], key: str, entry: str, title: str
+) -> dict[str, Markup | None]:
+    """A figure for each text or task that runs were validated on, with the runs that were."""
+    found: dict[str, list[plots.Bundle]] = {}
+    for name, run in named.items():
+        for subject, curve in by_name(run, key, entry).items():
+            found.setdefault(subject, []).append(plots.Bundle(name, chosen[name], [curve], curve))
+    figures: dict[str, Markup | None] = {}
+    for subject, bundles in found.items():
+        grown = growth_steps(named[bundle.name] for bundle in bundles)
+        shown, figure_key = title.format(clean(subject)), f"{key}-{entry}-{clean(subject)}".replace("_", "-")
+        figures[shown] = plots.curve_figure(figure_key, bundles, "step", shown[:1].lower() + shown[1:], True, grown)
+    return figures
 
 
 def _further_heads(named: Mapping[str, Run], chosen: Mapping[str, Style]) -> dict[str, Markup | None]:
