@@ -75,6 +75,25 @@ def test_padding_is_remembered_when_later_tokens_come_without_a_mask():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("lengths", [(5, 2), (4, 4)])
+@pytest.mark.parametrize("name", ["gqa", "slots_mixed_at_both_ends"])
+def test_a_repeated_cache_continues_each_text_in_several_ways(name: str, lengths: tuple[int, int]):
+    model = decoder(variant("zigzag", name))
+    rows = [random_tokens(1, length, seed=length)[0].tolist() for length in lengths]
+    tokens, is_real = pad_left(rows, torch.device("cpu"))
+    cache = model.new_cache(2, 6)
+    model(tokens, cache, None if is_real.all() else is_real)
+    repeated = cache.repeated(torch.tensor([1, 3]), cache.length + 3)
+    following, ends = random_tokens(4, 3, seed=9), [3, 1, 2, 3]
+    is_real = torch.arange(3) < torch.tensor(ends)[:, None]
+    logits = model(following, repeated, is_real)
+    for i, (of, end) in enumerate(zip((0, 1, 1, 1), ends)):
+        alone = model(torch.cat((torch.tensor(rows[of]), following[i, :end]))[None])[0, len(rows[of]) :]
+        torch.testing.assert_close(logits[i, :end], alone, **TIGHT)
+    assert cache.length == len(tokens[0])
+
+
+@torch.no_grad()
 def test_padding_does_not_change_what_the_padding_holds():
     model = decoder(config("x"))
     tokens, is_real = pad_left([[4, 5, 6, 7], [8]], torch.device("cpu"))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
+from widthwise.evaluation.batches import Batch, Row, batches
 from widthwise.evaluation.hf_model import HFModel
 from widthwise.model.decoder import Decoder
 from widthwise.model.eval_mode import evaluating
@@ -108,38 +109,32 @@ class Scorer:
         return [np.concatenate(nats) for nats in found]
 
     def token_scores(self, requests: Sequence[Request]) -> list[TokenScores]:
-        """Token by token; for the requests see `continuations`."""
+        """Token by token; for the requests see `continuations`.
+
+        Neighbouring requests that begin alike, as those of a question's choices do, read their beginning once.
+        """
         rows = [self._row(*request) for request in requests]
-        # The longest first: what does not fit into memory fails at once, and a batch holds texts of about one length.
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index][0]))
         found: dict[int, TokenScores] = {}
         with evaluating(self.model) as device:
-            for start in range(0, len(order), self.batch_size):
-                indices = order[start : start + self.batch_size]
-                found |= zip(indices, self._score([rows[index] for index in indices], device))
+            for batch in batches(self.model, rows, self.batch_size):
+                found |= zip(batch.rows, self._score(batch, rows, device))
         return [found[index] for index in range(len(rows))]
 
-    def _row(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[list[int], int]:
-        """The tokens of context and continuation as far as they count, and how many of them are predicted."""
+    def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:
+        """The tokens of context and continuation as far as they count."""
         n_predicted = len(continuation)
         if not 1 <= n_predicted <= self.max_length:
             raise UserError(f"continuation: has {n_predicted} tokens; allowed: 1 to max_length = {self.max_length}")
         tokens = [*(context or [self.tokenizer.eos_id]), *continuation]
-        return tokens[-(self.max_length + 1) :], n_predicted
+        return Row(tokens[-(self.max_length + 1) :], n_predicted)
 
-    def _score(self, rows: list[tuple[list[int], int]], device: torch.device) -> Iterator[TokenScores]:
-        """Rows of tokens, padded on the right, where nothing that counts can see the padding."""
-        n_read = [len(tokens) - 1 for tokens, _ in rows]
-        inputs = torch.zeros(len(rows), max(n_read), dtype=torch.long)
-        is_wanted = torch.zeros_like(inputs, dtype=torch.bool)
-        for row, ((tokens, n_predicted), n) in enumerate(zip(rows, n_read)):
-            inputs[row, :n] = torch.tensor(tokens[:-1])
-            is_wanted[row, n - n_predicted : n] = True
-        targets = torch.tensor([token for tokens, n in rows for token in tokens[-n:]], device=device)
+    def _score(self, batch: Batch, rows: Sequence[Row], device: torch.device) -> Iterator[TokenScores]:
+        """The scores of the rows of the batch. rows: all there are."""
+        own = [rows[index] for index in batch.rows]
+        targets = torch.tensor([token for tokens, n in own for token in tokens[-n:]], device=device)
         with torch.autocast(device.type, dtype=self.autocast_dtype, enabled=self.autocast_dtype is not None):
-            hidden = self.model.hidden(inputs.to(device))[is_wanted.to(device)]
-            nats, is_greedy = self._of_targets(hidden, targets)
-        ends = np.cumsum([n for _, n in rows])[:-1]
+            nats, is_greedy = self._of_targets(batch.hidden(self.model, rows, device), targets)
+        ends = np.cumsum([row.n_predicted for row in own])[:-1]
         return map(TokenScores, np.split(nats, ends), np.split(is_greedy, ends))
 
     def _of_targets(self, hidden: Tensor, targets: Tensor) -> tuple[np.ndarray, np.ndarray]:

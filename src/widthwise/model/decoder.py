@@ -135,7 +135,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """tokens: integers (B, T) -> normalised hidden states (B, T, d_model) before the head.
 
-        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on left padding. For rows of several
+        With a cache, `tokens` continue what it holds. is_real: bool (B, T), False on padding. For rows of several
         documents, without cache and padding, see `data.boundaries`: documents: integers (B, T), attention sees only
         tokens of an equal number; positions: integers (B, T), in place of those in the row.
         """
@@ -271,7 +271,7 @@ class Decoder(nn.Module):
         """Positions, rotary tables and mask, once for all layers, from the cache's length before any layer writes."""
         assert cache is is_real is None or documents is positions is None, "rows of documents are read whole"
         n_new, start = tokens.shape[1], 0 if cache is None else cache.length
-        real = all_real(tokens, None if cache is None else cache.seen, is_real)
+        real = all_real(tokens, start, None if cache is None else cache.seen, is_real)
         if positions is None and real is not None:
             positions = (real.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
         elif positions is None:

@@ -67,6 +67,18 @@ class KVCache:
         self.is_real[:, self.length : self.length + n_tokens] = True if is_real is None else is_real
         self.length += n_tokens
 
+    def repeated(self, counts: Tensor, capacity: int) -> "KVCache":
+        """A cache that holds each text as often as `counts`, integers (B,), says, neighbours of each other."""
+        first = self.layers[0].keys
+        sizes = [(layer.keys.shape, layer.values.shape) for layer in self.layers]
+        shapes = [CacheShape(n_kv_heads, head_dim, values[3]) for (_, n_kv_heads, _, head_dim), values in sizes]
+        found = KVCache(shapes, int(counts.sum()), capacity, dtype=first.dtype, device=first.device)
+        for own, layer in zip(self.layers, found.layers):
+            for before, after in ((own.keys, layer.keys), (own.values, layer.values)):
+                after.narrow(2, 0, self.length).copy_(before.narrow(2, 0, self.length).repeat_interleave(counts, dim=0))
+        found.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
+        return found
+
     def rewind(self, length: int) -> None:
         """Forgets the tokens from `length` on. Raises ValueError where it holds fewer than that."""
         if not 0 <= length <= self.length:

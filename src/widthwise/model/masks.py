@@ -4,15 +4,16 @@ import torch
 from torch import Tensor
 
 
-def all_real(tokens: Tensor, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
+def all_real(tokens: Tensor, start: int, seen: Tensor | None, is_real: Tensor | None) -> Tensor | None:
     """bool (B, S) over cached and new tokens, or None where nothing is padding.
 
-    seen, is_real: of cached and of new tokens, None: all are real. No tensor is looked into, which on a GPU would wait.
+    start: how many are cached. seen, is_real: of cached and of new tokens, None: all are real. No tensor is looked
+    into, which on a GPU would wait.
     """
     if is_real is None and seen is None:
         return None
     new = torch.ones_like(tokens, dtype=torch.bool) if is_real is None else is_real
-    return new if seen is None else torch.cat((seen, new), dim=1)
+    return torch.cat((new.new_ones(len(new), start) if seen is None else seen, new), dim=1)
 
 
 def causal_mask(real: Tensor | None, start: int, n_new: int, device: torch.device) -> Tensor | None:

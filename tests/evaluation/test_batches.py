@@ -1,0 +1,76 @@
+"""Rows that begin alike read their beginning once, and are scored as if each were read alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scored_models import KINDS, N_POSITIONS, TOKENIZER, softmax_nats, tiny_model, tiny_scorer
+
+from widthwise.evaluation import batches as batching
+from widthwise.evaluation.batches import Row, WholeRows, batches
+from widthwise.evaluation.scorer import Scorer
+
+QUESTION = list(b"in which sea")
+REQUESTS = [
+    (QUESTION, list(b" A")),
+    (QUESTION, list(b" a long one")),
+    (QUESTION, list(b" B")),
+    (list(b"something else"), list(b" x")),
+    (list(b"the gate is shut"), list(b"?")),
+    (list(b"the gate is open"), list(b"?")),
+    (list(b"the gate was"), list(b" it")),
+    (list(b"the gate was"), list(b" shut")),
+]
+"""Two groups that differ in the length of their beginning, a context that differs late, and requests of their own."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [2, 3, 8])
+def test_shared_beginnings_give_what_a_full_softmax_gives(kind: str, batch_size: int, float64) -> None:
+    scorer = tiny_scorer(kind, N_POSITIONS, batch_size)
+    for (context, continuation), found in zip(REQUESTS, scorer.token_scores(REQUESTS), strict=True):
+        nats, is_greedy = softmax_nats(scorer.model, context + continuation)
+        assert found.nats == pytest.approx(nats[-len(continuation) :], rel=1e-12)
+        assert (found.is_greedy == is_greedy[-len(continuation) :]).all()
+
+
+def test_a_beginning_is_read_once_a_group(monkeypatch: pytest.MonkeyPatch, float64) -> None:
+    scorer, n_read = tiny_scorer(max_length=N_POSITIONS, batch_size=8), []
+    stream = scorer.model.stream
+    monkeypatch.setattr(
+        scorer.model, "stream", lambda tokens, *rest: n_read.append(tuple(tokens.shape)) or stream(tokens, *rest)
+    )
+    scorer.token_scores([REQUESTS[0], *REQUESTS[:3]])
+    assert n_read == [(1, 11), (4, 11)]  # all but the last token of the question, then that and the choices
+
+
+def test_answers_are_the_same_in_fp32_within_rounding() -> None:
+    model = tiny_model("x").float()
+    together, alone = Scorer(model, TOKENIZER, N_POSITIONS, 8), Scorer(model, TOKENIZER, N_POSITIONS, 1)
+    for one, other in zip(together.continuations(REQUESTS), alone.continuations(REQUESTS), strict=True):
+        assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=2e-6)
+        assert one[1:] == other[1:]
+
+
+@given(st.data())
+def test_every_row_is_in_one_batch_of_at_most_so_many(data) -> None:
+    rows = data.draw(
+        st.lists(st.tuples(st.sampled_from([b"aaaaaaaaaaaa", b"aaaaaaaaab", b"b"]), st.integers(1, 4)), max_size=12)
+    )
+    rows = [Row([*context, *([7] * n)], n) for context, n in rows]
+    batch_size, model = data.draw(st.integers(1, 5)), tiny_model()
+    found = [list(batch.rows) for batch in batches(model, rows, batch_size)]
+    assert sorted(i for part in found for i in part) == list(range(len(rows)))
+    assert all(len(part) <= batch_size for part in found)
+
+
+def test_a_pass_keeps_no_more_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    n_bytes = model.new_cache(1, 1).n_bytes
+    rows = [Row([*f"{i} is a question".encode(), *([1] * 2)], 1) for i in range(3) for _ in range(2)]
+    assert len(list(batches(model, rows, 6))) == 1
+    monkeypatch.setattr(batching, "CACHE_BYTES", 2 * rows[0].n_read * n_bytes)
+    found = [list(batch.rows) for batch in batches(model, rows, 6)]
+    assert found == [[0, 1], [2, 3], [4, 5]]
+    monkeypatch.setattr(batching, "CACHE_BYTES", n_bytes)
+    (alone,) = batches(model, rows, 6)
+    assert isinstance(alone, WholeRows)
