@@ -46,6 +46,11 @@ GROWING = {
         " new_std: 0.03}]",
     ),
     "apart": APART,
+    "copied units": (
+        UNIFORM,
+        "model.ffn={kind: mlp, ratio: 2, bias: true}",
+        "growth=[{at_step: 4, model: {ffn: {ratio: 4}}, new_weights: copied}]",
+    ),
     "gradmax": (
         UNIFORM,
         "growth=[{at_step: 4, model: {n_layers: 5, ffn: {kind: swiglu, ratio: 6}}, new_weights: gradmax}]",

@@ -156,6 +156,16 @@ def test_new_units_can_be_chosen_by_the_gradient_of_the_next_batch(small: str, w
     assert norms[1] > norms[0]
 
 
+def test_layers_are_stacked_and_the_certificate_says_that_the_function_changed(small: str, widthwise: Callable) -> None:
+    arguments = ("--add-layers", 6, "--new-layers", "stacked", "--allow-change", "train.steps=5")
+    code, out, err = widthwise("grow", small, *arguments, "--out", "stacked")
+    assert code == 0, err
+    assert "layers 6-11: added" in out
+    assert "a whole copy, which changes the function (layer stacking)" in out
+    assert "function CHANGED" in out
+    assert widthwise("resume", "stacked")[0] == 0
+
+
 def test_allow_change_takes_constants_from_the_recipe(small: str, widthwise: Callable) -> None:
     code, out, err = widthwise("grow", small, "--to", "wide.yaml", "--allow-change", "--out", "large")
     assert code == 0, err
@@ -184,6 +194,14 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
         (("--to", "wide.yaml", "train.steps=2", "--out", "large"), "train.steps: got 2"),
         (("--to", "wide.yaml", "--layers", "0,1,neu", "--out", "large"), "--layers: got '0,1,neu'"),
         (("--to", "wide.yaml", "--layers", "0,1,new", "--out", "large"), "layers: got [0, 1, null]"),
+        (
+            ("--add-layers", 6, "--new-layers", "stacked", "--out", "large"),
+            "--new-layers: got stacked, which changes the function; it needs --allow-change",
+        ),
+        (
+            ("--d-ff", 256, "train.steps=9", "--new-weights", "copied", "--freeze-steps", 2, "--out", "large"),
+            "--new-weights: got copied; copies and old entries are told apart in a recipe that grows only",
+        ),
         (
             ("--d-ff", 192, "--new-std", "0", "--out", "large"),
             "--new-std: got '0'; must be a number above 0, or initial",

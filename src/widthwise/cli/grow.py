@@ -37,8 +37,11 @@ def grow(
         ),
     ] = None,
     new_layers: Annotated[
-        Literal["drawn", "copied"],
-        typer.Option(help="Draw added layers anew, or copy the layer before (except what must be 0)."),
+        Literal["drawn", "copied", "stacked", "duplicated"],
+        typer.Option(
+            help="Draw added layers anew, or copy the layer before (except what must be 0); with --allow-change whole "
+            "copies behind all layers, or behind each."
+        ),
     ] = "drawn",
     zero_side: Annotated[
         Literal["outputs", "inputs"],
@@ -51,8 +54,8 @@ def grow(
         ),
     ] = None,
     new_weights: Annotated[
-        Literal["drawn", "gradmax"],
-        typer.Option(help="Draw new hidden units, or choose them for the largest gradient on the next batch."),
+        Literal["drawn", "gradmax", "copied"],
+        typer.Option(help="Draw new hidden units, choose them for the largest gradient on the next batch, or copy."),
     ] = "drawn",
     reset: Annotated[
         Literal["none", "new", "all"],

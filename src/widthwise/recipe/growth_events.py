@@ -8,8 +8,8 @@ import numpy as np
 import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
-from widthwise.growth.choices import NewLayers, NewStd, NewWeights, Reset, ZeroSide
-from widthwise.growth.maps.correspondence import align
+from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
+from widthwise.growth.maps.correspondence import align, stacked
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
 from widthwise.recipe.pace import Pace, RewarmupOf, usual_rewarmup
@@ -30,7 +30,8 @@ class GrowthEvent(Config):
     or every layer."""
     new_layers: NewLayers = "drawn"
     """What the parts of added layers are that do not have to be 0: drawn like those of an untrained model, or copies of
-    those of the layer before."""
+    those of the layer before. As a baseline, whole copies, with `preserve: false`: `stacked` behind all old layers, or
+    `duplicated` behind each."""
     zero_side: ZeroSide = "outputs"
     """Which of two new factors starts at 0, so that their product is 0: what reads the new units, heads and coordinates
     of queries (w_down, w_o, w_k), or what makes them (w_up, w_v, w_q). New coordinates of the stream always start with
@@ -39,7 +40,8 @@ class GrowthEvent(Config):
     """Standard deviation of the new weights that are drawn, gains excepted; where not given, that of the old entries
     of their tensor, and in added layers as in an untrained model, which `initial` says of all."""
     new_weights: NewWeights = "drawn"
-    """Whether new hidden units of gated feed-forwards are drawn, or chosen for the largest gradient (`gradmax`)."""
+    """Whether new hidden units are drawn, chosen for the largest gradient (`gradmax`, in gated feed-forwards), or
+    copies of all old ones, equally often."""
     layers: tuple[pydantic.NonNegativeInt | None, ...] | None = None
     """For each layer of the larger model the one that it comes from, counted from 0, or null for one that is added;
     where not given, added layers lie evenly among the others."""
@@ -154,8 +156,11 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
     from widthwise.growth.plan.model_plan import plan_growth
 
-    layers = align(old, wanted, event.layers)
-    plan = plan_growth(old, wanted, layers, event.new_layers, event.zero_side, event.new_std)
+    if event.preserve and event.new_layers in CHANGING:
+        raise UserError(f"new_layers: got {event.new_layers}, which changes the function; it needs preserve: false")
+    layers = stacked(old, wanted) if event.new_layers == "stacked" and event.layers is None else event.layers
+    choices = event.new_layers, event.zero_side, event.new_std, event.new_weights
+    plan = plan_growth(old, wanted, align(old, wanted, layers), *choices)
     if event.new_weights == "gradmax":
         from widthwise.growth.gradmax import new_units
 

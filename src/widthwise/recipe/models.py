@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from widthwise.growth.choices import NewLayers, NewStd, ZeroSide
+from widthwise.config_io import UserError
+from widthwise.growth.choices import CHANGING, NewLayers, NewStd, ZeroSide
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.growth.resized import NewSizes, resized
 from widthwise.model.config import ModelConfig
@@ -50,6 +51,8 @@ def grow_model(
     of new entries that are drawn; zero_side, new_std: see `growth.choices`. Raises UserError where the function cannot
     be preserved; `widthwise grow` does the same for a run, with its optimizer state and a certificate.
     """
+    if new_layers in CHANGING:
+        raise UserError(f"new_layers: got {new_layers}, which changes the function; must be drawn or copied")
     recipe = load_recipe(to) if isinstance(to, (str, Path)) else to
     if isinstance(recipe, NewSizes):
         wanted = resized(model.config, recipe)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, to_data
-from widthwise.growth.choices import NewLayers, NewStd, NewWeights, Reset, ZeroSide
+from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.gradmax import new_units
-from widthwise.growth.maps.correspondence import align
+from widthwise.growth.maps.correspondence import align, stacked
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
@@ -122,8 +122,11 @@ def _check_override(override: str, source: Source) -> None:
 def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Intention:
     """Plans the growth of a run's model into that of a recipe. Raises UserError if it is impossible."""
     old, wanted = source.model, recipe.explicit_model
-    layers = align(old, wanted, options.layers)
-    plan = plan_growth(old, wanted, layers, options.new_layers, options.zero_side, options.new_std)
+    if options.new_layers in CHANGING and not options.allow_change:
+        raise UserError(f"--new-layers: got {options.new_layers}, which changes the function; it needs --allow-change")
+    layers = stacked(old, wanted) if options.new_layers == "stacked" and options.layers is None else options.layers
+    choices = options.new_layers, options.zero_side, options.new_std, options.new_weights
+    plan = plan_growth(old, wanted, align(old, wanted, layers), *choices)
     if options.new_weights == "gradmax":
         new_units(plan)  # or it is refused
     constants, changes = tuple(kept_constants(plan, wanted)), ()
@@ -157,6 +160,8 @@ def _rewarmup(source: Source, recipe: Recipe, plan: GrowthPlan, options: GrowOpt
     pace = Pace(source.step, steps, of, options.freeze_steps).check(n_left, "--")
     if steps == options.freeze_steps == 0:
         return None
+    if pace.end_apart > source.step and options.new_weights == "copied":
+        raise UserError("--new-weights: got copied; copies and old entries are told apart in a recipe that grows only")
     told = Rewarmup(after_step=source.step, steps=steps, of=of, freeze_steps=options.freeze_steps)
     if pace.end_apart == source.step:
         return told

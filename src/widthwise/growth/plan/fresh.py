@@ -157,6 +157,20 @@ class Mirrored(Derived):
         return (copies + signed).flatten(0, 2)
 
 
+@dataclass(frozen=True)
+class MirroredColumns(Derived):
+    """The columns behind copies of a hidden unit: the same noise with opposite signs, as for experts.
+
+    Copies have equal values, so that the noise cancels in their sum, and different gradients from then on.
+    """
+
+    n_copies: int
+
+    def apply(self, grown: Tensor, rows: AxisMap, std: float, generator: torch.Generator) -> Tensor:
+        mirrored = Mirrored(self.n_copies, 1, noise=0.1 / self.n_copies)
+        return mirrored.apply(grown.T, rows, std, generator).T.contiguous()
+
+
 class Revived(Derived):
     """Redraws rows that are all 0, for a copied matrix whose following norm starts with zero gains.
 

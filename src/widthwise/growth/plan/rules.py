@@ -17,7 +17,17 @@ from widthwise.growth.choices import NewStd, ZeroSide
 from widthwise.growth.maps.attention import AttentionMaps, head_axis
 from widthwise.growth.maps.axis_map import AxisMap, product
 from widthwise.growth.maps.stream import StreamMap
-from widthwise.growth.plan.fresh import AsStarted, Derived, Draw, Fresh, Mean, Mirrored, Normal, OrthogonalCopies
+from widthwise.growth.plan.fresh import (
+    AsStarted,
+    Derived,
+    Draw,
+    Fresh,
+    Mean,
+    Mirrored,
+    MirroredColumns,
+    Normal,
+    OrthogonalCopies,
+)
 from widthwise.growth.plan.tensor_plan import Split, TensorPlan
 from widthwise.model.attention_module import Attention
 from widthwise.model.axes import Embedding, LayerNorm, Linear, Norm, Vector, Weight
@@ -47,6 +57,8 @@ class Owner:
     ffn: FFNConfig | None = None
     """Config of the feed-forward around it in the grown model, if any."""
     zero_side: ZeroSide = "outputs"
+    copies_units: bool = False
+    """Whether new hidden units are copies of old ones."""
 
     @property
     def is_bias(self) -> bool:
@@ -87,6 +99,10 @@ def weight_plan(source: str, owner: Owner, stream: StreamMap, fresh: Fresh) -> T
         if cut is not None:
             return cut
     maps = _dimensions(owner, stream)
+    if (n_units := _unit_copies(owner)) > 1:
+        is_last = "d_model" in owner.new.out_axes
+        derived, scale = (MirroredColumns(n_units), 1 / n_units) if is_last else (None, 1.0)
+        return TensorPlan(source, maps, fresh, derived, scale, n_copies=n_units)
     n_copies, copies_differ = _copies(owner)
     return TensorPlan(source, maps, fresh, _derived(owner), n_copies=n_copies, copies_differ=copies_differ)
 
@@ -159,10 +175,35 @@ def _units(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int, role: str) -> A
     """
     if n_new < n_old:
         raise UserError(f"{owner.name}: got {n_new} hidden units where there were {n_old}; growth takes nothing away")
+    if owner.copies_units:
+        n_copies = _copies_of_each(owner, ffn, n_old, n_new)
+        return AxisMap.of(n_old, [i // n_copies for i in range(n_new)])
     zero = role == "in"
     if owner.zero_side == "inputs" and n_new > n_old:
         zero = role == "out" and owner.leaf == silent_input(ffn, owner.name)
     return AxisMap.of(n_old, ffn.units_before(n_old, n_new), zero)
+
+
+def _unit_copies(owner: Owner) -> int:
+    """How many units each old hidden unit becomes, 1 for what has no hidden units."""
+    if owner.ffn is None or not owner.copies_units:
+        return 1
+    before, after = ({**each.out_axes, **getattr(each, "in_axes", {})} for each in (owner.old, owner.new))
+    axes = [axis for axis in owner.ffn.hidden_axes.values() if axis in before and axis in after]
+    return max((_copies_of_each(owner, owner.ffn, before[axis], after[axis]) for axis in axes), default=1)
+
+
+def _copies_of_each(owner: Owner, ffn: FFNConfig, n_old: int, n_new: int) -> int:
+    """Raises UserError where units cannot be copied equally often."""
+    if n_old == n_new:
+        return 1
+    if type(owner.old) is not type(owner.new) or ffn.units_are_ordered:
+        raise UserError(f"{owner.name}: new_weights: got copied; units cannot be copied into feed-forward `{ffn.kind}`")
+    if n_new % n_old:
+        raise UserError(
+            f"{owner.name}: got {n_new} hidden units, copies of {n_old} (new_weights: copied); must be a multiple"
+        )
+    return n_new // n_old
 
 
 def silent_input(ffn: FFNConfig, name: str) -> str:

@@ -57,6 +57,7 @@ class DynamicConfig(WidthChoice, FFNConfig):
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
+    units_are_ordered = True
     active_at_start = ("score", "bias", "mask")
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width

@@ -39,6 +39,8 @@ class FFNConfig(Config, ABC):
     hidden_axes: ClassVar[dict[str, str]] = {}
     """Fields that count hidden units -> the axis of the module's matrices that they size. New units on that axis have
     free input weights and zero output weights (or the reverse, see `zero_input`); padding rounds these fields up."""
+    units_are_ordered: ClassVar[bool] = False
+    """Whether what becomes of a hidden unit depends on its place among the others, so that units cannot be copied."""
     active_at_start: ClassVar[tuple[str, ...]] = ()
     """Parts of the module that act from the start when added to an existing feed-forward, so that they preserve the
     function only with their usual initialisation. All other added parts are free."""
