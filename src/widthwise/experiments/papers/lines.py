@@ -70,7 +70,8 @@ def _line(
     measured: Measured | None,
 ) -> PaperLine | None:
     """None where there is nothing to say."""
-    is_printed, baseline = bool(statement.text), item.baseline_of(row) if statement.is_difference else None
+    is_printed = bool(statement.text)
+    baseline = item.baseline_of(row) if statement.is_difference or quantity.startswith(DIFFERENCE) else None
     counted = _count(item, row, quantity) if is_printed else None
     found = _measured(experiment, measured, row, baseline, quantity)
     value = _difference(item, row) if quantity == DIFFERENCE and not is_printed else statement.number
@@ -115,8 +116,9 @@ def _measured(
     if experiment is None or measured is None:
         return None
     name = experiment.name_of(row)
-    if baseline is not None:
-        return measured.difference(name, experiment.name_of(baseline), quantity)
+    base = None if baseline is None else experiment.name_of(baseline)
+    if base is not None and measured.value(base, quantity) is not None:  # else it is the experiment's own baseline
+        return measured.difference(name, base, quantity)
     found = measured.value(name, quantity)
     return None if found is None or (found.low is None and not found.per_seed) else found
 
