@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from widthwise.experiments.equal_loss import Course, equal_losses, gaps, validations_of
+from widthwise.experiments.equal_loss import Course, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.sentences import equal_loss_sentence, too_few_validations
 from widthwise.records.equal_loss import EqualLoss
 
@@ -156,6 +156,20 @@ def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
     half = stats.t.ppf(0.975, 1) * 0.125
     assert np.subtract(found.high, found.mean) == pytest.approx([half] * 3)
     assert np.subtract(found.mean, found.low) == pytest.approx([half] * 3)
+
+
+def test_the_ratio_in_the_course_of_training_is_that_of_straight_lines_at_every_height() -> None:
+    """As far as both have it: 700 tokens are the first at which a loss is known."""
+    own, baseline = [straight(6.9), straight(6.8)], [straight(7), straight(7)]
+    found = tokens_ratios(own, baseline, 0.95)["val_loss"]
+    shares = np.exp([-0.1 / 0.4, -0.2 / 0.4])
+    assert found.tokens == [t for t in TOKENS if t * shares.min() > TOKENS[0]]
+    assert found.mean == pytest.approx([math.sqrt(shares.prod())] * len(found.tokens))
+    assert found.mean[-1] == pytest.approx(compared(own, baseline).tokens_ratio.mean)
+    assert found.high[-1] == pytest.approx(compared(own, baseline).tokens_ratio.high)
+    later = tokens_ratios([straight(7.1)], [straight(7)], 0.95)["val_loss"]
+    assert later.tokens == [t for t in TOKENS if t * math.exp(0.1 / 0.4) <= END]
+    assert tokens_ratios([straight(11)], [straight(7)], 0.95) == {}
 
 
 def test_validations_are_those_of_the_run_that_has_the_fewest() -> None:

@@ -7,14 +7,14 @@ nothing is extrapolated. Ratios are averaged over seeds by their logarithms. The
 Figs. 1 and 9) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from widthwise.experiments.statistics import seed_interval
-from widthwise.records.equal_loss import EqualLoss, Gap, Validations
+from widthwise.records.equal_loss import EqualLoss, OverTokens, Validations
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
@@ -98,7 +98,14 @@ def equal_losses(own: Courses, baseline: Courses, confidence: float) -> dict[str
     return {name: _equal_loss(name, own, baseline, confidence) for name in _common(own, baseline)}
 
 
-def gaps(own: Courses, baseline: Courses, confidence: float) -> dict[str, Gap]:
+def tokens_ratios(own: Courses, baseline: Courses, confidence: float) -> dict[str, OverTokens]:
+    """Name of a held-out loss -> the ratio of tokens for what the baseline had at each of its validations, over its
+    tokens there; for the losses that both have."""
+    found = {name: _tokens_ratio(name, own, baseline, confidence) for name in _common(own, baseline)}
+    return {name: ratio for name, ratio in found.items() if ratio.tokens}
+
+
+def gaps(own: Courses, baseline: Courses, confidence: float) -> dict[str, OverTokens]:
     """Name of a held-out loss -> its distance to the baseline's over tokens, for those that both have."""
     found = {name: _gap(name, own, baseline, confidence) for name in _common(own, baseline)}
     return {name: gap for name, gap in found.items() if gap.tokens}
@@ -137,7 +144,16 @@ def _geometric(ratios: Sequence[float], confidence: float) -> Estimate:
     return Estimate(mean=mean, low=low, high=high, per_seed=list(ratios))
 
 
-def _gap(loss: str, own: Courses, baseline: Courses, confidence: float) -> Gap:
+def _tokens_ratio(loss: str, own: Courses, baseline: Courses, confidence: float) -> OverTokens:
+    of_seeds: list[dict[float, float]] = []
+    for mine, other in zip(own, baseline, strict=True):
+        levels = zip(other.tokens.tolist(), other.losses[loss].tolist())
+        ratios = {at: mine.tokens_at(loss, level) / other.tokens_at(loss, level) for at, level in levels}
+        of_seeds.append({at: ratio for at, ratio in ratios.items() if np.isfinite(ratio)})
+    return _over_tokens(of_seeds, lambda ratios: _geometric(ratios, confidence))
+
+
+def _gap(loss: str, own: Courses, baseline: Courses, confidence: float) -> OverTokens:
     """At the variant's validations that every seed has and within the baseline's, which is interpolated between its
     own over the logarithm of tokens."""
     of_seeds: list[dict[float, float]] = []
@@ -146,9 +162,14 @@ def _gap(loss: str, own: Courses, baseline: Courses, confidence: float) -> Gap:
         at = mine.tokens[inside]
         gap = mine.losses[loss][inside] - np.interp(np.log(at), np.log(other.tokens), other.losses[loss])
         of_seeds.append(dict(zip(at.tolist(), gap.tolist())))
+    return _over_tokens(of_seeds, lambda gap: seed_interval(gap, confidence))
+
+
+def _over_tokens(of_seeds: Sequence[Mapping[float, float]], estimate: Callable[[list[float]], Estimate]) -> OverTokens:
+    """Where every seed has a number. of_seeds: tokens -> number, one for each seed."""
     tokens = sorted(set(of_seeds[0]).intersection(*of_seeds[1:]))
-    estimates = [seed_interval([found[at] for found in of_seeds], confidence) for at in tokens]
-    return Gap(
+    estimates = [estimate([found[at] for found in of_seeds]) for at in tokens]
+    return OverTokens(
         tokens=tokens,
         mean=[each.mean for each in estimates],
         low=[each.low for each in estimates],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.equal_loss import Courses, equal_losses, gaps, validations_of
+from widthwise.experiments.equal_loss import Courses, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
@@ -101,6 +101,7 @@ def variant_of(
         difference=difference,
         differences=differences,
         gap=gaps(courses, baseline_courses, CONFIDENCE) if difference else {},
+        tokens_ratio=tokens_ratios(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         at_equal_loss=equal_losses(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         verdict=verdict(difference) if difference else None if baseline is None else "baseline",
         cost=results[0].cost,

@@ -7,7 +7,7 @@ import pydantic
 
 from widthwise.files import PathInside
 from widthwise.records.cost import CostSummary
-from widthwise.records.equal_loss import EqualLoss, Gap, Validations
+from widthwise.records.equal_loss import EqualLoss, OverTokens, Validations
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
@@ -31,8 +31,11 @@ class Variant(Record):
     text, otherwise by seed alone."""
     at_equal_loss: Mapping[str, EqualLoss] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> what the variant and the baseline need for it; empty where validations are too few."""
-    gap: Mapping[str, Gap] = pydantic.Field(default_factory=dict)
+    gap: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
     """Name of a held-out loss -> that loss minus the baseline's in the course of training."""
+    tokens_ratio: Mapping[str, OverTokens] = pydantic.Field(default_factory=dict)
+    """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
+    validations, as far as the variant has it with every seed."""
     verdict: Verdict | None = None
     """Of `difference`; None if there is nothing to compare with."""
     cost: CostSummary

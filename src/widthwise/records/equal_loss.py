@@ -28,10 +28,11 @@ class EqualLoss(Record):
     training_flops_ratio: Estimate
 
 
-class Gap(Record):
-    """A held-out loss minus the baseline's in the course of training: mean over seeds with its interval."""
+class OverTokens(Record):
+    """A number in the course of training: mean over seeds with its interval."""
 
     tokens: Sequence[float]
+    """Where it was measured, ascending."""
     mean: Sequence[Known]
     low: Sequence[Known]
     high: Sequence[Known]

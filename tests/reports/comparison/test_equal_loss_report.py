@@ -44,6 +44,7 @@ def write(folder: Path, n_fewest: int = 12, share: float | None = 0.1, loss: str
     data["validations"] = {"n_fewest": n_fewest, "n_needed": 5, "final_lr_share": share}
     _, x, hourglass = data["variants"]
     x["gap"], hourglass["gap"] = {loss: gap(-0.0123)}, {loss: gap(0.004)}
+    x["tokens_ratio"] = {loss: gap(0.8125)}
     if n_fewest >= 5:
         x["at_equal_loss"], hourglass["at_equal_loss"] = {loss: at_equal_loss()}, {loss: WORSE}
     (folder / "comparison.json").write_text(json.dumps(data))
@@ -66,8 +67,12 @@ def test_the_page_says_what_is_needed_and_how_far_apart_they_are(tmp_path: Path)
     ):
         first, *others = cells
         assert f'<th scope="row">{first}</th>' + "".join(f"<td>{cell}</td>" for cell in others) in shown
-    (label,) = re.findall(r'aria-label="([^"]*)" class="plot"', shown)
-    assert label.endswith("minus that of uniform over tokens. At the end: x −0.0123; hourglass +0.0040.")  # noqa: RUF001
+    assert re.findall(r'aria-label="([^"]*)" class="plot"', shown) == [
+        "Held-out loss minus that of uniform, difference in nats, over tokens. At the end of each line: x −0.0123; "  # noqa: RUF001
+        "hourglass 0.0040.",
+        "Tokens to the held-out loss of uniform, times those of uniform, over tokens. At the end of each line: x "
+        "0.8125.",
+    ]
 
 
 def test_the_page_says_what_the_schedule_does_to_the_numbers(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.equal_loss import Gap, Validations
+from widthwise.records.equal_loss import OverTokens, Validations
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
-from widthwise.reports.page.formats import MISSING, capital, clean, counted, fixed, interval, shorten, si, signed
-from widthwise.reports.page.html import Panel, legend
+from widthwise.reports.page.formats import MISSING, capital, clean, counted, fixed, interval, shorten, si
+from widthwise.reports.page.html import Panel, legend, panels
 from widthwise.reports.page.plots import label_axes
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.page.table import Table
@@ -38,14 +38,11 @@ def equal_loss_section(comparison: Comparison, styles: Mapping[str, Style]) -> E
     compared = [variant for variant in comparison.variants if variant.name != comparison.baseline]
     if found is None or not compared:
         return None
-    figures = {name: _figure(name, compared, styles, comparison.baseline) for name in OF_HELD_OUT}
     drawn = {variant.name: styles[variant.name] for variant in compared if variant.gap}
     return EqualLossSection(
         remarks=_remarks(found),
         figures=[
-            Panel(f"{capital(OF_HELD_OUT[name].title)} minus that of {comparison.baseline}", svg)
-            for name, svg in figures.items()
-            if svg is not None
+            panel for name in OF_HELD_OUT for panel in panels(_figures(name, compared, styles, comparison.baseline))
         ],
         legend=legend(drawn),
         tables=[table for name in OF_HELD_OUT if (table := _table(name, compared, comparison)) is not None],
@@ -75,50 +72,65 @@ def _remarks(found: Validations) -> list[str]:
     ]
 
 
-def _figure(loss: str, compared: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
-    """The gaps over tokens, with bands over seeds. None where none has two points."""
-    gaps = {each.name: each.gap[loss] for each in compared if loss in each.gap and len(each.gap[loss].tokens) > 1}
-    if not gaps:
+def _figures(
+    loss: str, compared: Sequence[Variant], styles: Mapping[str, Style], baseline: str
+) -> dict[str, Markup | None]:
+    """Title -> figure over tokens: the gap of a loss, and the ratio of tokens."""
+    title, other = OF_HELD_OUT[loss].title, shorten(baseline, 40)
+    gaps = {each.name: each.gap[loss] for each in compared if loss in each.gap}
+    ratios = {each.name: each.tokens_ratio[loss] for each in compared if loss in each.tokens_ratio}
+    gap_title, ratio_title = f"{capital(title)} minus that of {other}", f"Tokens to the {title} of {other}"
+    return {
+        gap_title: _figure(f"gap-{loss}", gap_title, "difference in nats", gaps, styles, 0),
+        ratio_title: _figure(f"tokens-ratio-{loss}", ratio_title, f"times those of {other}", ratios, styles, 1),
+    }
+
+
+def _figure(
+    key: str, title: str, y_label: str, curves: Mapping[str, OverTokens], styles: Mapping[str, Style], equal: float
+) -> Markup | None:
+    """Means over tokens, with bands over seeds. equal: where nothing differs. None where none has two points."""
+    drawn = {name: curve for name, curve in curves.items() if len(curve.tokens) > 1}
+    if not drawn:
         return None
-    title = OF_HELD_OUT[loss].title
 
     def paint(axes: Axes) -> None:
-        axes.axhline(0, color=INK, linewidth=1)
-        for name, gap in gaps.items():
+        axes.axhline(equal, color=INK, linewidth=1)
+        for name, curve in drawn.items():
             style = styles[name]
-            low, high = (np.array(list(map(finite, ends))) for ends in (gap.low, gap.high))
-            axes.fill_between(gap.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0)
+            low, high = (np.array(list(map(finite, ends))) for ends in (curve.low, curve.high))
+            axes.fill_between(curve.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0)
             axes.plot(
-                gap.tokens,
-                list(map(finite, gap.mean)),
+                curve.tokens,
+                list(map(finite, curve.mean)),
                 color=style.colour,
                 linestyle=style.dash,
                 linewidth=1.9,
                 marker=style.marker,
-                markevery=max(1, len(gap.tokens) // 8),
+                markevery=max(1, len(curve.tokens) // 8),
                 markersize=4.5,
                 markeredgecolor=CARD,
                 markeredgewidth=0.6,
             )
-        axes.set_ylim(*_late_range(list(gaps.values())))
-        label_axes(axes, "tokens", f"minus the loss of {shorten(baseline, 22)}", whole=True)
+        axes.set_ylim(*_late_range(list(drawn.values()), equal))
+        label_axes(axes, "tokens", y_label, whole=True)
 
-    ends = "; ".join(f"{shorten(name, 40)} {signed(gap.mean[-1], 4)}" for name, gap in gaps.items())
-    label = f"{capital(title)} minus that of {shorten(baseline, 40)} over tokens. At the end: {ends}."
-    return draw(f"gap-{loss}", label, (5.4, 3.3), paint, line_legend({name: styles[name] for name in gaps}))
+    ends = "; ".join(f"{shorten(name, 40)} {fixed(curve.mean[-1], 4)}" for name, curve in drawn.items())
+    label = f"{title}, {y_label}, over tokens. At the end of each line: {ends}."
+    return draw(key, label, (5.4, 3.3), paint, line_legend({name: styles[name] for name in drawn}))
 
 
-def _late_range(gaps: Sequence[Gap]) -> tuple[float, float]:
-    """From the lowest to the highest number behind the first tenth of training, and 0, with a margin."""
-    end = max(gap.tokens[-1] for gap in gaps)
+def _late_range(curves: Sequence[OverTokens], equal: float) -> tuple[float, float]:
+    """From the lowest to the highest number behind the first tenth of training, and `equal`, with a margin."""
+    end = max(curve.tokens[-1] for curve in curves)
     shown = [
         value
-        for gap in gaps
-        for numbers in (gap.mean, gap.low, gap.high)
-        for at, value in zip(gap.tokens, numbers)
+        for curve in curves
+        for numbers in (curve.mean, curve.low, curve.high)
+        for at, value in zip(curve.tokens, numbers)
         if value is not None and at >= 0.1 * end
     ]
-    low, high = min([0.0, *shown]), max([0.0, *shown])
+    low, high = min([equal, *shown]), max([equal, *shown])
     margin = 0.06 * (high - low) or 0.01
     return low - margin, high + margin
 
