@@ -18,9 +18,10 @@ LARGEST_MISMATCH = 0.01
 HELD_OUT = {
     "data": lambda recipe: recipe.data,
     "seq_len": lambda recipe: recipe.seq_len,
+    "validation": lambda recipe: recipe.validation,
     "train.validation_tokens": lambda recipe: recipe.train.validation_tokens,
 }
-"""Settings that determine the held-out windows."""
+"""Settings that determine the held-out windows, and what else is read and asked."""
 
 SHARED = {
     **HELD_OUT,

@@ -11,13 +11,14 @@ import numpy as np
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.equal_loss import Courses, equal_losses, gaps, tokens_ratios, validations_of
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.experiments.validated import validated
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import recorded_identity
+from widthwise.runs.data_identity import VALIDATION_KEY, recorded_identity
 from widthwise.runs.other_work import is_shared
 from widthwise.shape.breakdown import ratios
 
@@ -66,6 +67,9 @@ def check_same_data(run: RunDir, first: RunDir) -> None:
         raise UserError(
             f"{run.path}: was trained on other data ({found}) than {first.path} ({other}); compare in a new folder"
         )
+    texts = [each.environment().get(VALIDATION_KEY) for each in (run, first)]
+    if texts[0] != texts[1]:
+        raise UserError(f"{run.path}: was validated on other texts or tasks than {first.path}; compare in a new folder")
 
 
 def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
@@ -103,6 +107,7 @@ def variant_of(
         gap=gaps(courses, baseline_courses, CONFIDENCE) if difference else {},
         tokens_ratio=tokens_ratios(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         at_equal_loss=equal_losses(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
+        validated=validated(results, None if results is baseline else baseline, CONFIDENCE),
         verdict=verdict(difference) if difference else None if baseline is None else "baseline",
         cost=results[0].cost,
         ratio={} if baseline is None else _ratios(results, baseline),

@@ -12,6 +12,14 @@ from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 
+class Validated(Record):
+    """A number of a further text or task of the recipes, over all seeds."""
+
+    value: Estimate
+    difference: Estimate | None = None
+    """It minus the baseline's; None for the baseline."""
+
+
 class Variant(Record):
     """One recipe over all its seeds."""
 
@@ -41,6 +49,8 @@ class Variant(Record):
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""
+    validated: Mapping[str, Validated] = pydantic.Field(default_factory=dict)
+    """TEXT.loss, TASK.acc and so on -> number, of the further texts and tasks that the recipes name."""
     measured: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)
     """Name -> estimate, for quantities of runs that have no field of their own."""
 

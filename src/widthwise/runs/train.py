@@ -11,7 +11,13 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import has_seen_data, identity_of, recorded_identity, recorded_tokenizer
+from widthwise.runs.data_identity import (
+    VALIDATION_KEY,
+    has_seen_data,
+    identity_of,
+    recorded_identity,
+    recorded_tokenizer,
+)
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
@@ -25,9 +31,6 @@ from widthwise.training.observer import Observer, Silence
 from widthwise.training.processes import Processes
 from widthwise.training.stopping import Interrupted, watch_signals
 from widthwise.yaml_io import to_yaml
-
-SETS = "validation"
-"""Where environment.json keeps what the texts and tasks of validations are."""
 
 
 def train(recipe: Recipe, out: Path | str, observer: Observer | None = None) -> RunResult:
@@ -202,7 +205,7 @@ class _Launch:
 
     def _check_same_sets(self, loop: TrainingLoop) -> None:
         """A run that was made by another verb is bound to its texts and tasks when it is first trained."""
-        before, now = self.run.environment().get(SETS), _sets_record(loop).get(SETS)
+        before, now = self.run.environment().get(VALIDATION_KEY), _sets_record(loop).get(VALIDATION_KEY)
         if before is None:
             self.run.add_to_environment(_sets_record(loop))
         elif found := [path for path, *_ in differences(before, now or {})]:
@@ -233,7 +236,7 @@ def _use_in_words(recipe: Recipe, data: MixedData) -> str:
 def _sets_record(loop: TrainingLoop) -> dict[str, Any]:
     """The entry of environment.json on the texts and tasks that validations look at, where there are some."""
     identity = loop.sets.identity()
-    return {SETS: identity} if any(identity.values()) else {}
+    return {VALIDATION_KEY: identity} if any(identity.values()) else {}
 
 
 def _checked(recipe: Recipe) -> Recipe:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from widthwise.config_io import UserError
 from widthwise.data.loader import Loader
 from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
@@ -48,7 +47,7 @@ class TrainingLoop:
         torch.manual_seed(self.config.seed)
         self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
-        self.sets = self._opened_sets()
+        self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.learner.model, processes)
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -65,20 +64,6 @@ class TrainingLoop:
         self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
         self.journal = Journal(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
-
-    def _opened_sets(self) -> ValidationSets:
-        """What validations look at. Raises UserError in all processes where one of them cannot read it as the first."""
-        opened: list[ValidationSets] = []
-
-        def identity() -> dict[str, dict[str, str]]:
-            opened.append(ValidationSets.opened(self.recipe.validation, self.held_out, self.learner.model))
-            return opened[0].identity()
-
-        first, *others = self.processes.together(identity)
-        for rank, other in enumerate(others, start=1):
-            if other != first:
-                raise self.processes.said(UserError(f"validation: process {rank} finds other texts or tasks than 0"))
-        return opened[0]
 
     def restore(self) -> None:
         """Goes to the newest good checkpoint, or stays at step 0 where there is none, and rewinds the metrics to it."""

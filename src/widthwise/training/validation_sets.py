@@ -46,6 +46,23 @@ class ValidationSets:
         tasks = {name: _task(f"validation.tasks.{name}", task, scorer) for name, task in config.tasks.items()}
         return cls(held_out, texts, tasks)
 
+    @classmethod
+    def opened_by_all(
+        cls, config: ValidationConfig, held_out: HeldOut, model: Decoder, processes: Processes
+    ) -> "ValidationSets":
+        """As `opened`, by several processes, each for itself. Raises UserError where two do not find the same."""
+        found: list[ValidationSets] = []
+
+        def identity() -> dict[str, dict[str, str]]:
+            found.append(cls.opened(config, held_out, model))
+            return found[0].identity()
+
+        first, *others = processes.together(identity)
+        for rank, other in enumerate(others, start=1):
+            if other != first:
+                raise processes.said(UserError(f"validation: process {rank} finds other texts or tasks than process 0"))
+        return found[0]
+
     def identity(self) -> dict[str, dict[str, str]]:
         """What makes them the same: of each text a checksum of the tokens read, of each task that of its questions."""
         return {

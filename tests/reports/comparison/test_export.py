@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
 from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
 from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.page.formats import MINUS
 from widthwise.reports.page.spreadsheet import csv_cell
 from widthwise.reports.writing import write_report
 
@@ -46,6 +48,22 @@ def test_what_training_cost_stands_in_every_table(comparison: Path) -> None:
         assert "PFLOP/s-days" in shown
         assert "peak memory" in shown.lower()
         assert re.search(r"10\.5\W*G", shown)
+
+
+def test_further_texts_and_tasks_stand_on_the_page_and_in_csv(comparison: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(comparison, tmp_path / "validated")
+    data = json.loads((folder / "comparison.json").read_text())
+    for i, variant in enumerate(data["variants"]):
+        value = {"mean": 4.5 + i, "low": 4 + i, "high": 5 + i, "per_seed": [4, 5]}
+        difference = {"mean": 0.0625 * i, "low": -0.03, "high": 0.5, "per_seed": []} if i else None
+        variant["validated"] = {"wiki.loss": {"value": value, "difference": difference}}
+    (folder / "comparison.json").write_text(json.dumps(data))
+    rows = list(csv.DictReader(io.StringIO(csv_text(Comparison.read(folder)))))
+    assert [row["wiki.loss_high"] for row in rows] == ["5.0", "6.0", "7.0"]
+    assert [row["wiki.loss_difference_mean"] for row in rows] == ["", "0.0625", "0.125"]
+    page = write_comparison_report(folder)["html"].read_text()
+    assert f"<td>5.5000 (+0.0625, {MINUS}0.0300 to +0.5000)</td>" in page
+    assert "Further texts" not in write_comparison_report(comparison)["html"].read_text()
 
 
 def test_the_losses_of_further_heads_stand_in_every_table(comparison: Path) -> None:

@@ -6,6 +6,7 @@ from widthwise.records.comparison import Compared, Variant
 from widthwise.records.quantities import QUANTITIES
 from widthwise.records.quantity import OfModel, Quantity
 from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
+from widthwise.reports.comparison.validated import validated_names
 from widthwise.reports.page.formats import MINUS, MISSING, TIMES, capital, clean, percentage, ratio
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
@@ -53,6 +54,11 @@ def _csv_row(variant: Variant, comparison: Compared, measured: Sequence[Quantity
         estimate = quantity.of_variant(variant)
         for part in ("mean", "low", "high"):
             row[f"{quantity.csv_column}_{part}"] = getattr(estimate, part) if estimate else None
+    for name in validated_names(comparison):
+        found = variant.validated.get(name)
+        for column, estimate in ((name, found and found.value), (f"{name}_difference", found and found.difference)):
+            for part in ("mean", "low", "high"):
+                row[csv_cell(f"{column}_{part}")] = getattr(estimate, part) if estimate else None
     row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
     baseline = comparison.baseline_variant
     ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}

@@ -11,6 +11,7 @@ from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.trend import trend_section
+from widthwise.reports.comparison.validated import validated_table
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds
 from widthwise.reports.page.data import data_table, loss_words
@@ -67,6 +68,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         differences=panels(
             {"Held-out loss, difference": plots.difference_figure("differences", variants, chosen, baseline)}
         ),
+        validated_table=validated_table(comparison),
         equal_loss=equal_loss_section(comparison, chosen),
         trend=trend_section(comparison, chosen),
         growth=growth_section(runs, chosen),

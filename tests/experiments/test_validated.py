@@ -1,0 +1,59 @@
+"""Further texts and tasks of a comparison: paired like the held-out loss, as far as all runs have them."""
+
+import numpy as np
+
+from widthwise.experiments.runs import variant_of
+from widthwise.experiments.statistics import paired_difference, seed_interval
+from widthwise.records.cost import CostSummary, FlopsPerToken
+from widthwise.records.evaluation import Score
+from widthwise.records.run import RunResult, TaskResult, TextResult
+
+COST = CostSummary(
+    d_model=8,
+    widths=[8],
+    average_width=8,
+    params={"total": 5, "active": 5, "attention": 1, "ffn": 2, "residual": 0},
+    flops_per_token=FlopsPerToken(forward=10, forward_causal=9, training=30),
+    kv_bytes_per_token=4,
+    activation_bytes_per_token=7,
+)
+SEEDS = (1, 2, 5)
+RANDOM = np.random.default_rng(4)
+WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, 7))
+"""Of two variants, by seed and window."""
+ACCURACIES = ((0.25, 0.5, 0.5), (0.5, 0.75, 0.25))
+
+
+def runs(variant: int, tasks: tuple[str, ...] = ("piqa",)) -> list[RunResult]:
+    return [
+        RunResult(
+            cost=COST,
+            val_loss=3.0,
+            val_window_losses=[3.0, 3.5],
+            training_flops=7e9,
+            val_texts={"wiki": TextResult(loss=losses.mean(), window_losses=losses.tolist())},
+            val_tasks={name: TaskResult(n_items=4, metrics={"acc": Score(value=accuracy)}) for name in tasks},
+        )
+        for losses, accuracy in zip(WINDOWS[variant], ACCURACIES[variant])
+    ]
+
+
+def test_texts_are_paired_by_seed_and_window_and_tasks_by_seed() -> None:
+    found = variant_of("x", SEEDS, runs(1), runs(0)).validated
+    assert set(found) == {"wiki.loss", "piqa.acc"}
+    assert found["wiki.loss"].value == seed_interval(WINDOWS[1].mean(axis=1).tolist())
+    assert found["wiki.loss"].difference == paired_difference(WINDOWS[1], WINDOWS[0])
+    assert found["piqa.acc"].value == seed_interval(ACCURACIES[1])
+    assert found["piqa.acc"].difference == seed_interval([0.25, 0.25, -0.25])
+
+
+def test_a_baseline_has_no_difference() -> None:
+    baseline = runs(0)
+    found = variant_of("uniform", SEEDS, baseline, baseline).validated
+    assert [each.difference for each in found.values()] == [None, None]
+
+
+def test_what_not_all_runs_have_is_left_out() -> None:
+    assert set(variant_of("x", SEEDS, runs(1, ("piqa", "copa")), runs(0)).validated) == {"wiki.loss", "piqa.acc"}
+    without = [run.with_changes(val_texts=None, val_tasks=None) for run in runs(0)]
+    assert variant_of("x", SEEDS, runs(1), without).validated == {}
