@@ -40,6 +40,8 @@ def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...]
         ({"attention": {"head_dim": 8, "kv_group_size": 2}}, {"match": "flops"}),
         ({"attention": {"n_heads": 3, "ratio": 0.5}}, {}),
         ({"attention": {"n_heads": 3, "d_attention": 60}}, {}),
+        ({}, {"attention_ratio": [0.5, 1, 1.5]}),
+        ({"attention": {"n_heads": 3, "ratio": 0.5}}, {"attention_ratio": [2.0], "head_dim": 4}),
         ({"shape": {"kind": "x", "rounding": "balanced", "bottleneck_width": 0.5}}, {"match": "params"}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.7, "norm": "shared"}}, {}),
         ({"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 40, "share_weights": True}}, {}),

@@ -26,7 +26,8 @@ def found_at(scale: str, **space):
 
 
 def sizes_of(result) -> list[tuple[int, ...]]:
-    return [tuple(map(int, sizes)) for sizes in zip(*result.sizes)]
+    """Blocks, layers, d_model and d_hidden of each."""
+    return [tuple(map(int, sizes)) for sizes in zip(*result.sizes[:4])]
 
 
 @pytest.mark.parametrize("scale", BASELINES)
@@ -175,6 +176,23 @@ def test_grouped_queries_are_counted_and_whole() -> None:
     assert result.budget == 24 * 1024 * (2.5 * 1024 + 3 * 4096)
 
 
+def test_attention_may_be_an_axis_of_its_own() -> None:
+    """Every width of attention meets the budget, in whole heads, with the hidden width that is left."""
+    base = BASELINES["113M"].template()
+    result = search(base, 2048, SearchSpace(n_layers=(12,), n_blocks=(4,), attention_ratio=(0.5, 1.0, 1.5)))
+    rows = result.best(len(result))
+    assert {round(2 * row["attention_ratio"]) / 2 for row in rows} == {0.5, 1.0, 1.5}
+    assert len({row["name"] for row in rows}) == len(rows)
+    for row in rows:
+        assert row["n_heads"] * row["head_dim"] == row["d_attention"]
+        assert row["attention_params"] == 4 * 12 * row["d_model"] * row["d_attention"]
+        assert row["layer_params"] - row["attention_params"] == 3 * 4 * 12 * row["d_model"] * row["d_hidden"]
+        assert abs(row["miss"]) <= 0.001
+    usual = search(base, 2048, SearchSpace(n_layers=(12,), n_blocks=(4,)))
+    of_one = [row["d_model"] for row in rows if row["d_attention"] == row["d_model"]]
+    assert set(of_one) == {row["d_model"] for row in usual.best(len(usual))}
+
+
 def test_limits_leave_out_what_exceeds_them() -> None:
     free = found_at("113M", **WIDE)
     limits = {"max_flops": 5.9e8, "max_kv_bytes": 4.9e4, "max_residual_additions": 40, "ratio_range": [0.4, 0.7]}
@@ -237,7 +255,7 @@ def test_ten_thousand_candidates_are_counted() -> None:
     )
     assert len(result) >= 10_000
     counted = result.count("params", result.sizes)
-    assert (counted == params(*result.sizes)).all()
+    assert (counted == params(*result.sizes[:4])).all()
 
 
 def test_the_one_nearest_to_each_ratio_is_kept() -> None:
@@ -245,14 +263,14 @@ def test_the_one_nearest_to_each_ratio_is_kept() -> None:
     asked = {"n_blocks": [2, 4], "n_layers": [6, 12], "ratio": [0.4, 0.5, 0.75]}
     every, kept = found_at("113M", **asked), found_at("113M", **asked, per=["n_blocks", "n_layers", "ratio"])
     assert (kept.n_found, len(kept)) == (len(every), 12)
-    found = {tuple(map(int, sizes)) for sizes in zip(*kept.sizes)}
+    found = {tuple(map(int, sizes)) for sizes in zip(*kept.sizes[:4])}
     assert {(4, 12, 1032, 418), (2, 6, 1488, 1122), (4, 6, 1368, 694)} <= found
     for n_blocks, n_layers, d_model, d_hidden in found:
         ratio = d_hidden / d_model
         aim = min(asked["ratio"], key=lambda aim: abs(ratio - aim))
         rivals = [
             abs(hidden / width - aim)
-            for blocks, layers, width, hidden in zip(*every.sizes)
+            for blocks, layers, width, hidden in zip(*every.sizes[:4])
             if (blocks, layers) == (n_blocks, n_layers)
         ]
         assert abs(ratio - aim) == min(rivals)

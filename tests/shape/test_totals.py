@@ -89,20 +89,20 @@ def bases(draw) -> ModelTemplate:
     return parse(ModelTemplate, data, "model")
 
 
-sizes_of_a_model = st.tuples(*(st.integers(1, most) for most in (4, 4, 9, 90)))
+sizes_of_a_model = st.tuples(*(st.integers(1, most) for most in (4, 4, 9, 90, 7)))
 
 
 @settings(deadline=None, max_examples=50)
 @given(bases(), sizes_of_a_model)
 def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
-    n_blocks, n_layers, n_quanta, d_hidden = drawn
+    n_blocks, n_layers, n_quanta, d_hidden, n_units = drawn
     quantum = lcm(base.attention.quantum, base.residual.d_model_quantum)
-    sizes = Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden)
+    sizes = Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden, n_units * base.attention.unit)
 
     def build(sizes: Sizes) -> ModelConfig:
         return candidate_template(base, base.attention, sizes).resolve(T)
 
-    count = UniformTotals(build, quantum, T)
+    count = UniformTotals(build, quantum, base.attention.unit, T)
     config = build(sizes)
     from_torch = measured(config)
     assert {name: count(name, sizes) for name in from_torch} == from_torch
@@ -112,7 +112,7 @@ def test_totals_of_many_are_those_of_the_built_model(base, drawn) -> None:
 
 def test_totals_of_an_hourglass_follow_the_paper() -> None:
     """The formulas of section 3.2, with attention, head, norms and cache added."""
-    counted = totals(candidate_of_113m(Sizes(4, 12, 1032, 418)), 2048)
+    counted = totals(candidate_of_113m(Sizes(4, 12, 1032, 418, 1032)), 2048)
     assert counted.params == params(4, 12, 1032, 418)
     assert counted.layer_params == layer_params(4, 12, 1032, 418)
     assert counted.attention_params == 4 * 12 * 1032**2
@@ -125,7 +125,8 @@ def test_totals_of_an_hourglass_follow_the_paper() -> None:
 @pytest.mark.parametrize("name", Totals._fields)
 def test_arrays_are_counted_as_single_models_are(name) -> None:
     count = count_of_113m()
-    arrays = Sizes(np.array([1, 4, 10]), np.array([20, 12, 3]), np.array([24, 1032, 768]), np.array([7, 418, 307]))
+    widths = np.array([24, 1032, 768]), np.array([7, 418, 307]), np.array([48, 1032, 384])
+    arrays = Sizes(np.array([1, 4, 10]), np.array([20, 12, 3]), *widths)
     singles = [totals(candidate_of_113m(Sizes(*map(int, sizes))), 2048) for sizes in zip(*arrays)]
     assert list(count(name, arrays)) == [getattr(single, name) for single in singles]
 
@@ -149,7 +150,7 @@ def test_widths_invert_every_budget(shape) -> None:
     count = count_of_113m()
     for name, budget in budgets.items():
         assert count.d_model(name, budget, n_blocks, n_layers, ratio) == pytest.approx(d_model, rel=1e-9), name
-        hidden = count.d_hidden(name, budget, Sizes(*sizes[:3], 0))
+        hidden = count.d_hidden(name, budget, Sizes(*sizes[:3], 0, d_model))
         # Of a small rest of a large budget, few digits are left.
         expected = np.inf if name == "kv_bytes" else pytest.approx(ratio * d_model, rel=1e-6)
         assert hidden == expected, name
@@ -179,4 +180,4 @@ def candidate_of_113m(sizes: Sizes) -> ModelConfig:
 
 @cache
 def count_of_113m() -> UniformTotals:
-    return UniformTotals(candidate_of_113m, 24, 2048)
+    return UniformTotals(candidate_of_113m, 24, 24, 2048)

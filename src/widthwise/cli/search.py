@@ -54,6 +54,12 @@ def search(
     head_dim: Annotated[
         int | None, typer.Option(rich_help_panel=WHERE, help="Head size of every shape, instead of --n-heads.")
     ] = None,
+    attention_ratio: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=WHERE, help="Target n_heads * head_dim / d_model, such as 0.5,1,1.5; default: the base's."
+        ),
+    ] = None,
     n_blocks: Annotated[
         str | None, typer.Option(rich_help_panel=WHERE, help="Blocks per feed-forward, such as 1,2,4; default: 2,4.")
     ] = None,
@@ -131,6 +137,7 @@ def search(
         "grid": grid,
         "n_heads": n_heads,
         "head_dim": head_dim,
+        "attention_ratio": attention_ratio and _numbers("--attention-ratio", attention_ratio, ","),
         "n_blocks": n_blocks and whole_numbers("--n-blocks", n_blocks),
         "n_layers": n_layers and whole_numbers("--n-layers", n_layers),
         "ratio": ratio and _numbers("--ratio", ratio, ","),

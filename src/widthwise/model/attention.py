@@ -196,9 +196,9 @@ class AttentionTemplate(Config):
             )
         if self.d_attention is not None and self.ratio is not None:
             raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
-        if self.d_attention is not None and self.d_attention % self._unit:
+        if self.d_attention is not None and self.d_attention % self.unit:
             raise ValueError(
-                f"d_attention: got {self.d_attention}; must be a multiple of {self._unit} ({self._unit_in_words})"
+                f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._unit_in_words})"
             )
         if self.n_heads is not None and self.n_heads % self.kv_group_size:
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
@@ -211,10 +211,10 @@ class AttentionTemplate(Config):
         if self.d_attention is not None:
             return 1
         numerator, denominator = self._fraction.as_integer_ratio()
-        return self._unit * denominator // math.gcd(numerator, self._unit * denominator)
+        return self.unit * denominator // math.gcd(numerator, self.unit * denominator)
 
     @property
-    def _unit(self) -> int:
+    def unit(self) -> int:
         """n_heads * head_dim must be a multiple of this."""
         if self.n_heads is None:
             return self.constant_head_dim * self.kv_group_size

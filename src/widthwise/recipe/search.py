@@ -48,13 +48,8 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
 
 def _heads(row: dict[str, Any]) -> dict[str, Any]:
     """The attention of a candidate, whatever the base's rule."""
-    width = row["n_heads"] * row["head_dim"]
-    return {
-        "n_heads": row["n_heads"],
-        "head_dim": None,
-        "ratio": None,
-        "d_attention": None if width == row["d_model"] else width,
-    }
+    width = None if row["d_attention"] == row["d_model"] else row["d_attention"]
+    return {"n_heads": row["n_heads"], "head_dim": None, "ratio": None, "d_attention": width}
 
 
 def _changes(row: dict[str, Any]) -> dict[str, Any]:

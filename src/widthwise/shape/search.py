@@ -63,17 +63,22 @@ class SearchResult:
             assert math.isclose(value, self.count(name, sizes), rel_tol=1e-12), (name, sizes)
         attention = config.layers[0].attention
         return {
-            "name": f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}",
+            "name": self._name(sizes),
             "is_pareto": bool(self.is_pareto[index]),
             **sizes._asdict(),
             "n_heads": attention.n_heads,
             "n_kv_heads": attention.n_kv_heads,
             "head_dim": attention.head_dim,
             "ratio": sizes.d_hidden / sizes.d_model,
+            "attention_ratio": sizes.d_attention / sizes.d_model,
             "aspect": sizes.d_model / sizes.n_layers,
             "miss": getattr(counted, self.space.match) / self.budget - 1,
             **counted._asdict(),
         }
+
+    def _name(self, sizes: Sizes) -> str:
+        name = f"d{sizes.d_model}-h{sizes.d_hidden}-k{sizes.n_blocks}-l{sizes.n_layers}"
+        return f"{name}-a{sizes.d_attention}" if self.space.attention_ratio else name
 
     def summary(self, n: int) -> dict[str, Any]:
         """As plain data, with the first n candidates."""
@@ -107,12 +112,15 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
     quantum = math.lcm(heads.quantum, base.residual.d_model_quantum)
     baseline = totals(base.resolve(seq_len), seq_len)
     budget = getattr(baseline, space.match) if space.budget is None else space.budget
-    count = UniformTotals(lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, seq_len)
-    examined = _examined(count, budget, space)
+    count = UniformTotals(
+        lambda sizes: candidate_template(base, heads, sizes).resolve(seq_len), quantum, heads.unit, seq_len
+    )
+    examined = _examined(count, budget, space, heads)
     is_left, rejected = _sifted(_faults(count, budget, space, examined))
     found = Sizes(*(size[is_left] for size in examined))
     is_pareto = pareto_front(np.stack([count(name, found) for name in space.costs], axis=1))
-    by_size = (found.d_hidden, found.d_model, found.n_blocks, found.n_layers)  # to lexsort, the last key comes first
+    # To lexsort, the last key comes first.
+    by_size = (found.d_hidden, found.d_attention, found.d_model, found.n_blocks, found.n_layers)
     order = np.lexsort((*by_size, count(space.rank_by or space.costs[0], found), ~is_pareto))
     n_found, order = len(order), order[_best_of_each(Sizes(*(size[order] for size in found)), space)]
     return SearchResult(
@@ -129,45 +137,52 @@ def search(base: ModelTemplate, seq_len: int, space: SearchSpace) -> SearchResul
 
 
 def candidate_template(base: ModelTemplate, heads: AttentionTemplate, sizes: Sizes) -> ModelTemplate:
-    """The base with these sizes; the feed-forward of an hourglass base keeps its norm and its sharing of weights."""
+    """The base with these sizes; the feed-forward of an hourglass base keeps the options of its blocks."""
     kept = options_of(BlockOptions, base.ffn) if isinstance(base.ffn, HourglassTemplate) else {}
     change = {
         "d_model": sizes.d_model,
         "n_layers": sizes.n_layers,
         "shape": UniformShape(),
-        "attention": heads,
+        "attention": heads.model_copy(update={"ratio": None, "d_attention": sizes.d_attention}),
         "ffn": HourglassTemplate(n_blocks=sizes.n_blocks, d_hidden=sizes.d_hidden, **kept),
     }
     return base.model_copy(update=change)
 
 
-def _examined(count: UniformTotals, budget: float, space: SearchSpace) -> Sizes:
-    """For each n_blocks, n_layers and ratio the width that fits, as the grid allows it, with both neighbours.
+def _examined(count: UniformTotals, budget: float, space: SearchSpace, heads: AttentionTemplate) -> Sizes:
+    """For each n_blocks, n_layers and ratios the width that fits, as the grid allows it, with both neighbours.
 
+    Attention is in whole heads as wide as asked for, or as the rule of the heads says.
     The hidden width is what the budget leaves, or follows the ratio where the matched total does not depend on it.
     """
     grid, match = GRIDS[space.grid], space.match
     quantum = math.lcm(grid.d_model, count.quantum)
     depths = range(1, DEEPEST + 1) if space.n_layers is None else space.n_layers
-    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio)
+    shares = space.attention_ratio or (1.0,)
+    n_examined = 3 * len(space.n_blocks) * len(depths) * len(space.ratio) * len(shares)
     if n_examined > MOST_EXAMINED:
         raise UserError(f"search: {n_examined:,} shapes are too many to examine; at most {MOST_EXAMINED:,}")
-    n_blocks, n_layers, ratio = (axis.ravel() for axis in np.meshgrid(space.n_blocks, depths, space.ratio))
-    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio)
+    axes = np.meshgrid(space.n_blocks, depths, space.ratio, shares)
+    n_blocks, n_layers, ratio, share = (axis.ravel() for axis in axes)
+    d_model = count.d_model(match, budget, n_blocks, n_layers, ratio, lambda d_model: share * heads.width(d_model))
     if space.n_layers is None:
         is_near = _within(d_model / n_layers, space.aspect_limits)
         if not is_near.any():
             raise UserError(
                 f"search: d_model / n_layers is {_span(space.aspect_limits)} at no depth up to {DEEPEST}; give n_layers"
             )
-        n_blocks, n_layers, ratio, d_model = (axis[is_near] for axis in (n_blocks, n_layers, ratio, d_model))
+        n_blocks, n_layers, ratio, share, d_model = (
+            axis[is_near] for axis in (n_blocks, n_layers, ratio, share, d_model)
+        )
     nearest = np.rint(d_model / quantum)
     d_model = np.concatenate([np.maximum(nearest + step, 1) * quantum for step in (-1, 0, 1)])
-    n_blocks, n_layers, ratio = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio))
-    d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0))
+    n_blocks, n_layers, ratio, share = (np.tile(axis, 3) for axis in (n_blocks, n_layers, ratio, share))
+    widths: Any = d_model
+    d_attention = np.maximum(np.rint(share * heads.width(widths) / heads.unit), 1) * heads.unit
+    d_hidden = count.d_hidden(match, budget, Sizes(n_blocks, n_layers, d_model, 0, d_attention))
     d_hidden = np.where(np.isfinite(d_hidden), d_hidden, ratio * d_model)
     d_hidden = np.maximum(np.rint(d_hidden / grid.d_hidden), 0) * grid.d_hidden
-    return Sizes(*np.unique(np.stack([n_blocks, n_layers, d_model, d_hidden]), axis=1))
+    return Sizes(*np.unique(np.stack([n_blocks, n_layers, d_model, d_hidden, d_attention]), axis=1))
 
 
 def _faults(count: UniformTotals, budget: float, space: SearchSpace, examined: Sizes) -> dict[str, np.ndarray]:

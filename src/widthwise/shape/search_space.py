@@ -57,6 +57,8 @@ class SearchSpace(Config):
     """As many heads in every candidate. Where neither this nor head_dim is given, heads follow the base's rule."""
     head_dim: Width | None = None
     """Heads of this size in every candidate."""
+    attention_ratio: tuple[pydantic.PositiveFloat, ...] | None = Field(default=None, min_length=1)
+    """n_heads * head_dim over d_model aimed at, in whole heads. null: as the base's rule says, usually 1."""
     n_blocks: tuple[NBlocks, ...] = Field(default=(2, 4), min_length=1)
     """Blocks of a feed-forward; 1 is a SwiGLU. Tables 2 and 3: 2 and 4, but 1 for the model of 1074M."""
     n_layers: tuple[NLayers, ...] | None = Field(default=None, min_length=1)
@@ -95,7 +97,9 @@ class SearchSpace(Config):
             n_heads, head_dim = base.n_heads, base.head_dim
             if allowed is not None and n_heads is not None:
                 n_heads, head_dim = None, allowed[0]
-        heads = parse(AttentionTemplate, to_data(base) | {"n_heads": n_heads, "head_dim": head_dim}, "search")
+        own = {"n_heads": n_heads, "head_dim": head_dim}
+        width = {} if self.attention_ratio is None else {"ratio": None, "d_attention": None}
+        heads = parse(AttentionTemplate, to_data(base) | own | width, "search")
         if allowed is not None and (heads.n_heads is not None or heads.constant_head_dim not in allowed):
             asked = f"n_heads: got {n_heads}" if head_dim is None else f"head_dim: got {head_dim}"
             choices = " or ".join(map(str, allowed))

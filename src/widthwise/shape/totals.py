@@ -51,45 +51,60 @@ class Sizes(NamedTuple):
     n_layers: Any
     d_model: Any
     d_hidden: Any
+    d_attention: Any
+    """n_heads * head_dim"""
 
 
 class UniformTotals:
-    """The totals of all models that differ in their `Sizes` alone, from those of 24 small ones.
+    """The totals of all models that differ in their `Sizes` alone, from those of 48 small ones.
 
-    Every total is a polynomial: affine in n_blocks, n_layers and d_hidden, and quadratic in d_model. The models with
-    one and two blocks, layers and hidden channels and with one, two and three quanta of d_model settle it. In Newton's
-    form all steps are whole numbers, so that counts come out exact.
+    Every total is a polynomial: affine in n_blocks, n_layers, d_hidden and d_attention, and quadratic in d_model. The
+    models with one and two blocks, layers, hidden channels and units of heads and with one, two and three quanta of
+    d_model settle it. In Newton's form all steps are whole numbers, so that counts come out exact.
     """
 
-    def __init__(self, build: Callable[[Sizes], ModelConfig], quantum: int, seq_len: int):
-        """build: the model of given sizes. quantum: a d_model it can have, and so can have twice and three times."""
-        self.build, self.quantum, self.seq_len = build, quantum, seq_len
-        counted = np.empty((2, 2, 3, 2, len(Totals._fields)))
+    def __init__(self, build: Callable[[Sizes], ModelConfig], quantum: int, unit: int, seq_len: int):
+        """build: the model of given sizes. quantum: a d_model it can have, and so can have twice and three times.
+
+        unit: a d_attention it can have, and so can have twice.
+        """
+        self.build, self.quantum, self.unit, self.seq_len = build, quantum, unit, seq_len
+        counted = np.empty((2, 2, 3, 2, 2, len(Totals._fields)))
         for node in np.ndindex(counted.shape[:-1]):
-            n_blocks, n_layers, n_quanta, d_hidden = (index + 1 for index in node)
-            counted[node] = totals(build(Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden)), seq_len)
+            n_blocks, n_layers, n_quanta, d_hidden, n_units = (index + 1 for index in node)
+            sizes = Sizes(n_blocks, n_layers, n_quanta * quantum, d_hidden, n_units * unit)
+            counted[node] = totals(build(sizes), seq_len)
         steps = (DIFFERENCES[:n, :n] for n in counted.shape[:-1])
-        self._coefficients = np.einsum("ai,bj,ck,dl,ijklf->fabcd", *steps, counted)
+        self._coefficients = np.einsum("ai,bj,ck,dl,em,ijklmf->fabcde", *steps, counted)
 
     def __call__(self, name: str, sizes: Sizes) -> np.ndarray:
         """(n,) one total of n models; their sizes need not be whole."""
-        n_quanta = np.divide(sizes.d_model, self.quantum)
-        at = (sizes.n_blocks, sizes.n_layers, n_quanta, sizes.d_hidden)
+        n_quanta, n_units = np.divide(sizes.d_model, self.quantum), np.divide(sizes.d_attention, self.unit)
+        at = (sizes.n_blocks, sizes.n_layers, n_quanta, sizes.d_hidden, n_units)
         steps = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) - 1 for size in at))
         # 1, t, t(t-1)/2: Newton's basis; the axes with two nodes use the first two.
-        k, n, d, h = (np.stack([np.ones_like(step), step, step * (step - 1) / 2]) for step in steps)
+        k, n, d, h, a = (np.stack([np.ones_like(step), step, step * (step - 1) / 2]) for step in steps)
         coefficients = self._coefficients[Totals._fields.index(name)]
-        return np.einsum("abcd,a...,b...,c...,d...->...", coefficients, k[:2], n[:2], d, h[:2])
+        return np.einsum("abcde,a...,b...,c...,d...,e...->...", coefficients, k[:2], n[:2], d, h[:2], a[:2])
 
     def d_model(
-        self, name: str, target: float, n_blocks: np.ndarray, n_layers: np.ndarray, ratio: np.ndarray
+        self,
+        name: str,
+        target: float,
+        n_blocks: np.ndarray,
+        n_layers: np.ndarray,
+        ratio: np.ndarray,
+        attention: Callable[[float], Any] = lambda d_model: d_model,
     ) -> np.ndarray:
         """(n,) widths, not rounded, at which a total reaches the target with d_hidden = ratio * d_model.
 
+        attention: d_model -> d_attention, affine.
         The root of a quadratic; of a line where the total has no matrices in it, as the KV cache.
         """
         unit = 64.0 * self.quantum  # about the size of a solution, so that no digits are lost
-        at_0, at_1, at_2 = (self(name, Sizes(n_blocks, n_layers, d, ratio * d)) for d in (0.0, unit, 2 * unit))
+        at_0, at_1, at_2 = (
+            self(name, Sizes(n_blocks, n_layers, d, ratio * d, attention(d))) for d in (0.0, unit, 2 * unit)
+        )
         square = (at_2 - 2 * at_1 + at_0) / 2
         slope = at_1 - at_0 - square
         rest = np.maximum(target - at_0, 0)
