@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
-from widthwise.cli.eval_table import suite_results_table
+from widthwise.cli.eval_table import flipped_table, suite_results_table
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs.export import export_run
+from widthwise.runs.flipped import Flipped
 from widthwise.runs.train import train
 
 RECIPE = {
@@ -46,8 +47,9 @@ def questions(tmp_path: Path) -> Path:
 def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], questions: Path, widthwise) -> None:
     text = questions.with_name("text.txt")
     text.write_text("some text to read\n" * 50)
-    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
+    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12, "--flips", 1)
     assert code == 0
+    assert "Items that only" in out
     assert "cloze: 2 items" in err
     for word in (
         "Side by side",
@@ -67,6 +69,18 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
         (file,) = (run / "evaluations").iterdir()
         assert f"wrote {file}" in out
         assert json.loads(file.read_text())["tasks"]["cloze"]["n_items"] == 2
+
+
+def test_items_that_flipped_are_shown_on_request() -> None:
+    items = [
+        Flipped("arc", "acc", True, "eval/arc.jsonl: line 7", "Question: " + "what " * 30 + "is it?\nAnswer: ", "sand"),
+        Flipped("arc", "acc", False, "eval/arc.jsonl: line 9", "Question: why?\nAnswer: ", "light"),
+    ]
+    rows = flipped_table("runs/b", "runs/a", items).rows
+    assert rows[0][:3] == ["arc, acc", "gained", "line 7"]
+    assert rows[0][3].startswith("…")
+    assert rows[0][3].endswith("what is it? Answer: → sand")
+    assert rows[1] == ["", "lost", "line 9", "Question: why? Answer: → light"]
 
 
 def test_json_has_the_totals_and_the_file_everything(runs: list[Path], questions: Path, widthwise) -> None:
@@ -147,6 +161,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
     [
         (["--tasks", "piqa,"], "--tasks: got 'piqa,'"),
         (["--suite", "hourglas"], "did you mean 'hourglass'?"),
+        (["--flips", "3", "--task-file", "a.jsonl"], "--flips: got 3; it needs several runs, and tasks from files"),
         (["--weight", "MMLU"], "--weight: got 'MMLU'; expected NAME=NUMBER"),
         (["--weight", "MMLU=0"], "weights.MMLU: got 0.0"),
         (["--weight", "MMLU=2"], "weights: got one of 'MMLU'; averaged are held-out"),

@@ -13,16 +13,11 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse
 from widthwise.data.config import open_data
+from widthwise.evaluation.differences import evaluation_differences, without_items
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs import evaluate, harness
-from widthwise.runs.evaluate import (
-    EvaluationConfig,
-    evaluate_run,
-    evaluation_differences,
-    save_evaluation,
-    without_items,
-)
+from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
 from widthwise.runs.harness import HarnessAnswers
 from widthwise.runs.scored import HELD_OUT
 from widthwise.runs.train import resume, train

@@ -11,10 +11,12 @@ from harness_cases import keep_harness_in, write_lines
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
+from widthwise.evaluation.lm_eval_tasks import local_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.runs.harness import harness_command_line, harness_results, metrics_of, run_lm_eval
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
+from widthwise.yaml_io import dump_yaml
 
 pytest.importorskip("lm_eval", reason="needs the extra [eval]")
 
@@ -143,6 +145,25 @@ def test_nothing_is_printed_where_results_are(run: Path, tmp_path: Path, capfd: 
     found = harness_results(scorer(run), [str(path)])
     assert found["results"]["cloze"]["perplexity_stderr,none"] > 0
     assert capfd.readouterr().out == ""
+
+
+def test_a_group_has_the_items_of_its_tasks(run: Path, few_tasks: None, tmp_path: Path) -> None:
+    folder = tmp_path / "tasks"
+    for name, rows in (("one", ROWS), ("two", ROWS[:1])):
+        config = local_task(write_lines(tmp_path / f"{name}.jsonl", rows))
+        (folder / f"{name}.yaml").write_text(dump_yaml(config))
+    by_size = "aggregate_metric_list: [{metric: acc, weight_by_size: true}]"
+    (folder / "inner.yaml").write_text(f"group: inner\ntask: [two]\n{by_size}\n")
+    (folder / "outer.yaml").write_text(f"group: outer\ntask: [one, inner]\n{by_size}\n")
+    found = run_lm_eval(scorer(run), ["outer"])
+    items = {name: each["items"] for name, each in found.items.items()}
+    assert items["one"].keys() == {"acc", "acc_norm"}
+    assert items["inner"] == {"acc": items["two"]["acc"]}
+    assert items["outer"] == {"acc": items["one"]["acc"] + items["two"]["acc"]}
+    assert sum(items["outer"]["acc"]) / 3 == pytest.approx(found.metrics["outer"]["acc"]["value"])
+    again = run_lm_eval(scorer(run), ["outer"], limit=1)
+    assert again.items["outer"]["fingerprint"] != found.items["outer"]["fingerprint"]
+    assert again.items["two"]["fingerprint"] == found.items["two"]["fingerprint"]
 
 
 def test_filters_keep_their_name_and_what_is_no_number_is_none() -> None:

@@ -69,6 +69,10 @@ def evaluate(
         list[str] | None,
         typer.Option(rich_help_panel=TASKS, metavar="NAME=N", help="Weight in a mean, of a text or a suite's task."),
     ] = None,
+    flips: Annotated[
+        int | None,
+        typer.Option(rich_help_panel=TASKS, min=1, help="Show this many items of a task that only one run has right."),
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
     ] = None,
@@ -105,16 +109,12 @@ def evaluate(
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
     from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-    from widthwise.cli.eval_table import evaluation_tables
+    from widthwise.cli.eval_table import evaluation_tables, flipped_table
     from widthwise.config_io import parse
+    from widthwise.evaluation.differences import evaluation_differences, without_items
     from widthwise.files import write_atomic
-    from widthwise.runs.evaluate import (
-        EvaluationConfig,
-        evaluate_run,
-        evaluation_differences,
-        save_evaluation,
-        without_items,
-    )
+    from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
+    from widthwise.runs.flipped import flipped_items
     from widthwise.runs.trained import kept_steps
 
     asked = {
@@ -139,6 +139,8 @@ def evaluate(
     config = parse(EvaluationConfig, asked, "eval")
     if every_checkpoint and step is not None:
         raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
+    if flips is not None and (len(runs) == 1 or not (task_file or local)):
+        raise UserError(f"--flips: got {flips}; it needs several runs, and tasks from files")
     records, files = [], []
     for run in runs:
         for each in kept_steps(run, remark) if every_checkpoint else (step,):
@@ -161,8 +163,11 @@ def evaluate(
     if as_json:
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
-    tables = tables_by_checkpoint if every_checkpoint else evaluation_tables
-    say_tables(*tables(records, differences))
+    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences)
+    if flips is not None:
+        shown = ((each["run"], flipped_items(config, each["differences"], flips)) for each in differences)
+        tables += [flipped_table(run, first["run"], items) for run, items in shown]
+    say_tables(*tables)
     for file in files:
         say(f"wrote {file}")
 

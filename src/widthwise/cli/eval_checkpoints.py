@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from widthwise.cli.eval_table import LARGE, N_DECIMALS
+from widthwise.evaluation.differences import MEAN_OVER_TEXTS
+from widthwise.evaluation.paper_tasks import harness_answers
 from widthwise.reports.page.formats import MISSING, clean, fixed, si
 from widthwise.reports.page.table import Table
 
@@ -32,7 +34,11 @@ def tables_by_checkpoint(records: Sequence[dict[str, Any]], differences: Sequenc
 def _values(record: dict[str, Any]) -> Mapping[str, Mapping[str, float | None]]:
     """Text or task -> metric -> value."""
     found = {name: each["metrics"] for part in ("texts", "tasks") for name, each in record[part].items()}
-    found |= {f"lm-eval {name}": metrics for name, metrics in record["lm_eval"].items()}
+    found |= {harness_answers(name): metrics for name, metrics in record["lm_eval"].items()}
+    if record["text_means"] is not None:
+        found[MEAN_OVER_TEXTS] = record["text_means"]["metrics"]
+    if record["suite"] is not None and record["suite"]["average"] is not None:
+        found[record["suite"]["name"]] = {"average": record["suite"]["average"]}
     return {name: {metric: score["value"] for metric, score in metrics.items()} for name, metrics in found.items()}
 
 

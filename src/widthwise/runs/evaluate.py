@@ -12,18 +12,10 @@ import pydantic
 from widthwise.config_io import UserError, to_data
 from widthwise.data.prepared import PreparedData
 from widthwise.data.readers import read_documents
-from widthwise.evaluation.estimate import Metrics, SampleEstimate
+from widthwise.evaluation.estimate import Metrics
 from widthwise.evaluation.local_tasks import EncodedTask, encode_task, load_task, score_task
 from widthwise.evaluation.means import text_means
-from widthwise.evaluation.pairing import (
-    average_difference,
-    flips,
-    mean_differences,
-    task_differences,
-    text_differences,
-)
 from widthwise.evaluation.paper_suites import suite_named
-from widthwise.evaluation.paper_tasks import harness_answers
 from widthwise.evaluation.perplexity import TextScores, score_documents, score_stream
 from widthwise.evaluation.scorer import Scorer
 from widthwise.files import write_atomic
@@ -31,9 +23,6 @@ from widthwise.runs.environment import environment
 from widthwise.runs.scored import Scored, load_scored
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.suite_plan import SuitePlan, plan_suite
-
-MEAN_OVER_TEXTS = "mean over texts"
-"""What differences of means are on."""
 
 
 class EvaluationConfig(ScoringOptions):
@@ -108,12 +97,9 @@ def evaluate_run(
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
     _check_unique("texts, data", [*config.texts, *config.data])
     _check_unique("task_files", [task.name for task in task_files])
-    suite = None
-    if config.suite is not None:
-        read = [*config.texts, *config.data]
-        suite = plan_suite(config.suite, config.local, read, config.tasks, config.limit, config.partial)
-        for part in suite.missing:
-            say(f"{config.suite}: without {part}")
+    suite = suite_plan_of(config)
+    for part in () if suite is None else suite.missing:
+        say(f"{config.suite}: without {part}")
     scored = load_scored(path, config.device, step)
     for damage in scored.damages:
         say(damage)
@@ -141,13 +127,21 @@ def evaluate_run(
         "precision": config.precision_of(scored),
         "texts": texts,
         "text_means": text_means(of_texts, config.weights),
-        "tasks": tasks | {f"{config.suite}/{name}": task for name, task in of_suite.items()},
+        "tasks": tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
         "lm_eval": harness,
         "lm_eval_items": harness_items,
         "suite": None if suite is None else suite.table(local, harness, of_texts, config.weights),
         "damages": list(scored.damages),
         "environment": environment(),
     }
+
+
+def suite_plan_of(config: EvaluationConfig) -> SuitePlan | None:
+    """How the suite is answered, None where none is asked for. For what is raised see `plan_suite`."""
+    if config.suite is None:
+        return None
+    texts = [*config.texts, *config.data]
+    return plan_suite(config.suite, config.local, texts, config.tasks, config.limit, config.partial)
 
 
 def _texts(scored: Scored, scorer: Scorer, config: EvaluationConfig) -> dict[str, Callable[[], TextScores]]:
@@ -233,49 +227,3 @@ def save_evaluation(record: dict[str, Any]) -> Path:
     path = Path(record["run"]) / "evaluations" / name
     write_atomic(path, json.dumps(record, indent=2) + "\n")
     return path
-
-
-def evaluation_differences(baseline: dict[str, Any], other: dict[str, Any]) -> list[dict[str, Any]]:
-    """other - baseline of what both read and answered, block by block and item by item.
-
-    Entries have `on` (text, task, mean or suite), `metric`, `value`, `stderr` and the ends of the interval, `low` and
-    `high`; of questions that are right or wrong also `flips`. Where the questions differ, metric and numbers are null.
-    Of a group of tasks of lm-evaluation-harness there are only the differences of its tasks.
-    """
-    entries, paired = [], {}
-    for part, on, differences in (
-        ("texts", str, text_differences),
-        ("tasks", str, task_differences),
-        ("lm_eval_items", harness_answers, task_differences),
-    ):
-        for name in (name for name in baseline[part] if name in other[part]):
-            pair = baseline[part][name], other[part][name]
-            found = differences(*pair)
-            if found is None:
-                entries.append({"on": on(name), "metric": None, **dict.fromkeys(("value", "stderr", "low", "high"))})
-                continue
-            paired |= {(on(name), metric): each for metric, each in found.items()}
-            for metric, each in found.items():
-                flipped = None if part == "texts" else flips(*pair, metric)
-                entries.append(_difference(on(name), metric, each) | ({"flips": flipped} if flipped else {}))
-    for metric, each in (mean_differences(baseline, other) or {}).items():
-        entries.append(_difference(MEAN_OVER_TEXTS, metric, each))
-    suites = baseline["suite"], other["suite"]
-    if None not in suites and suites[0]["name"] == suites[1]["name"]:
-        average = average_difference(*suites, paired)
-        if average is not None:
-            entries.append(_difference(suites[0]["name"], "average", average))
-    return entries
-
-
-def _difference(on: str, metric: str, estimate: SampleEstimate) -> dict[str, Any]:
-    return {"on": on, "metric": metric, **estimate.record_with_interval()}
-
-
-def without_items(record: dict[str, Any]) -> dict[str, Any]:
-    """An evaluation without its blocks and items: only the totals."""
-    totals = {
-        part: {name: {key: value for key, value in each.items() if key != items} for name, each in record[part].items()}
-        for part, items in (("texts", "blocks"), ("tasks", "items"))
-    }
-    return {**record, **totals, "lm_eval_items": {}}

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,8 @@ class HarnessAnswers:
     metrics: dict[str, Metrics]
     """Of each task, and of groups of tasks."""
     items: dict[str, dict[str, Any]]
-    """Task -> its `fingerprint`, equal for equal questions, and its `items`: of each metric that is a mean over items
-    the values in the order of the questions."""
+    """Task or group -> its `fingerprint`, equal for equal questions, and its `items`: of each metric that is a mean
+    over items the values in the order of the questions."""
 
 
 def run_lm_eval(
@@ -46,7 +46,27 @@ def run_lm_eval(
     results = harness_results(scorer, tasks, num_fewshot, limit, log_samples=True)
     metrics = metrics_of(results)
     items = {task: _items(samples, metrics[task]) for task, samples in results["samples"].items()}
-    return HarnessAnswers(metrics, items)
+    tasks_of = results["group_subtasks"]
+    groups = {group: _pooled([items[task] for task in _leaves(group, tasks_of)], metrics[group])
+              for group in tasks_of if group in metrics}  # fmt: skip
+    return HarnessAnswers(metrics, items | groups)
+
+
+def _leaves(name: str, tasks_of: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tasks of a group, also those of groups in it."""
+    return [leaf for part in tasks_of[name] for leaf in _leaves(part, tasks_of)] if name in tasks_of else [name]
+
+
+def _pooled(tasks: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
+    """The items of a group, whose metric is the mean over them if its tasks count by their size."""
+    shared = set.intersection(*(set(task["items"]) for task in tasks))
+    items = {metric: [value for task in tasks for value in task["items"][metric]] for metric in sorted(shared)}
+    return {
+        "fingerprint": hashlib.sha256("".join(task["fingerprint"] for task in tasks).encode()).hexdigest(),
+        "items": {
+            metric: values for metric, values in items.items() if _is_mean(values, metrics.get(metric, {}).get("value"))
+        },
+    }
 
 
 def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any]:
