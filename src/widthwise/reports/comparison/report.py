@@ -7,9 +7,11 @@ from markupsafe import Markup
 
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.run import Run, RunResult
+from widthwise.records.search import Search
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.shape_curves import shape_curves
 from widthwise.reports.comparison.trend import trend_section
 from widthwise.reports.comparison.validated import validated_table
 from widthwise.reports.page import plots, tables
@@ -36,14 +38,21 @@ def write_comparison_report(
     comparison = main_table.with_columns(Comparison.read(folder), columns)
     runs = {variant.name: [read_run(folder / path, path) for path in variant.runs] for variant in comparison.variants}
     contents = {
-        "html": ("report.html", _page(comparison, runs)),
+        "html": ("report.html", _page(comparison, runs, _searched(folder))),
         "csv": ("table.csv", csv_text(comparison)),
         "latex": ("table.tex", latex_text(comparison)),
     }
     return write_all(contents, out)
 
 
-def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
+def _searched(folder: Path) -> list[str]:
+    """The shapes of the search that the comparison belongs to, if it does."""
+    if not (folder / Search.file_name).is_file():
+        return []
+    return [candidate.name for candidate in Search.read(folder).candidates]
+
+
+def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]], searched: Sequence[str]) -> str:
     chosen = styles([variant.name for variant in comparison.variants], comparison.baseline)
     compared = {name: style for name, style in chosen.items() if name != comparison.baseline}
     variants, baseline = comparison.variants, comparison.baseline
@@ -61,6 +70,7 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]]) -> str:
         rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
         notes=main_table.notes(comparison),
         widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
+        shape_curves=shape_curves(comparison, searched),
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
         curves=panels(_curves(comparison, runs, chosen)),

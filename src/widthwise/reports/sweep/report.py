@@ -7,6 +7,7 @@ from widthwise.records.run import Run
 from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.comparison import main_table
 from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.shape_curves import shape_curves
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import by_step, mean_over_seeds
 from widthwise.reports.page.formats import MISSING, clean, counted, percentage, plain, shorten, si
@@ -17,6 +18,8 @@ from widthwise.reports.run.reading import read_run
 from widthwise.reports.sweep.figures import group_figures, shape_figure
 from widthwise.run_dir import RunDir
 
+SIZES = frozenset({"model.ffn.ratio", "model.ffn.d_hidden", "model.ffn.d_ff", "model.n_layers", "aspect"})
+"""Axes along which points lie on the curves of shapes."""
 Runs = Mapping[str, Sequence[Run]]
 """Point -> its runs in this folder; others may be on another machine."""
 
@@ -58,6 +61,7 @@ def _page(sweep: Sweep, runs: Runs) -> str:
         notes=main_table.notes(sweep),
         groups=groups,
         line_legend=legend({name or "all points": chosen[name] for name in groups.line_groups}),
+        shape_curves=shape_curves(sweep, _of_one_budget(sweep)),
         shapes=panels({f"Loss over {flops_label}": shape}),
         legend=legend({name or "all points": style for name, style in chosen.items()}),
         open_table=_open_table(sweep),
@@ -70,6 +74,13 @@ def _page(sweep: Sweep, runs: Runs) -> str:
         n_elsewhere=sum(len(point.runs) - len(runs[point.name]) for point in sweep.variants),
         recipes=[FoldedRecipe(name, own[0].path, own[0].config_yaml) for name, own in runs.items() if own],
     )
+
+
+def _of_one_budget(sweep: Sweep) -> list[str]:
+    """The points that differ in their sizes and match the baseline."""
+    if sweep.matched in (None, "none"):
+        return []
+    return [point.name for point in sweep.variants if not SIZES.isdisjoint(point.values)]
 
 
 def _style(point: FinishedPoint, sweep: Sweep, chosen: Mapping[str, Style]) -> Style:
