@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def test_report_prints_where_the_files_are(run: Path) -> None:
 def test_report_prints_json(run: Path) -> None:
     result = CliRunner().invoke(app, [str(run), "--out", str(run / "out"), "--json"])
     assert json.loads(result.stdout) == {"files": [f"{run}/out/report.html"]}
+
+
+def test_report_takes_the_columns_of_a_sweep(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(__file__).parents[1] / "data_files/version_0_1/sweep", tmp_path / "sweep"))
+    result = CliRunner().invoke(app, [str(folder), "--columns", "layer_params,train_loss"])
+    assert result.exit_code == 0
+    assert "& Parameters, layers without norms & Training loss" in (folder / "table.tex").read_text()
 
 
 def test_report_writes_figures_as_files(run: Path) -> None:

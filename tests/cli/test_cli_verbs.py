@@ -206,9 +206,10 @@ def test_generate_continues_every_prompt(recipe: Path, tmp_path: Path, widthwise
 
 def test_generate_drafts_with_the_heads_for_later_tokens(recipe: Path, tmp_path: Path, widthwise) -> None:
     run, plain = tmp_path / "run", tmp_path / "plain"
-    code, _, error = widthwise("train", recipe, "model.mtp={n_depths: 2}", "--out", run)
+    code, out, error = widthwise("train", recipe, "model.mtp={n_depths: 2}", "--out", run)
     assert code == 0
     assert re.search(r"step 3/3  validation loss \d\.\d{4}  mtp \d\.\d{4} \d\.\d{4}$", error, re.MULTILINE)
+    assert re.search(r"^  further heads next-2 \d\.\d{4}, next-3 \d\.\d{4}$", out, re.MULTILINE)
     greedy = ("--prompt", "the", "--prompt", "a longer one", "--max-new-tokens", 7, "--temperature", 0)
     expected = json.loads(widthwise("generate", run, *greedy, "--json")[1])
     found = json.loads(widthwise("generate", run, *greedy, "--speculative", "--json")[1])

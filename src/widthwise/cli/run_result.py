@@ -28,6 +28,9 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
         )
     for name, task in (result.val_tasks or {}).items():
         say(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
+    if result.val_mtp_losses:
+        places = enumerate(result.val_mtp_losses, start=2)
+        say("  further heads " + ", ".join(f"next-{place} {loss:.4f}" for place, loss in places))
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")
