@@ -71,6 +71,7 @@ VARIANTS = {
     "layer_norm_hourglass": {"norm": {"kind": "layer"}, "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5}},
     "layer_norm_moe": {"norm": {"kind": "layer"}, "ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "ratio": 0.5}},
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "d_ff": 11}},
+    "ngrams": {"ngrams": {"max_n": 4, "n_rows": 23}},
     "learned_positions": {"positions": {"n_positions": 19}, "tie_embeddings": True},
     "gpt2": {
         "attention": {"rope_base": None, "bias": True, "out_bias": True},

@@ -58,6 +58,8 @@ def _model(old: ModelConfig, new: ModelConfig) -> Iterator[str]:
     n_before, n_after = (0 if m.positions is None else m.positions.n_positions for m in (old, new))
     if n_after != n_before:
         yield f"learned positions: {n_before} -> {n_after}" + ("" if n_before else ", 0 at first")
+    if new.ngrams is not None and old.ngrams is None:
+        yield f"n-grams of up to {new.ngrams.max_n} tokens: tables of {new.ngrams.n_rows} rows, 0 at first"
     if new.mtp is not None and old.mtp is None:
         n = new.mtp.n_depths
         yield f"further heads: {n} added, which the model does not read (multi-token prediction)"

@@ -90,6 +90,8 @@ class Widthwise(Architecture):
         """Raises UserError for what the model in `widthwise_model` does not have, such as a plugin's components."""
         if config.residual.kind not in RESIDUALS:
             _refuse("residual.kind", config.residual.kind, RESIDUALS)
+        if config.ngrams is not None:
+            raise UserError("ngrams: cannot be exported; no format has embeddings of n-grams yet")
         for name, layer in config.named_layers():
             if layer.ffn.kind not in FEED_FORWARDS:
                 _refuse(f"{name}.ffn.kind", layer.ffn.kind, FEED_FORWARDS)

@@ -10,6 +10,7 @@ from widthwise.model.cost import Cost, linear
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig
+from widthwise.model.ngrams import NGramsConfig
 from widthwise.model.norm import NormConfig
 from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import Residual
@@ -31,6 +32,8 @@ class ModelConfig(Config):
     """Coordinates the final norm covers: d_model, or the last layer's width as in the paper's release."""
     mtp: MTPConfig | None = None
     """Further heads that predict later tokens."""
+    ngrams: NGramsConfig | None = None
+    """Hashed n-grams, added to the embedding; null: none."""
     positions: LearnedPositionsConfig | None = None
     """Learned positions, added to the embedding; null: none, rotary positions alone."""
     tie_embeddings: bool = False
@@ -117,6 +120,8 @@ class ModelConfig(Config):
         n_columns = residual.embedding_width(d_model)
         table = self.vocab_size * n_columns
         embedding = Cost(params=table, active_params=table) + residual.entry_cost(d_model)
+        if self.ngrams is not None:
+            embedding += self.ngrams.cost(n_columns)
         if self.positions is not None:
             embedding += self.positions.cost(n_columns)
         head = self._head_cost.shared() if self.tie_embeddings else self._head_cost

@@ -51,6 +51,7 @@ class Decoder(nn.Module):
         residual, d_model = config.residual, config.d_model
         n_columns = residual.embedding_width(d_model)
         self.embedding = Embedding(config.vocab_size, {"d_model": n_columns})
+        self.ngrams = None if config.ngrams is None else config.ngrams.build(config.vocab_size, n_columns)
         self.positions = None if config.positions is None else config.positions.build(n_columns)
         self.entry = residual.build_entry(d_model)
         layers = [layer.build(residual, d_before) for layer, d_before in zip(config.layers, config.widths_before)]
@@ -103,6 +104,8 @@ class Decoder(nn.Module):
             yield self.head, init.std
         if self.positions is not None:
             yield self.positions, init.std
+        if self.ngrams is not None:
+            yield from ((table, init.std) for table in self.ngrams.tables)
         widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
         for part in (*self.layers, self.entry, self.exit, *self.mtp):
             width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
@@ -114,12 +117,28 @@ class Decoder(nn.Module):
         for parameter, weight in self.initial_weights(seed):
             parameter.copy_(weight)
 
-    def embed(self, tokens: Tensor, positions: Tensor | None = None) -> Stream:
+    @property
+    def n_tokens_before(self) -> int:
+        """How many earlier tokens the embedding of one depends on."""
+        return 0 if self.ngrams is None else self.ngrams.n_before
+
+    def embed(
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        before: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Stream:
         """tokens: integers (B, T) -> the residual's stream before the first layer.
 
-        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only.
+        positions: integers (B or 1, T), None: from 0 on. They matter to learned positions only. before: integers (B,
+        P), the last tokens before these, n_tokens_before of them or all there are; documents: integers (B, S), of the
+        last S >= P + T tokens, None: all are of one. These two matter to n-grams only.
         """
-        rows = self.embedding(tokens) * self.config.embedding_multiplier
+        rows = self.embedding(tokens)
+        if self.ngrams is not None:
+            rows = rows + self.ngrams(tokens, before, documents)
+        rows = rows * self.config.embedding_multiplier
         if self.positions is not None:
             places = torch.arange(tokens.shape[1], device=tokens.device)[None] if positions is None else positions
             rows = rows + self.positions(places)
@@ -153,8 +172,11 @@ class Decoder(nn.Module):
         if cache is not None:
             cache.check_room(*tokens.shape)
         context = self._context(tokens, self.config.layers, cache, is_real, documents=documents, positions=positions)
-        stream, _ = self._run_layers(self.embed(tokens, context.positions), context, cache)
+        before = None if cache is None else cache.last_tokens(self.n_tokens_before)
+        entered = self.embed(tokens, context.positions, before, context.documents)
+        stream, _ = self._run_layers(entered, context, cache)
         if cache is not None:
+            cache.remember(tokens)
             cache.advance(tokens.shape[1], is_real)
         return stream
 
@@ -192,7 +214,7 @@ class Decoder(nn.Module):
         """
         layers = self.config.layers if self.config.mtp is None else (*self.config.layers, self.config.mtp.layer)
         context = self._context(tokens, layers, width_fraction=width_fraction, documents=documents, positions=positions)
-        entered = self.embed(tokens, context.positions)
+        entered = self.embed(tokens, context.positions, documents=context.documents)
         stream, choices = self._run_layers(entered, context)
         objective, losses, log_normalisers = self._cross_entropy(self.exit(stream), targets, z_coefficient)
         for chosen in choices:
@@ -230,17 +252,17 @@ class Decoder(nn.Module):
         """The stream in the form that further heads read, (B, T, n_slots, slot_width)."""
         return self.config.residual.to_slots(stream, self.config.d_model)
 
-    def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache) -> Tensor:
+    def mtp_slots(self, k: int, slots: Tensor, tokens: Tensor, cache: KVCache, before: Tensor | None = None) -> Tensor:
         """The slots of depth k for tokens that continue the cache of the depths, which is not advanced.
 
         slots: (B, T, n_slots, slot_width) of depth k - 1, where depth 0 is the model; tokens: integers (B, T), k places
-        after those positions.
+        after those positions; before: see `embed`.
         """
         assert self.config.mtp is not None
         context = self._context(tokens, (self.config.mtp.layer,), cache)
         first = cache.length + k
         places = torch.arange(first, first + tokens.shape[1], device=tokens.device)[None]
-        later = self.slots(self.embed(tokens, places))
+        later = self.slots(self.embed(tokens, places, before))
         found, _ = self.depths[k - 1](slots, later, context, cache.layers[k - 1])
         return found
 

@@ -1,6 +1,13 @@
 """To which part of the cost table a parameter belongs."""
 
-ENDS = {"embedding": "embedding", "positions": "embedding", "entry": "embedding", "head": "head", "mtp": "mtp"}
+ENDS = {
+    "embedding": "embedding",
+    "ngrams": "embedding",
+    "positions": "embedding",
+    "entry": "embedding",
+    "head": "head",
+    "mtp": "mtp",
+}
 
 
 def part_of(name: str) -> str:

@@ -16,6 +16,7 @@ from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.init import InitConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.model.mtp import MTPConfig, MTPOptions
+from widthwise.model.ngrams import NGramsConfig
 from widthwise.model.norm import PLACEMENTS, NormConfig, NormKind, Placement
 from widthwise.model.positions import LearnedPositionsConfig
 from widthwise.model.residual import ResidualTemplate
@@ -64,6 +65,8 @@ class ModelTemplate(Config):
     norm: NormTemplate = NormTemplate()
     mtp: MTPOptions | None = None
     """Further heads for later tokens, each with a layer of width d_model."""
+    ngrams: NGramsConfig | None = None
+    """Embeddings of hashed n-grams, added to those of the tokens."""
     positions: LearnedPositionsConfig | None = None
     """Learned positions, added to the embedding."""
     tie_embeddings: bool = False
@@ -103,6 +106,7 @@ class ModelTemplate(Config):
                 final_norm=self.norm.over(final_norm_width),
                 final_norm_width=final_norm_width,
                 mtp=mtp,
+                ngrams=self.ngrams,
                 positions=self.positions,
                 tie_embeddings=self.tie_embeddings,
                 embedding_multiplier=self.embedding_multiplier,

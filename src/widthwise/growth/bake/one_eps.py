@@ -78,6 +78,8 @@ def stream_factors(model: Decoder, c: float) -> Iterator[Factor]:
     yield "embedding.weight", c
     if model.positions is not None:
         yield "positions.weight", c
+    for i in range(model.n_tokens_before):
+        yield f"ngrams.tables.{i}.weight", c
     for i, layer in enumerate(model.layers):
         for part in ("attention", "ffn"):
             yield from _sublayer_factors(f"layers.{i}.{part}", layer.get_submodule(part), c)

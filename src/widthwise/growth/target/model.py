@@ -26,6 +26,8 @@ def grown_config(old: ModelConfig, wanted: ModelConfig, correspondence: Correspo
     all_must_agree(("vocab_size", "embedding_multiplier", "logit_multiplier"), old, wanted)
     must_stay(("tie_embeddings",), old, wanted)
     may_be_added("positions", old.positions, wanted.positions)
+    if old.ngrams is not None:
+        must_stay(("ngrams",), old, wanted)  # other rows would be other n-grams; where there were none, new ones are 0
     may_be_added("mtp", old.mtp, wanted.mtp)
     _check_scaling(old, wanted)
     wanted = wanted.model_copy(update={"residual": _residual(old, wanted)})
