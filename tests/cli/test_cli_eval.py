@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import TINY
 
+from widthwise.cli.eval_checkpoints import tables_by_checkpoint
 from widthwise.cli.eval_table import flipped_table, suite_results_table
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
@@ -120,6 +121,18 @@ def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(tmp_path: Path, q
     code, out, err = widthwise("eval", tmp_path / "run1", *asked, "--json")
     assert [each["step"] for each in json.loads(out)["runs"]] == [3]
     assert "checkpoint step_00000002 is damaged (model.safetensors has 4 bytes" in err
+
+
+def test_means_and_averages_of_checkpoints_have_tables_of_their_own() -> None:
+    def record(step: int, value: float) -> dict:
+        found = {"value": value, "stderr": None}
+        means = {"weights": {"a": 1, "b": 1}, "metrics": {"mean_nats_per_token": found}}
+        named = {"run": "run", "step": step, "tokens": 9 * step, "texts": {}, "tasks": {}, "lm_eval": {}}
+        return named | {"text_means": means, "suite": {"name": "hourglass", "average": found}}
+
+    means, averages = tables_by_checkpoint([record(1, 3.5), record(2, 2.25)], [])
+    assert (means.caption, means.rows) == ("run: mean over texts", [["1", "9", "3.5000"], ["2", "18", "2.2500"]])
+    assert (averages.caption, averages.header[2]) == ("run: hourglass", "average")
 
 
 def test_a_suite_is_shown_as_the_papers_table(runs: list[Path], questions: Path, widthwise) -> None:
