@@ -11,6 +11,7 @@ from widthwise.bundled import papers_folder
 from widthwise.config_io import Config, UserError, nearest_hint, parse
 from widthwise.experiments.papers.analysing import Analysing
 from widthwise.experiments.papers.comparing import Comparing
+from widthwise.experiments.papers.demonstrating import Demonstrating
 from widthwise.experiments.papers.experiment import Experiment
 from widthwise.experiments.papers.fitting import Fitting
 from widthwise.experiments.papers.laddering import Laddering
@@ -28,7 +29,7 @@ PAPERS: Mapping[PaperName, str] = {
     "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
 }
 """In the order in which items are listed."""
-AnyExperiment = Annotated[Comparing | Sweeping | Laddering | Analysing, Discriminator("kind")]
+AnyExperiment = Annotated[Comparing | Sweeping | Laddering | Analysing | Demonstrating, Discriminator("kind")]
 
 
 def _as_printed(text: str) -> str:
