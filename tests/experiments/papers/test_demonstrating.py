@@ -59,7 +59,7 @@ def test_as_printed_scales_keys_and_gains_as_the_table_says():
     assert keys[~new].tolist() == pytest.approx((math.sqrt(9 / 4) * old["layers.1.attention.w_k.weight"]).flatten())
     assert not keys[new].any()
     gains = as_printed(hidden, dict(hidden.weights(old)))
-    for name in ("layers.0.attention_norm.weight", "layers.2.ffn_norm.weight"):
+    for name in ("layers.0.attention.norm.weight", "layers.2.ffn.norm.weight"):
         assert gains[name][:12].tolist() == pytest.approx(math.sqrt(12 / 19) * old[name])
         assert not gains[name][12:].any()
 
@@ -94,5 +94,5 @@ def test_committed_results_say_that_all_are_exact_and_which_are_not_as_printed()
 
 def test_what_is_no_expansion_is_named():
     experiment = demonstrating(expansions={"narrower": {"d_model": 11}})
-    with pytest.raises(UserError, match="expansions.narrower"):
+    with pytest.raises(UserError, match=r"expansions\.narrower"):
         _ = experiment.workload

@@ -36,6 +36,8 @@ class Experiment(Config, ABC):
     """Name of the bundled recipe that describes it."""
     overrides: tuple[str, ...] = ()
     """Changes to it, as on the command line."""
+    overrides_of_tiny: tuple[str, ...] = ()
+    """Further changes for its tiny form, which its kind does not know of."""
     folder: str | None = None
     """Name of its folder among the results; default: the recipe's name."""
     rows: dict[str, str] = Field(default_factory=dict)
@@ -58,7 +60,7 @@ class Experiment(Config, ABC):
     @property
     def tiny(self) -> Self:
         """The same for seconds."""
-        overrides = (*self.overrides, *TINY, *self.tiny_overrides)
+        overrides = (*self.overrides, *TINY, *self.tiny_overrides, *self.overrides_of_tiny)
         return self.model_copy(update={"overrides": overrides, "folder": f"{self.name}_tiny", "core_minutes": None})
 
     @property
