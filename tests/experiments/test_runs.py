@@ -73,6 +73,12 @@ def test_a_baseline_without_further_heads_leaves_their_losses_alone(lacks: str) 
     assert OF_HELD_OUT["val_loss_next_2"].of_variant(variant) is not None
 
 
+def test_runs_without_windows_are_no_baseline() -> None:
+    baseline = [each.with_changes(val_window_losses=[]) for each in runs(WINDOWS[0])]
+    variant = variant_of("x", SEEDS, runs(WINDOWS[1]), baseline)
+    assert (variant.difference, variant.verdict) == (None, "cannot tell")
+
+
 def test_a_baseline_differs_from_nothing() -> None:
     baseline = runs(WINDOWS[0])
     variant = variant_of("uniform", SEEDS, baseline, baseline)

@@ -14,7 +14,7 @@ from widthwise.experiments.statistics import paired_difference, seed_interval, v
 from widthwise.experiments.validated import validated
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -108,11 +108,17 @@ def variant_of(
         tokens_ratio=tokens_ratios(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         at_equal_loss=equal_losses(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
         validated=validated(results, None if results is baseline else baseline, CONFIDENCE),
-        verdict=verdict(difference) if difference else None if baseline is None else "baseline",
+        verdict=_verdict(results, baseline, difference),
         cost=results[0].cost,
         ratio={} if baseline is None else _ratios(results, baseline),
         measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
     )
+
+
+def _verdict(results: Results, baseline: Results | None, difference: Estimate | None) -> Verdict | None:
+    if results is baseline:
+        return "baseline"
+    return verdict(difference) if difference else None if baseline is None else "cannot tell"
 
 
 def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:
