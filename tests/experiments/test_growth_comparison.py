@@ -90,8 +90,8 @@ def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[Source, list[Pat
 def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], tmp_path: Path) -> None:
     source, recipes = branching
     branches = plan_family(source, recipes, [], tmp_path / "out")
-    found = run_family(source, branches, tmp_path / "out", Silence())
-    assert json.loads((tmp_path / "out" / "family.json").read_text()) == found
+    found = run_family(branches, tmp_path / "out", Silence())
+    assert json.loads((tmp_path / "out" / "family.json").read_text()) == found.to_data()
     wide, deep = found["members"]
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
     shared = source.recipe.training_flops
@@ -117,11 +117,11 @@ def test_an_interrupted_family_goes_on_and_does_nothing_twice(branching, tmp_pat
 
         patch.setattr(family, "resume", interrupt)
         with pytest.raises(Interrupted, match=r"wide: stopped.*the same family command"):
-            run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
-    first = run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
+            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
+    first = run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
     assert len(stamps) == 2
-    assert run_family(source, plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == first
+    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == first
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
@@ -137,6 +137,6 @@ def test_mistakes_of_a_family_are_found_before_anything_is_written(branching, tm
 
 def test_a_folder_of_another_branch_is_refused(branching, tmp_path: Path) -> None:
     source, recipes = branching
-    run_family(source, plan_family(source, recipes[:1], [], tmp_path / "out"), tmp_path / "out", Silence())
+    run_family(plan_family(source, recipes[:1], [], tmp_path / "out"), tmp_path / "out", Silence())
     with pytest.raises(UserError, match="wide: holds a run of another recipe"):
         plan_family(source, recipes[:1], ["train.steps=12"], tmp_path / "out")

@@ -1,27 +1,29 @@
-"""Several sizes branched from one run: each grown from its newest checkpoint and trained to the end of its recipe."""
+"""Several sizes branched from one run, or one for each seed: each grown from its newest checkpoint and trained to the
+end of its recipe, beside controls that train the same models alone.
+"""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.jobs import Jobs, do_all
-from widthwise.experiments.runs import arrived
-from widthwise.files import write_atomic
-from widthwise.recipe.recipe import saved_recipe
+from widthwise.experiments.runs import CONFIDENCE, arrived, seeded, windows
+from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.recipe.flop_budget import FlopBudget
+from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.family import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.conversion import Intention, carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.source import Source
-from widthwise.runs.train import resume
+from widthwise.runs.train import resume, train_or_resume
 from widthwise.training.compute import Spent, inherited
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
@@ -29,15 +31,21 @@ from widthwise.training.stopping import interruption_adds
 
 @dataclass(frozen=True)
 class Branch:
-    """One size of a family."""
+    """One size of a family, grown from the run of one seed."""
 
     name: str
     run: RunDir
     intention: Intention
+    source: Source
+    control: "Control | None" = None
 
     @property
     def is_begun(self) -> bool:
         return self.run.exists
+
+    @property
+    def seed(self) -> int:
+        return self.source.recipe.train.seed
 
     def check(self) -> None:
         """Raises UserError if the folder holds the run of another recipe."""
@@ -51,78 +59,196 @@ class Branch:
         """Tokens and compute already spent when it branched off."""
         return inherited(self.run.metrics())
 
+    @property
+    def recipes(self) -> list[Recipe]:
+        """Those of its runs."""
+        return [self.intention.recipe, *([] if self.control is None else [self.control.recipe])]
 
-def plan_family(source: Source, recipes: Sequence[Path], overrides: Sequence[str], folder: Path) -> list[Branch]:
-    """The branches of a run, named after their recipes. Raises UserError if one cannot be grown."""
+    def grow(self, observer: Observer) -> None:
+        if not self.is_begun:
+            carry_out(self.source, self.intention, self.run.path, observer)
+
+
+@dataclass(frozen=True)
+class Control:
+    """The same model, trained alone."""
+
+    run: RunDir
+    recipe: Recipe
+
+
+def plan_family(
+    source: Source,
+    recipes: Sequence[Path],
+    overrides: Sequence[str],
+    folder: Path,
+    further: Sequence[Source] = (),
+    alone: Alone | None = None,
+) -> list[Branch]:
+    """The branches of a run and of further ones of other seeds, named after their recipes.
+
+    Of several, each branch has the seed of its run, and its control too. alone: what a control has as much of as its
+    branch; None for no controls. Raises UserError if one cannot be grown.
+    """
     names = [recipe_name(path) for path in recipes]
     if len(set(names)) < len(names):
         raise UserError(f"--to: got {', '.join(map(str, recipes))}; two have the same name, which names their folders")
+    for other in further:
+        _check_alike(source, other)
+    seeds = [each.recipe.train.seed for each in (source, *further)]
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--also: got runs of the seeds {', '.join(map(str, seeds))}; each must have another")
     branches = []
     for name, path in zip(names, recipes):
-        try:
-            intention = growth_intended(source, wanted_recipe(source, path, overrides), GrowOptions())
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        branches.append(Branch(name, RunDir(folder / name), intention))
-        branches[-1].check()
+        for each in (source, *further):
+            try:
+                branches.append(_branch(each, name, path, overrides, folder, bool(further), alone))
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from None
+            branches[-1].check()
+    _check_folders(branches)
     return branches
 
 
+def _check_folders(branches: Sequence[Branch]) -> None:
+    """Raises UserError where a model and a control would have one folder."""
+    folders = [run for each in branches for run in (each.run, *([] if each.control is None else [each.control.run]))]
+    paths = [run.path for run in folders]
+    if twice := next((path for path in paths if paths.count(path) > 1), None):
+        raise UserError(f"--to: two runs would have the folder {twice}; give a recipe another name")
+
+
+def _check_alike(source: Source, other: Source) -> None:
+    """Raises UserError where two runs differ in more than their seed."""
+    first, second = (each.recipe.model_copy(update={"train": seeded(each.recipe, 0).train}) for each in (source, other))
+    if first != second:
+        raise UserError(f"--also: {other.run.path} has another recipe than {source.run.path}; only the seed may differ")
+    if source.step != other.step:
+        raise UserError(f"--also: {other.run.path} stands at step {other.step}, and {source.run.path} at {source.step}")
+
+
+def _branch(
+    source: Source, name: str, path: Path, overrides: Sequence[str], folder: Path, has_seeds: bool, alone: Alone | None
+) -> Branch:
+    """One recipe of one run. has_seeds: whether there are other seeds, so that names and recipes have this one's."""
+    seed, ending = source.recipe.train.seed, ""
+    wanted = wanted_recipe(source, path, overrides)
+    if has_seeds:
+        wanted, ending = seeded(wanted, seed), f"-seed{seed}"
+    intention = growth_intended(source, wanted, GrowOptions(seed=seed if has_seeds else 0))
+    control = None
+    if alone is not None:
+        recipe = wanted if alone == "tokens" else _of_equal_flops(wanted, source)
+        control = Control(RunDir(folder / f"{name}-alone{ending}"), recipe)
+    return Branch(name, RunDir(folder / f"{name}{ending}"), intention, source, control)
+
+
+def _of_equal_flops(wanted: Recipe, source: Source) -> Recipe:
+    """The recipe for a run from scratch that spends as much as the source and what follows it in this recipe."""
+    follows = wanted.training_flops - wanted.training_flops_until(source.step)
+    budget = FlopBudget(training_flops=source.spent.training_flops + follows)
+    return checked_copy(wanted, "recipe", train=wanted.train.model_copy(update={"steps": budget.steps(wanted)}))
+
+
 def run_family(
-    source: Source, branches: Sequence[Branch], folder: Path, observer: Observer, jobs: Jobs | None = None
-) -> dict[str, Any]:
+    branches: Sequence[Branch],
+    folder: Path,
+    observer: Observer,
+    jobs: Jobs | None = None,
+    alone: Alone | None = None,
+    command: str | None = None,
+) -> Family:
     """Grows the branches that have not begun, and trains those that have not finished; writes family.json.
 
-    jobs: how many are trained at a time. Returns the family.
+    jobs: how many are trained at a time; alone: as `plan_family` was told. Returns the family.
     """
-    works = {branch.name: Work.of(branch.intention.recipe, source.step) for branch in branches}
-    agenda = Agenda(observer, works)
+    controls = {each.control.run.path.name: each.control for each in branches if each.control is not None}
+    works = {each.run.path.name: Work.of(each.intention.recipe, each.source.step) for each in branches}
+    agenda = Agenda(observer, works | {name: Work.of(each.recipe) for name, each in controls.items()})
     for branch in branches:
-        if not branch.is_begun:
-            carry_out(source, branch.intention, branch.run.path, observer)
+        branch.grow(observer)
+    runs = {each.run.path.name: each.run for each in (*branches, *controls.values())}
 
     def observing(name: str, waiting: list[str], shown: Observer) -> AbstractContextManager[Observer]:
-        unfinished = [each.name for each in branches if each.name in waiting and not each.run.has_result]
+        unfinished = [each for each in runs if each in waiting and not runs[each].has_result]
         return agenda.at_work_on(name, unfinished, observer=shown)
 
     with interruption_adds("the same family command goes on with the family"):
-        tasks = {branch.name: partial(resume, branch.run.path) for branch in branches}
+        tasks = {branch.run.path.name: partial(resume, branch.run.path) for branch in branches}
+        tasks |= {name: partial(train_or_resume, each.recipe, each.run.path) for name, each in controls.items()}
         do_all(tasks, jobs or Jobs(), observer, observing)
-    results = [arrived(branch.run) for branch in branches]
-    family = summarise(source, branches, results)
-    write_atomic(folder / "family.json", json.dumps(family, indent=2) + "\n")
+    family = summarise(branches, {name: arrived(run) for name, run in runs.items()}, alone, command)
+    family.write(folder)
     return family
 
 
-def summarise(source: Source, branches: Sequence[Branch], results: Sequence[RunResult]) -> dict[str, Any]:
-    """The family as data. results: one per branch.
+def summarise(
+    branches: Sequence[Branch], results: Mapping[str, RunResult], alone: Alone | None, command: str | None
+) -> Family:
+    """The family as data. results: by name of the folder.
 
     FLOPs are training FLOPs over all steps. `flops_alone` is what a run of the same model would take from scratch over
     as many tokens; the shared steps are counted once.
     """
-    members = [_member(branch, result) for branch, result in zip(branches, results)]
-    shared = max((branch.inherited.training_flops for branch in branches), default=0.0)
-    return {
-        "source": str(source.run.path),
-        "shared_flops": shared,
-        "family_flops": shared + sum(member["flops_own"] for member in members),
-        "flops_alone": sum(member["flops_alone"] for member in members),
-        "members": members,
-    }
+    members = [_member(branch, results[branch.run.path.name]) for branch in branches]
+    sources = {str(branch.source.run.path): branch for branch in branches}
+    shared = sum(branch.inherited.training_flops for branch in sources.values())
+    return Family(
+        source=next(iter(sources)),
+        sources=list(sources),
+        alone=alone,
+        command=command,
+        shared_flops=shared,
+        family_flops=shared + sum(member.flops_own for member in members),
+        flops_alone=sum(member.flops_alone for member in members),
+        members=members,
+        controls=[_control(branch, branch.control, results) for branch in branches if branch.control is not None],
+        sizes=[_size(name, branches, results) for name in dict.fromkeys(branch.name for branch in branches)],
+    )
 
 
-def _member(branch: Branch, result: RunResult) -> dict[str, Any]:
+def _member(branch: Branch, result: RunResult) -> FamilyMember:
     recipe, before = saved_recipe(branch.run), branch.inherited
     per_token = recipe.final_model.cost().training_flops(recipe.seq_len) * recipe.train.n_passes
-    return {
-        "name": branch.name,
-        "run": str(branch.run.path),
-        "params": recipe.final_model.cost().params,
-        "start": before.step,
-        "tokens": result.tokens,
-        "flops_own": finite(result.training_flops) - before.training_flops,
-        "flops": result.training_flops,
-        "flops_alone": finite(result.tokens) * per_token,
-        "val_loss": result.val_loss,
-        "val_bits_per_byte": result.val_bits_per_byte,
-    }
+    return FamilyMember(
+        name=branch.name,
+        seed=branch.seed,
+        run=str(branch.run.path),
+        params=recipe.final_model.cost().params,
+        start=before.step,
+        tokens=result.tokens,
+        flops_own=finite(result.training_flops) - before.training_flops,
+        flops=result.training_flops,
+        flops_alone=finite(result.tokens) * per_token,
+        val_loss=result.val_loss,
+        val_bits_per_byte=result.val_bits_per_byte,
+    )
+
+
+def _control(branch: Branch, control: Control, results: Mapping[str, RunResult]) -> FamilyControl:
+    result = results[control.run.path.name]
+    return FamilyControl(
+        name=branch.name,
+        seed=control.recipe.train.seed,
+        run=str(control.run.path),
+        tokens=result.tokens,
+        flops=result.training_flops,
+        val_loss=result.val_loss,
+    )
+
+
+def _size(name: str, branches: Sequence[Branch], results: Mapping[str, RunResult]) -> FamilySize:
+    own = [branch for branch in branches if branch.name == name]
+    grown = [results[branch.run.path.name] for branch in own]
+    alone = [results[branch.control.run.path.name] for branch in own if branch.control is not None]
+    grown_loss, alone_loss = (
+        seed_interval([finite(each.val_loss) for each in found], CONFIDENCE) if found else None
+        for found in (grown, alone)
+    )
+    assert grown_loss is not None
+    if alone_loss is None:
+        return FamilySize(name=name, grown=grown_loss)
+    pair = windows(grown), windows(alone)
+    difference = paired_difference(*pair, CONFIDENCE) if pair[0].size and pair[0].shape == pair[1].shape else None
+    told = None if difference is None else verdict(difference)
+    return FamilySize(name=name, grown=grown_loss, alone=alone_loss, difference=difference, verdict=told)

@@ -1,0 +1,76 @@
+"""`family.json`: several sizes grown from one run, or from one for each seed, and what each would have been alone."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.record import Known, Number, Record, StoredRecord
+
+Alone = Literal["tokens", "flops"]
+"""What a model trained alone has as much of as the one that was grown."""
+
+
+class FamilyMember(Record):
+    """A model that was grown and trained on."""
+
+    name: str
+    """That of its recipe."""
+    seed: int
+    """That of the run it was grown from."""
+    run: str
+    params: Number
+    start: int
+    """The step at which it branched off."""
+    tokens: int | None = None
+    """Tokens and FLOPs of all steps, the shared ones included."""
+    flops_own: float
+    """Training FLOPs since it branched off."""
+    flops: Known = None
+    flops_alone: float
+    """What a run of the same model would take from scratch over as many tokens."""
+    val_loss: Known = None
+    val_bits_per_byte: Known = None
+
+
+class FamilyControl(Record):
+    """The same model, trained alone from scratch."""
+
+    name: str
+    seed: int
+    run: str
+    tokens: int | None = None
+    flops: Known = None
+    val_loss: Known = None
+
+
+class FamilySize(Record):
+    """One recipe over the seeds."""
+
+    name: str
+    grown: Estimate
+    """Held-out loss of the grown models."""
+    alone: Estimate | None = None
+    difference: Estimate | None = None
+    """Grown minus alone, paired by seed and held-out window; None without controls."""
+    verdict: Verdict | None = None
+
+
+class Family(StoredRecord):
+    """What a family cost and reached."""
+
+    file_name: ClassVar[str] = "family.json"
+
+    source: str
+    sources: Sequence[str] = ()
+    """All runs it was grown from, one for each seed."""
+    alone: Alone | None = None
+    """What the controls have as much of; None without controls."""
+    command: str | None = None
+    shared_flops: float
+    """Training FLOPs before the branches, over all seeds, each counted once."""
+    family_flops: float
+    """Training FLOPs of all grown models together."""
+    flops_alone: float
+    members: Sequence[FamilyMember]
+    controls: Sequence[FamilyControl] = ()
+    sizes: Sequence[FamilySize] = ()
