@@ -13,12 +13,18 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
+from widthwise.data.shards import ShardWriter
+from widthwise.files import FileRecord
+from widthwise.model.compiling import compile_layers, is_compiled
+from widthwise.model.decoder import build
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.evaluate import EvaluationConfig, evaluate_run
 from widthwise.runs.grow import grow_run
 from widthwise.runs.train import resume, train
 from widthwise.runs.trained import load_trained
+from widthwise.training.validation import validate
+from widthwise.training.validation_sets import ValidationSets
 
 EOS = 256
 TEXTS = ["a text of its own\n", "and — another one, longer than a window is\n"]
@@ -138,12 +144,51 @@ def test_a_grown_run_is_bound_to_them_when_it_goes_on(folder: Path, tmp_path: Pa
     assert environments[0] == environments[1]
 
 
+def test_documents_apart_need_their_ends(folder: Path, tmp_path: Path) -> None:
+    tokens = np.arange(40, dtype="<u2")
+    with ShardWriter(tmp_path / "held_out", tokens.dtype) as writer:
+        writer.add(tokens, np.array([40]))
+    prepared = shutil.copytree(open_data(tiny_recipe().data).path, tmp_path / "prepared")
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    for suffix in ("bin", "idx"):
+        shutil.copy(tmp_path / f"held_out.{suffix}", prepared / f"held_out.{suffix}")
+        manifest["files"][f"held_out.{suffix}"] = FileRecord.of(prepared / f"held_out.{suffix}").model_dump()
+    manifest["splits"]["held_out"] |= {"n_documents": 1, "n_tokens": 40}
+    (prepared / "manifest.json").write_text(json.dumps(manifest))
+    section = json.dumps({"texts": {"t": {"source": str(prepared)}}})
+    assert train(tiny_recipe(f"validation={section}", "train.steps=3"), tmp_path / "run").val_texts is not None
+    with pytest.raises(UserError, match=r"validation.texts.t: document 0 of .* does not end in the end-of-text token"):
+        train(tiny_recipe(f"validation={section}", "data.mask_documents=true"), tmp_path / "apart")
+
+
 def test_they_are_scored_in_the_precision_of_the_run(folder: Path, tmp_path: Path) -> None:
     result = train(tiny_recipe(*validated_on(folder), "train.precision=bf16", "train.steps=3"), tmp_path / "run")
     texts = result.val_texts
     assert texts is not None
     assert texts["again"].loss == result.val_loss
     assert np.isfinite(texts["own"].loss or np.nan)
+
+
+def test_questions_of_many_lengths_ask_a_compiled_model_for_no_further_graph(folder: Path) -> None:
+    recipe = tiny_recipe(*validated_on(folder), "model.n_layers=2", "model.shape={kind: uniform}")
+    model, n_graphs = build(recipe.explicit_model, 1), 0
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        nonlocal n_graphs
+        n_graphs += 1
+        return graph
+
+    held_out = recipe.held_out(open_data(recipe.data))
+    sets = ValidationSets.opened(recipe.validation, held_out, model)
+    before = sets.validate(model)
+    compile_layers(model, count)
+    validate(model, held_out)
+    n_before = n_graphs
+    found = sets.validate(model)
+    assert n_graphs == n_before > 0
+    assert all(is_compiled(layer) for layer in model.layers)
+    assert found.texts["own"].loss == before.texts["own"].loss
+    assert found.tasks["quiz"].record() == before.tasks["quiz"].record()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import ranks
 from tiny_runs import Listener, outcome, tiny_recipe
 
 from widthwise.config_io import UserError
@@ -79,6 +80,15 @@ def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path, step: int
     assert resume(tmp_path / "run").best_step == whole.best_step
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
     assert kept_steps(tmp_path / "run") == kept_steps(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_two_processes_that_share_the_model_keep_by_the_same_rules(tmp_path: Path) -> None:
+    recipe = tiny_recipe(*JUMPY, *EVERY_STEP, "train.shards=2", "train.checkpoint_in_background=true")
+    launch = ranks.launched(2, train, recipe, tmp_path / "run", errors=tmp_path / "errors")
+    assert launch.codes() == [0, 0], launch.everything()
+    best = best_of(tmp_path / "run", set(range(1, 12)))
+    assert kept_steps(tmp_path / "run") == sorted({4, 8, 11, best})
 
 
 def test_without_the_rule_no_best_is_named(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ class PackingConfig(Config):
             return UNTOLD
         eos_id = data.tokenizer.eos_id
         for tokens in _files(data):
-            if (index := _unended(tokens, eos_id)) is not None:
+            if (index := unended(tokens, eos_id)) is not None:
                 raise UserError(
                     f"data.{asked[0]}: got true, but document {index} of {bin_path(tokens.prefix)} does not end in the "
                     f"end-of-text token {eos_id}, so nothing tells documents apart; prepare the text, or adopt shards "
@@ -96,7 +96,7 @@ def _files(data: OpenedData) -> Iterator[TokenFile]:
         yield from (source.train, source.held_out)
 
 
-def _unended(tokens: TokenFile, eos_id: int) -> int | None:
+def unended(tokens: TokenFile, eos_id: int) -> int | None:
     """A document without the end-of-text token at its end, of some that are spread over the file; None: none found."""
     indices = np.linspace(0, tokens.n_documents - 1, min(tokens.n_documents, N_CHECKED_DOCUMENTS), dtype=np.int64)
     return next((int(index) for index in indices if tokens.document(index)[-1:].tolist() not in ([], [eos_id])), None)

@@ -1,6 +1,7 @@
 """Compiling layer by layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from torch import nn
 
@@ -27,6 +28,19 @@ def compile_layers(model: Decoder, backend: str | Callable = "inductor") -> None
     for layer in layers:
         # Widths are constants of a layer; as symbols they would cost kernels tuned to their sizes.
         layer.compile(backend=backend, fullgraph=True, dynamic=False)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Within it, compiled layers run as they are written, so that tokens of other shapes ask for no further graphs."""
+    compiled = {module: module._compiled_call_impl for module in model.modules() if is_compiled(module)}
+    for module in compiled:
+        module._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for module, call in compiled.items():
+            module._compiled_call_impl = call
 
 
 def is_compiled(layer: nn.Module) -> bool:

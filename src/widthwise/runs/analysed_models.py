@@ -93,7 +93,8 @@ class RunSource(ModelSource):
 
     def check(self) -> None:
         run = RunDir(self.path)
-        newest_checkpoint(run) if self._step is None else checkpoint_of(run, self._step)
+        if self.run is None:  # whoever asks for all checkpoints has looked at each
+            newest_checkpoint(run) if self._step is None else checkpoint_of(run, self._step)
         tokenizer_of(run)
 
     def load(self) -> LoadedModel:

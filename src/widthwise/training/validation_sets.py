@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from widthwise.config_io import UserError
+from widthwise.data.boundaries import unended
 from widthwise.data.documents import Document
 from widthwise.data.held_out import HeldOut, TokenisedText
 from widthwise.data.prepared import PreparedData, checked_parts, is_prepared
@@ -19,6 +20,7 @@ from widthwise.data.shards import ShardWriter, TokenFile, token_dtype
 from widthwise.data.tokenizer import Tokenizer
 from widthwise.evaluation.local_tasks import EncodedTask, TaskScores, encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
+from widthwise.model.compiling import uncompiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import reshard
 from widthwise.recipe.validation import ValidationConfig, ValidationTask, ValidationText
@@ -76,8 +78,9 @@ class ValidationSets:
         Several processes share the batches of a text; of the questions each asks all.
         """
         found = validate(model, self.held_out, processes)
-        texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
-        return replace(found, texts=texts, tasks=dict(self._scores(model)))
+        with uncompiled(model):  # a graph for each length of a question would take longer, and run into Dynamo's limit
+            texts = {name: validate(model, text, processes) for name, text in self.texts.items()}
+            return replace(found, texts=texts, tasks=dict(self._scores(model)))
 
     def _scores(self, model: Decoder) -> Iterator[tuple[str, TaskScores]]:
         if not self.tasks:
@@ -111,6 +114,9 @@ def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
         raise UserError(f"{where}: {error}") from None
     if tokens.n_tokens <= seq_len:
         raise UserError(f"{where}: {config.source} holds {tokens.n_tokens} tokens; must be at least {seq_len + 1}")
+    apart = held_out.boundaries
+    if (apart.masks or apart.resets) and (index := unended(tokens, apart.eos_id)) is not None:
+        raise UserError(f"{where}: document {index} of {config.source} does not end in the end-of-text token")
     text = TokenisedText(tokens, held_out.data.tokenizer)
     return replace(held_out, data=text, max_tokens=config.max_tokens)
 
