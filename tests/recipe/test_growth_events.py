@@ -102,6 +102,12 @@ REFUSED = {
     "[{at_step: 2, model: {}, layers: [0, null, 1]}]": r"^growth\.0: layers: got",
     "[{at_step: 5, model: {}, rewarmup_steps: 5}]": r"^growth\.0: rewarmup_steps: got 5; the run has only 4 more",
     "[{at_step: 5, model: {d_model: 24}, new_weights: gradmax}]": r"^growth\.0: new_weights: got gradmax; it chooses",
+    "[{at_step: 5, model: {attention: {head_dim: [8, 16]}}}]": (
+        r"^growth\.0\.model: attention\.head_dim: got \[8, 16\]; heads of different sizes in one layer are"
+    ),
+    "[{at_step: 5, model: {layers: {1: {attention: {v_head_dim: [3, 4]}}}}}]": (
+        r"^growth\.0\.model\.layers\.1: attention\.v_head_dim: got \[3, 4\]; heads of different sizes"
+    ),
     "[{at_step: 5, model: {}, forget: all}]": r"growth\.0\.forget: unknown key",
     "[{at_step: 5, model: {positions: {n_positions: 16}}}]": r"^growth\.0: ",
 }

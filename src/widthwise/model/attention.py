@@ -2,12 +2,12 @@
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import Config
+from widthwise.config_io import Config, shortened
 from widthwise.model.axis_sizes import Axes, size
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.norm import NormSite
@@ -57,14 +57,28 @@ def check_head_dim(head_dim: int, is_rotary: bool) -> None:
         raise ValueError(f"head_dim: got {head_dim}; rotary positions rotate pairs, so it must be even")
 
 
+def _one_size(value: Any) -> Any:
+    """Refuses a list, which the paper on growth would allow. Raises ValueError."""
+    if isinstance(value, (list, tuple)):
+        raise ValueError(
+            f"got {shortened(list(value))}; heads of different sizes in one layer are not available, because all are "
+            "computed in one product; give one number, and layers their own (model.layers.0.attention.head_dim)"
+        )
+    return value
+
+
+HeadDim = Annotated[Width, pydantic.BeforeValidator(_one_size)]
+"""Of all heads of a layer."""
+
+
 class AttentionConfig(Config):
     """Attention of one layer; every number explicit, none derived from a width later."""
 
     n_heads: Count
     n_kv_heads: Count
-    head_dim: Width
+    head_dim: HeadDim
     """Size of a query or key head."""
-    v_head_dim: Width | None = None
+    v_head_dim: HeadDim | None = None
     """Size of a value head; null: head_dim."""
     scale: pydantic.PositiveFloat
     """Factor of the scores before the softmax."""
@@ -169,7 +183,7 @@ class AttentionTemplate(Config):
 
     n_heads: Count | None = None
     """The same number of heads in every layer, head_dim = width / n_heads: the variable-width paper's rule."""
-    head_dim: Width | None = None
+    head_dim: HeadDim | None = None
     """The same head size in every layer, n_heads = width / head_dim: what kernels like. 64 where neither is given."""
     ratio: Annotated[float, Field(gt=0, le=100)] | None = None
     """n_heads * head_dim over the width of the layer, a fraction of small whole numbers. null: 1."""
