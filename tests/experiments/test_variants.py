@@ -82,6 +82,19 @@ def test_the_points_of_a_sweep_are_seen_too(tmp_path: Path) -> None:
         assert read_one(path, variant=name) == point.recipe
 
 
+def test_points_whose_sizes_are_solved_say_what_became_of_them(tmp_path: Path) -> None:
+    match = {"quantity": "layer_params", "adjust": "ffn"}
+    path = write(tmp_path, sweep={"baseline": {}, "match": match, "over": {"model.d_model": [32, 40]}})
+    found = read_all(path)
+    rows = {row["name"]: row for row in found.summary()["variants"]}
+    assert rows["baseline"]["adjusted"] is None
+    for name in ("32", "40"):
+        assert read_one(path, variant=name) == found.recipes[name]
+        assert rows[name]["adjusted"]["match"] == "layer_params"
+        assert rows[name]["adjusted"]["miss"] == rows[name]["ratio"]["layer_params"] - 1
+        assert [change["key"] for change in rows[name]["adjusted"]["changes"]] == ["model.ffn.ratio"]
+
+
 def test_the_points_of_a_search_are_counted(tmp_path: Path) -> None:
     lr = {"low": 0.01, "high": 0.1}
     found = read_all(write(tmp_path, sweep={"over": {"optimizer.lr": lr}, "search": {"n_trials": 7}}))
