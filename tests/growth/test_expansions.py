@@ -87,6 +87,18 @@ CASES = {
     "stream_of_narrow_layers": (shaped(NARROW), lambda m: expansions.widen_stream(m, 3)),
     "stream_of_mixtures": (small_model(**MOE), lambda m: expansions.widen_stream(m, 3)),
     "stream_of_slots": (small_model(**SLOTS), lambda m: expansions.widen_stream(m, 6)),
+    "stream_of_wide_attention": (
+        small_model(attention={"head_dim": 4, "d_attention": 20}),
+        lambda m: expansions.widen_stream(m, 3),
+    ),
+    "stream_of_a_profile": (
+        small_model(shape={"kind": "profile", "heads": [1, 2], "hidden": [2, 1]}),
+        lambda m: expansions.widen_stream(m, 3),
+    ),
+    "stream_of_ungated_blocks": (
+        small_model(ffn={"kind": "hourglass", "n_blocks": 2, "d_hidden": 7, "gated": False, "activation": "relu2"}),
+        lambda m: expansions.widen_stream(m, 3),
+    ),
     "stream_projected": (
         shaped(NARROW, residual={"kind": "plain", "resize": "projection"}),
         lambda m: expansions.widen_stream(m, 2),
