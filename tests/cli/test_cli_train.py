@@ -78,3 +78,19 @@ def test_a_signal_saves_and_says_how_to_go_on(here: Path, number: signal.Signals
     assert codes == [128 + number]
     assert "`widthwise resume there` goes on" in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_what_else_was_validated_and_which_checkpoint_is_best_is_said(widthwise, recipe, tmp_path) -> None:
+    (tmp_path / "text.txt").write_text("a text that is longer than one window of the recipe\n")
+    (tmp_path / "quiz.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
+    kept = ("train.checkpoint_every=1", "train.validate_every=1", "train.keep_best=true", "model.n_layers=2")
+    text = f"validation.texts={{prose: {{source: {tmp_path}/text.txt}}}}"
+    task = f"validation.tasks={{quiz: {{file: {tmp_path}/quiz.jsonl}}}}"
+    code, out, _ = widthwise("train", recipe, "--out", tmp_path / "run", *kept, text, task)
+    assert code == 0
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert f"  on prose: loss {result['val_texts']['prose']['loss']:.4f}, " in out
+    assert "  on quiz: accuracy 0.00% of 1 items" in out
+    assert f"best checkpoint step {result['best_step']}, by the held-out loss" in out
+    assert widthwise("report", tmp_path / "run")[0] == 0
+    assert f"by held-out loss, is that of step {result['best_step']}" in (tmp_path / "run/report.html").read_text()

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from widthwise.cli.terminal import say, say_json
 from widthwise.records.run import RunResult
+from widthwise.reports.page.formats import fixed
 from widthwise.runs.other_work import is_shared
 
 
@@ -22,10 +23,8 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     if result.val_losses:
         say("  by source     " + ", ".join(f"{name} {loss:.4f}" for name, loss in result.val_losses.items()))
     for name, text in (result.val_texts or {}).items():
-        say(
-            f"  on {name}: loss {text.loss:.4f}"
-            + ("" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte")
-        )
+        bits = "" if text.bits_per_byte is None else f", {text.bits_per_byte:.4f} bits per byte"
+        say(f"  on {name}: loss {fixed(text.loss, 4)}{bits}")
     for name, task in (result.val_tasks or {}).items():
         say(f"  on {name}: accuracy {task.metrics['acc'].value:.2%} of {task.n_items:,} items")
     if result.val_mtp_losses:
@@ -34,5 +33,7 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")
+    if result.best_step is not None:
+        say(f"best checkpoint step {result.best_step:,}, by the held-out loss")
     for note in result.notes:
         say(f"note: {note}")

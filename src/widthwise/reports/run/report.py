@@ -95,7 +95,19 @@ def _page(runs: Sequence[Run]) -> str:
 
 def _notes(results: Mapping[str, RunResult]) -> list[str]:
     """What the results say that a reader should know, such as steps that were skipped."""
-    return [note if len(results) == 1 else f"{name}: {note}" for name, each in results.items() for note in each.notes]
+    return [
+        note if len(results) == 1 else f"{name}: {note}"
+        for name, each in results.items()
+        for note in (*_on_the_best(each), *each.notes)
+    ]
+
+
+def _on_the_best(result: RunResult) -> list[str]:
+    return (
+        []
+        if result.best_step is None
+        else [f"the best checkpoint, by held-out loss, is that of step {result.best_step}"]
+    )
 
 
 def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
