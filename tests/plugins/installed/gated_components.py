@@ -16,7 +16,7 @@ from widthwise.model.ffn.interface import FFNConfig, HiddenWidthTemplate
 from widthwise.model.ffn.interface_module import Choices, FeedForward
 from widthwise.model.norm import NormSite
 from widthwise.model.residual.plain import PlainResidualConfig
-from widthwise.model.residual.plain_module import RESIZES, Carry, PlainResidual, Stream
+from widthwise.model.residual.plain_module import Carry, PlainResidual, Stream
 
 
 class LeakyOptions(Config):
@@ -93,7 +93,7 @@ class GatedResidualConfig(PlainResidualConfig):
         return super().cost(d_before, d_read, d_write) + self.matched_cost(0, d_read, d_write)
 
     def build(self, d_before: int, d_read: int, d_write: int) -> "GatedResidual":
-        return GatedResidual(RESIZES[self.resize](d_before, d_read), d_write, self.multiplier)
+        return GatedResidual(super().build(d_before, d_read, d_write).resize, d_write, self.multiplier)
 
 
 class GatedResidual(PlainResidual):
