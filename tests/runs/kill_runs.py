@@ -5,6 +5,7 @@ kill_runs.py operations WORK         goes on from what a kill before any single 
 kill_runs.py growth WORK             the same of a run whose model grows
 kill_runs.py mixture WORK            the same of a run on a mixture
 kill_runs.py keep WORK               the same of a run that keeps its best checkpoint, which is not the last
+kill_runs.py validated WORK          the same of a run that is validated on a further text and a task
 kill_runs.py rewind WORK             the same of a run that diverges at its third batch and goes back to its first step
 
 Prints a line of JSON: how many were killed. The children are forked so that importing torch is paid once; the
@@ -98,6 +99,14 @@ def mixture_of_two(folder: Path) -> str:
     return f"data={json.dumps({'mixture': sources})}"
 
 
+def validated_on_more(folder: Path) -> str:
+    """A text and a task of one question."""
+    (folder / "text.txt").write_text("a text that is longer than one window")
+    (folder / "task.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
+    texts, tasks = {"own": {"source": f"{folder}/text.txt"}}, {"quiz": {"file": f"{folder}/task.jsonl"}}
+    return f"validation={json.dumps({'texts': texts, 'tasks': tasks})}"
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     open_data(tiny_recipe().data)
@@ -115,6 +124,8 @@ if __name__ == "__main__":
         rules = ("train.keep_best=true", "train.checkpoint_every=1", "train.validate_every=1")
         jumpy = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}")
         n = kill_before_operations(folder, *rules, *jumpy, kept=(2, 4))
+    elif mode == "validated":
+        n = kill_before_operations(folder, validated_on_more(folder))
     elif mode == "mixture":
         n = kill_before_operations(folder, mixture_of_two(folder))
     else:

@@ -35,6 +35,11 @@ def test_killed_before_every_file_operation_of_a_run_that_keeps_its_best_checkpo
 
 
 @pytest.mark.slow
+def test_killed_before_every_file_operation_of_a_run_that_is_validated_on_more(tmp_path):
+    assert n_killed("validated", tmp_path) > 20
+
+
+@pytest.mark.slow
 def test_killed_before_every_file_operation_of_a_run_on_a_mixture(tmp_path):
     assert n_killed("mixture", tmp_path) > 10
 
