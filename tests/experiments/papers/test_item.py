@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from widthwise.bundled import papers_folder
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.papers.item import PAPERS, Item, item_names, read_item
 from widthwise.experiments.papers.lines import item_record
+from widthwise.reports.paper.markdown import all_items
 from widthwise.training.observer import Silence
 
 NAMES = item_names()
@@ -81,3 +83,9 @@ def test_the_tiny_experiment_of_an_item_measures_what_the_small_one_would(name, 
     assert record.experiment is not None
     assert record.experiment.scale == "tiny"
     assert record.n_measured
+
+
+def test_the_page_in_the_documentation_is_what_the_items_and_results_make():
+    root = papers_folder().parents[1]
+    records = [item_record(name, read_item(name), root / "benchmarks" / "results") for name in NAMES]
+    assert (root / "docs" / "papers.md").read_text() == all_items(records)

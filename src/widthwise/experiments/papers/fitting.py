@@ -17,6 +17,9 @@ from widthwise.records.scaling import LawName, ScalingLaws
 NEEDS = "needs_"
 """Beginning of the quantity "x that a group needs for the loss of the baseline's largest model, over what that has"."""
 
+OTHER_UNITS = {"pflops_days": "training_flops"}
+"""Quantity -> the same in other units: ratios are equal."""
+
 
 class MeasuredLaws(Measured):
     """Groups are its rows; its quantities are `needs_` and a quantity of an x axis, and what a law has: its parameters
@@ -38,7 +41,7 @@ class MeasuredLaws(Measured):
         return None
 
     def _saving(self, group: str, x: str) -> Estimate | None:
-        if (laws := self._laws.get(x)) is None:
+        if (laws := self._laws.get(x) or self._laws.get(OTHER_UNITS.get(x, x))) is None:
             return None
         return next((each.ratio for each in laws.arrows if each.group == group), None)
 

@@ -18,7 +18,7 @@ POINTS = "points"
 class Laddering(Experiment):
     """A recipe with a ladder section, and laws through its sizes."""
 
-    tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=1e-4")
+    tiny_overrides = ("ladder.seeds=[1]", "ladder.tokens_per_param=0.005")
     kind: Literal["ladder"] = "ladder"
     over: tuple[str, ...] = ("training_flops",)
     """Quantities of the x axes, one law over each."""

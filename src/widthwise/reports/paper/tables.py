@@ -36,7 +36,7 @@ def _number(line: PaperLine, value: float | None) -> str:
         return ""
     if line.quantity in QUANTITY:
         return shown(value, QUANTITY[line.quantity])
-    return f"{minus(f'{100 * value:+.2f}')}%" if line.is_share else _short(value, 4)
+    return f"{fixed(100 * value, 2)}%" if line.is_share else _short(value, 4)
 
 
 def _short(value: float, n_decimals: int) -> str:
