@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -44,6 +46,22 @@ def test_cost_of_every_kind_of_recipe_equals_the_built_model_at_full_size():
 @given(template=templates())
 def test_cost_equals_the_built_model(template):
     check_against_torch(template.resolve(SEQ_LEN), SEQ_LEN)
+
+
+@settings(deadline=None, max_examples=20)
+@given(template=templates())
+def test_an_exit_after_the_last_layer_costs_the_whole_model_and_each_layer_adds_its_own(template):
+    resolved = template.resolve(SEQ_LEN)
+    exits = resolved.exit_flops(SEQ_LEN)
+    assert exits[-1] == resolved.inference_cost().forward_flops(SEQ_LEN)
+    layers = [sum(costs.values(), Cost()).forward_flops(SEQ_LEN) for costs in resolved.layer_costs()]
+    assert [after - before for before, after in itertools.pairwise(exits)] == pytest.approx(layers)
+
+
+def test_an_exit_costs_what_a_uniform_model_of_fewer_layers_costs():
+    deep = config("uniform")
+    shallow = deep.model_copy(update={"layers": deep.layers[:2]})
+    assert deep.exit_flops(SEQ_LEN)[2] == shallow.inference_cost().forward_flops(SEQ_LEN)
 
 
 @settings(deadline=None, max_examples=30)

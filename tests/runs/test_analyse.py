@@ -51,7 +51,7 @@ def numbers(model: AnalysedModel) -> dict[str, Any]:
     return {
         key: value
         for key, value in model.to_data().items()
-        if key not in ("name", "source", "kind", "step", "tokens", "run")
+        if key not in ("name", "source", "kind", "step", "tokens", "run", "exit_flops")
     }
 
 
@@ -67,10 +67,12 @@ def same(a: Any, b: Any, tolerance: float) -> bool:
 def test_models_read_the_held_out_windows_of_the_first_run(runs: Path, both: Analysis) -> None:
     held_out = HeldOut(open_data(tiny_recipe(*BPE).data), 17, 3, N_TOKENS, "fp32")
     for model in both["models"]:
-        profile = Profile(DecoderSubject(load_trained(runs / model["name"]).model))
+        trained = load_trained(runs / model["name"]).model
+        profile = Profile(DecoderSubject(trained))
         for windows in held_out.batches():
             profile.add(windows)
         expected = {**profile.summary(), "token_widths": None, "virtual_width": None}
+        assert model.exit_flops == trained.config.exit_flops(17)
         assert expected["n_tokens"] == 5 * 17
         # Batches are of another size, so sums are in another order.
         assert same(numbers(model), expected, 1e-4)

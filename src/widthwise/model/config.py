@@ -1,7 +1,7 @@
 """The resolved model: explicit layers, every size and every multiplier written out."""
 
 import math
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import pydantic
 
@@ -144,6 +144,12 @@ class ModelConfig(Config):
         if self.mtp is not None:
             parts["mtp"] = self.mtp.cost(self.residual, self.d_model, self._head_cost)
         return parts
+
+    def exit_flops(self, seq_len: int) -> list[float]:
+        """Forward FLOPs of a token that leaves the model after each depth, through the last norm and the head; depth 0
+        is before the first layer, the last that of the whole model without further heads."""
+        layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
+        return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
     def cost(self) -> Cost:
         """The cost of training, the further heads included."""

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import pydantic
 
 from widthwise.records.dynamic_width import TokenWidths
-from widthwise.records.record import Known, Record, StoredRecord
+from widthwise.records.record import Known, Number, Record, StoredRecord
 from widthwise.records.virtual_width import VirtualWidth
 
 
@@ -100,6 +100,8 @@ class AnalysedModel(Record):
     stream: Sequence[StreamState]
     logit_lens: Sequence[LensPoint]
     sinks: Sequence[Sink]
+    exit_flops: Sequence[Number] | None = None
+    """Forward FLOPs of a token that leaves after each depth, head included; None if they are unknown."""
     valley: Valley | None = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""

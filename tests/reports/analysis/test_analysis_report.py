@@ -12,6 +12,8 @@ from fake_analysis import model, write_analysis
 from fake_comparison import token_widths
 
 from widthwise.config_io import UserError
+from widthwise.records.analysis import Analysis
+from widthwise.reports.analysis.layers import exit_curve
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.page.formats import MINUS, MISSING
 from widthwise.reports.page.svg import as_files
@@ -150,6 +152,17 @@ def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     assert 'href="#sinks"' not in page
     assert row(page, "matrix entropy / log(rank)") == [MISSING, MISSING]
     assert row(page, "attention to the first token") == [MISSING, MISSING]
+
+
+def test_the_loss_of_an_early_exit_is_drawn_over_what_it_costs(page: str, tmp_path: Path) -> None:
+    assert "Loss of an early exit" not in page  # FLOPs are unknown
+    counted = {**model("counted", [64, 64], 0.5), "exit_flops": [2e5, 3e5, 4e5]}
+    folder = write_analysis(tmp_path, counted)
+    written = write_report(folder)[0].read_text()
+    assert "Loss of an early exit" in written
+    curve = exit_curve(Analysis.read(folder).models[0])
+    assert curve is not None
+    assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 3e5, 4e5], [6.0, 5.5, 5.0])
 
 
 def test_widths_of_tokens_have_their_section(tmp_path: Path) -> None:

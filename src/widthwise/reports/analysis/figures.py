@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.records.record import finite
-from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart, layers_of
+from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart, exit_curve, layers_of
 from widthwise.reports.page.curves import Curve, thin
 from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel, panels, sequence
-from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.plots import Bundle, curve_figure, label_axes
 from widthwise.reports.page.svg import CARD, Style, draw, line_legend
 from widthwise.reports.page.ticks import TickFormatter
 
@@ -68,12 +68,14 @@ def lens_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]
         "Change to the next layer": ("kl_to_next", "symmetrised KL, nats"),
         "Entropy of the prediction": ("entropy", "entropy, nats"),
     }
-    return panels(
-        {
-            title: _depth_figure(f"lens-{key}", analysis.models, styles, _of_lens(key), label)
-            for title, (key, label) in quantities.items()
-        }
-    )
+    by_depth = {
+        title: _depth_figure(f"lens-{key}", analysis.models, styles, _of_lens(key), label)
+        for title, (key, label) in quantities.items()
+    }
+    curves = {model.name: curve for model in analysis.models if (curve := exit_curve(model)) is not None}
+    exits = [Bundle(name, styles[name], [curve], curve) for name, curve in curves.items()]
+    drawn = curve_figure("exits", exits, "forward FLOPs per token", "loss, nats")
+    return panels({**by_depth, "Loss of an early exit": drawn})
 
 
 def sink_figures(analysis: Analysis, styles: Mapping[str, Style]) -> list[Panel]:

@@ -88,3 +88,11 @@ def layers_of(model: AnalysedModel) -> dict[int, LayerUnits]:
 def counterpart(layer: int, n_layers: int, of: AnalysedModel) -> int:
     """The layer of a model that stands where `layer` of `n_layers` does; the same number in one as deep."""
     return math.ceil(layer * of.n_layers / n_layers)
+
+
+def exit_curve(model: AnalysedModel) -> Curve | None:
+    """The loss where the model ends after a layer, over the FLOPs taken by then; None if they are unknown."""
+    if model.exit_flops is None:
+        return None
+    x = np.array([model.exit_flops[each.depth] for each in model.logit_lens], dtype=float)
+    return Curve(x, np.array([-finite(each.target_log_prob) for each in model.logit_lens]))
