@@ -10,6 +10,7 @@ from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
 from widthwise.config_io import parse, to_data
+from widthwise.growth.choices import ZeroSide
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.merging import merge
@@ -211,13 +212,16 @@ class Grown:
 
     config: ModelConfig
     plans: list[GrowthPlan] = field(default_factory=list)
+    zero_side: ZeroSide = "outputs"
 
     @property
     def now(self) -> ModelConfig:
         return self.plans[-1].new if self.plans else self.config
 
     def grow(self, expansion: Expansion, new_layers: str = "drawn") -> GrowthPlan:
-        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers))
+        can_choose = all(layer.ffn.zero_input for layer in expansion[0].layers)
+        zero_side = self.zero_side if can_choose else "outputs"
+        self.plans.append(plan_growth(self.now, *expansion, new_layers=new_layers, zero_side=zero_side))
         return self.plans[-1]
 
     def weights(self, weights: Mapping[str, Tensor], seed: int = 0, fresh=None) -> Weights:
@@ -596,9 +600,9 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def random_growth(rng: Random, n_operations: int) -> tuple[Grown, list[str]]:
+def random_growth(rng: Random, n_operations: int, zero_side: ZeroSide = "outputs") -> tuple[Grown, list[str]]:
     """A random model grown so many times, and the names of the expansions."""
-    grown, names = Grown(random_model(rng)), []
+    grown, names = Grown(random_model(rng), zero_side=zero_side), []
     while len(names) < n_operations:
         name = rng.choice([*OPERATIONS, *3 * RARE])
         expansion = OPERATIONS[name](rng, grown.now)

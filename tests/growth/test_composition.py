@@ -71,6 +71,25 @@ def test_compositions_keep_logits_losses_gradients_and_the_way_back(batch):
         SEEDS.add(seed)
 
 
+def test_compositions_whose_inputs_are_zero_keep_logits_and_gradients_and_learn():
+    for seed in range(30):
+        rng = random.Random(f"inputs {seed}")
+        grown, names = random_growth(rng, rng.randint(1, 6), "inputs")
+        what = f"seed {seed}: {names}"
+        weights, tokens = with_random_weights(grown.config, seed, EMBEDDING_STDS[seed % 3]), tokens_for(seed, batch=6)
+        leaves = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
+        after = grown.weights(leaves, seed)
+        values = {name: weight.detach() for name, weight in after.items()}
+        old, new = Measured(grown.config, weights, tokens), Measured(grown.now, values, tokens)
+        assert difference(old.logits, new.logits) <= 1e-12, what
+        largest = max(gradient.abs().max() for gradient in old.gradients.values())
+        for name, gradient in pulled_back(leaves, after, new.gradients).items():
+            assert (gradient - old.gradients[name]).abs().max() <= 1e-12 * largest, (what, name)
+        never, cannot = unmoved(grown.now, values, tokens, 3), unreachable(grown.now, values, tokens)
+        for name, is_new in grown.is_new().items():
+            assert not (never[name] & is_new & ~cannot[name]).any(), (what, name)
+
+
 def test_compositions_contain_every_expansion_often():
     if len(SEEDS) < N_BATCHES * BATCH:
         pytest.skip("needs all compositions")

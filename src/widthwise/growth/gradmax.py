@@ -30,7 +30,7 @@ N_ITERATIONS = 30
 where the next singular value is near."""
 EXHAUSTED = 1e-6
 """Singular values below this part of the largest are those of directions that others have taken."""
-MAX_TOKENS = 16384
+MAX_TOKENS = 4096
 """Tokens of a batch that are looked at; at least one sequence."""
 
 
@@ -148,31 +148,36 @@ class NewUnits:
         inputs, gates, gradients = seen.tokens()
         own, other = (inputs, gradients) if self.are_rows else (gradients, inputs)
         is_open = _is_open(self.plan.maps[1 if self.are_rows else 0])
-        own, largest = own * is_open, 0.0
-        matrix, left = drawn.detach().clone(), own
+        own, largest, nothing = own * is_open, 0.0, own.new_empty(0, own.shape[1])
+        matrix, taken = drawn.detach().clone(), nothing
         units = matrix if self.are_rows else matrix.T
         for place in self.places:
+            gradient = (gates[:, place, None] * other).T @ own
             start = units[place].double() * is_open
-            vector, value = first_singular_vector(left, gates[:, place], other, start)
+            vector, value = first_singular_vector(gradient, start, taken)
             if value <= EXHAUSTED * largest:  # no direction is left that would have a gradient
-                left = own
-                vector, value = first_singular_vector(left, gates[:, place], other, start)
+                taken = nothing
+                vector, value = first_singular_vector(gradient, start, taken)
             if value > 0.0:  # else as drawn
-                largest, left = max(largest, value), left - (left @ vector)[:, None] * vector
+                largest, taken = max(largest, value), torch.cat((taken, vector[None]))
                 units[place] = (vector * start.norm()).to(matrix.dtype)
         return matrix
 
 
-def first_singular_vector(own: Tensor, gates: Tensor, other: Tensor, start: Tensor) -> tuple[Tensor, float]:
-    """The first right singular vector of M, the sum over tokens of gate * outer(other, own), and its singular value.
+def first_singular_vector(matrix: Tensor, start: Tensor, taken: Tensor) -> tuple[Tensor, float]:
+    """The first right singular vector of a matrix (m, n), and its singular value, orthogonal to those that are taken.
 
-    own: (N, n); gates: (N,); other: (N, m); start: (n,), where the power method begins. The vector has length 1; it is
-    meaningless where the value is 0.
+    start: (n,), where the power method begins; taken: (k, n), orthonormal. The vector has length 1; it is meaningless
+    where the value is 0.
     """
-    vector, length = start, start.norm()
+
+    def left(vector: Tensor) -> Tensor:
+        return vector - taken.T @ (taken @ vector)
+
+    vector = left(start)
+    length = vector.norm()
     for _ in range(N_ITERATIONS):
-        image = other.T @ (gates * (own @ vector))
-        vector = own.T @ (gates * (other @ image))
+        vector = left(matrix.T @ (matrix @ vector))
         length = vector.norm()
         vector = vector / length.clamp(min=torch.finfo(vector.dtype).tiny)
     return vector, float(length.sqrt())
