@@ -15,8 +15,8 @@ class FamilyMember(Record):
 
     name: str
     """That of its recipe."""
-    seed: int
-    """That of the run it was grown from."""
+    seed: int | None = None
+    """That of the run it was grown from; None in files of older versions."""
     run: str
     params: Number
     start: int

@@ -31,11 +31,12 @@ def write_family_report(folder: Path, out: Path | None = None) -> dict[str, Path
 def _page(folder: Path, family: Family) -> str:
     runs = _runs(folder, family)
     chosen = styles([GROWN, ALONE] if family.alone else [GROWN])
-    names, source = [size.name for size in family.sizes], clean(family.source)
+    names, source = list(runs), clean(family.source)
+    verb = "does" if len(names) == 1 else "do"
     return render(
         "family/family.html",
         title=f"family of {source}",
-        question=f"What do {sequence([clean(name) for name in names])} cost and reach, grown from {source}?",
+        question=f"What {verb} {sequence([clean(name) for name in names])} cost and reach, grown from {source}?",
         answers=list(sentences(family)),
         size_table=size_table(family),
         member_table=member_table(family),

@@ -49,7 +49,7 @@ def control_table(family: Family) -> Table | None:
     return Table(caption, ["", TOKENS.brief_title, FLOPS.brief_title, LOSS.title], rows)
 
 
-def _named(name: str, seed: int, has_seeds: bool) -> str:
+def _named(name: str, seed: int | None, has_seeds: bool) -> str:
     return f"{clean(name)}, seed {seed}" if has_seeds else clean(name)
 
 
