@@ -3,7 +3,7 @@
 from widthwise.attribute_docs import attribute_docs
 from widthwise.config_io import Config
 from widthwise.model.attention import AttentionConfig
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 
 
 class Base(Config):

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import parse
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from ranks import command_in, launched
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
@@ -152,9 +153,8 @@ def test_changed_weights_are_refused_by_source(finished, folder, tmp_path, step,
 def test_one_source_of_a_mixture_does_not_stand_for_it(finished, folder, tmp_path):
     run = unfinished_copy(finished, tmp_path / "run", 6)
     config = run / "config.yaml"
-    text = config.read_text()
-    start, end = text.index("data:"), text.index("optimizer:")
-    config.write_text(f"{text[:start]}data: {{path: {folder / 'web'}}}\n{text[end:]}")
+    saved = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**saved, "data": {"path": str(folder / "web")}}, sort_keys=False))
     with pytest.raises(
         UserError, match=r"was begun with other data \(code: code .*; web: web .*\) than is there now \(web "
     ):

@@ -10,7 +10,7 @@ from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.initial_weights import fill
 from widthwise.model.norm import NormConfig, NormSite
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train

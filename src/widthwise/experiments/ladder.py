@@ -21,7 +21,8 @@ from widthwise.experiments.sweep.config import SweepConfig
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
-from widthwise.recipe.recipe import Recipe, Seed
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import Seed
 from widthwise.records.quantities import OF_MODELS
 from widthwise.runs.devices import DEVICES
 from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND

@@ -27,7 +27,8 @@ from widthwise.experiments.trend import TrendConfig
 from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
-from widthwise.recipe.recipe import Recipe, Seed, parse_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.recipe.train_section import Seed
 from widthwise.shape.adjusting import Adjust
 from widthwise.yaml_io import read_recipe
 

@@ -13,7 +13,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 from widthwise.model.decoder import build as build_decoder
 from widthwise.model.mup import grouped_parameters
-from widthwise.recipe.recipe import Recipe, TrainConfig, load_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.recipe.train_section import TrainConfig
 
 
 def build(

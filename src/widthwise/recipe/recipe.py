@@ -3,142 +3,28 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
 import pydantic
-from pydantic import Field
 
-from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
 from widthwise.model.dynamic_layers import dynamic_layers
-from widthwise.recipe.flop_budget import Steps, with_steps_solved
+from widthwise.recipe.flop_budget import with_steps_solved
 from widthwise.recipe.growth_events import GrowthEvent, Phase, grown_phases
 from widthwise.recipe.model_section import ModelSection
-from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.optimizer import Optimizer
 from widthwise.recipe.pace import Rewarmup, factor_of_all
 from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
-from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.validation import ValidationConfig
-from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.run_dir import RunDir
-from widthwise.sizes import Count, NTokens
+from widthwise.sizes import NTokens
 from widthwise.yaml_io import parse_yaml, read_recipe
-
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class TrainConfig(Config):
-    """How long, how much at a time, and what to keep."""
-
-    steps: Steps
-    """Optimizer steps of the run; or `{training_flops: 1e15}`, from which they follow."""
-    batch_size: Count
-    """Sequences per optimizer step, over all processes."""
-    micro_batch_size: Count | None = None
-    """Sequences per forward pass; the whole batch where not given. Must divide batch_size."""
-    shards: Count = 1
-    """Processes that hold one copy of the model and of the optimizer's state together, each its rows; 1: each holds
-    all. Must divide the number of processes. It may be another when a run is resumed."""
-    hang_seconds: pydantic.PositiveFloat = 1800
-    """How long a process waits for the others within a step before it says which one is missing, and ends."""
-    precision: Precision = "bf16"
-    """Type of the matrix products; weights and optimizer state are fp32."""
-    compile: bool = False
-    """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
-    activation_checkpointing: ActivationCheckpointing = "none"
-    """What the backward pass runs again instead of keeping it: no layer, every `layer`, or every second one."""
-    seed: Seed = 42
-    """Seed of the initial weights and of the data order."""
-    max_grad_norm: pydantic.PositiveFloat = 1.0
-    """Global norm to which gradients are clipped."""
-    z_loss: pydantic.NonNegativeFloat = 0.0
-    """Coefficient of the mean squared log-normaliser in the objective; never part of the reported loss."""
-    width_budget: WidthBudgetConfig | None = None
-    """What dynamic-width layers pay for width, in the objective; never part of the reported loss."""
-    nested: NestedConfig | None = None
-    """Further passes of every step at forced widths of the dynamic-width layers."""
-    log_every: pydantic.PositiveInt = 10
-    """Steps between records; a record holds the mean loss of the steps since the last."""
-    norms_every: pydantic.PositiveInt | None = None
-    """Steps between records of the norms of each layer; none where not given."""
-    validate_every: pydantic.PositiveInt | None = None
-    """Steps between validations; only at the end where not given."""
-    validation_tokens: pydantic.PositiveInt | None = None
-    """Held-out tokens used by a validation, from the front; all where not given."""
-    checkpoint_every: pydantic.PositiveInt | None = None
-    """Steps between checkpoints; only at the end and on interruption where not given."""
-    checkpoint_in_background: bool = False
-    """Whether training goes on while a checkpoint is written. Needs room for a copy of weights and optimizer state in
-    the machine's memory; pays where the disk is slow."""
-    keep_last: pydantic.PositiveInt = 2
-    """How many of the newest checkpoints are kept."""
-    keep_every: pydantic.PositiveInt | None = None
-    """Checkpoints whose step is a multiple of this are kept for good; must be a multiple of checkpoint_every."""
-    keep_best: bool = False
-    """Whether the checkpoint with the lowest held-out loss is kept. Of checkpoint_every and validate_every, one must
-    be a multiple of the other."""
-    loss_window_steps: pydantic.PositiveInt = 1000
-    """The reported training loss is the mean over this many last steps, or all of a shorter run (the paper's rule)."""
-    max_loss_rise: pydantic.PositiveFloat = 3.0
-    """Nats above the lowest logged loss at which a run has diverged."""
-    on_spike: SpikePolicy = StopAtSpike()
-    """What becomes of a run that has diverged, and of a step with an unusual gradient."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "TrainConfig":
-        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"micro_batch_size: got {self.micro_batch_size}; must divide batch_size = {self.batch_size}"
-            )
-        if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
-            raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
-        if self.on_spike.most_rewinds and self.checkpoint_every is None:
-            raise ValueError("checkpoint_every: got null; must be given where on_spike goes back to checkpoints")
-        self._check_kept()
-        return self
-
-    def _check_kept(self) -> None:
-        every = self.checkpoint_every
-        if self.keep_every is not None and (every is None or self.keep_every % every):
-            raise ValueError(f"keep_every: got {self.keep_every}; must be a multiple of checkpoint_every = {every}")
-        if self.keep_best:
-            pair = sorted((every or 0, self.validate_every or 0))
-            if not pair[0] or pair[1] % pair[0]:
-                raise ValueError(
-                    f"keep_best: got true with checkpoint_every = {every} and validate_every = {self.validate_every}; "
-                    "both must be given, one as a multiple of the other, so that checkpoints have a held-out loss"
-                )
-
-    @property
-    def sequences_per_pass(self) -> int:
-        return self.micro_batch_size or self.batch_size
-
-    def rows_of_process(self, n: int) -> int:
-        """Sequences of a step that each of n processes has. Raises UserError where a number does not divide another."""
-        if n % self.shards:
-            raise UserError(f"train.shards: got {self.shards}; must divide the number of processes, which is {n}")
-        if self.batch_size % n:
-            raise UserError(
-                f"train.batch_size: got {self.batch_size}; must be a multiple of the number of processes, which is {n}"
-            )
-        n_rows = self.batch_size // n
-        if n_rows % min(self.sequences_per_pass, n_rows):
-            raise UserError(
-                f"train.micro_batch_size: got {self.sequences_per_pass}; must divide the {n_rows} sequences that each "
-                f"of {n} processes has of a step"
-            )
-        return n_rows
-
-    @property
-    def n_passes(self) -> int:
-        """Forward and backward passes over the batch in an optimizer step."""
-        return 1 if self.nested is None else self.nested.n_passes
 
 
 class Recipe(Config):

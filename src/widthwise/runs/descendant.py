@@ -15,7 +15,8 @@ from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of, recorded_identity
 from widthwise.runs.environment import environment

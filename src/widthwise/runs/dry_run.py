@@ -7,7 +7,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import sharded_units
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.dry_run import Deployment, DryRun, StepTraffic, Times, UnitSize
 from widthwise.runs.layout import Layout
 from widthwise.runs.machines import Machines

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from widthwise.config_io import UserError
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.runs.machines import DEVICES_PER_NODE
 
 

@@ -12,7 +12,8 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.parts import part_of
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.model.sharded_units import block_entries, sharded_units
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import PARTS
 from widthwise.records.dry_run import RankMemory
 from widthwise.records.plan import DataCost, PartMemory, Plan, Setup

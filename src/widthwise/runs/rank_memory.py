@@ -24,7 +24,8 @@ from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.recompute import RECOMPUTE, activations_of
 from widthwise.model.sharded_units import Unit, block_entries, sharded_units
 from widthwise.recipe.optimizer import Optimizer
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.dry_run import RankMemory, StepTraffic
 from widthwise.runs.layout import Layout
 

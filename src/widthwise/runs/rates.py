@@ -21,8 +21,8 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.model.rope import Rope, rope_table
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.recipe import TrainConfig
 from widthwise.recipe.step_time import BYTES_PER_ELEMENT, predicted_step
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.rates import Rates
 from widthwise.runs.environment import cpu_name
 from widthwise.shape.template import ModelTemplate

@@ -6,7 +6,7 @@ from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, allocate, blueprint
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.processes import Processes
 
 

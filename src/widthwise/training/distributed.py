@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from widthwise.config_io import UserError
 from widthwise.model.decoder import Decoder
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunFailed
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.processes import Processes

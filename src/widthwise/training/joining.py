@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.launch import n_launched
 from widthwise.training.processes import ALONE, Processes
 

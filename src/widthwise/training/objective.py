@@ -14,7 +14,7 @@ from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_
 from widthwise.model.dynamic_modules import width_fractions
 from widthwise.model.ffn.interface_module import Choices
 from widthwise.recipe.nested import NestedConfig
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.training.choice_metrics import ChoiceMeans
 

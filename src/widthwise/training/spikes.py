@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from widthwise.recipe.recipe import Recipe, TrainConfig
+from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import DESCENTS, REWOUND
 from widthwise.run_dir import RunFailed
 from widthwise.training.checkpoint_folder import latest_valid, step_of

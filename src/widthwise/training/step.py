@@ -9,7 +9,7 @@ from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.shards import whole
-from widthwise.recipe.recipe import TrainConfig
+from widthwise.recipe.train_section import TrainConfig
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.norms import LayerWatch

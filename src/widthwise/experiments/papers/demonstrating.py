@@ -15,7 +15,8 @@ from widthwise.growth.describe import expansions
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, changed_section
-from widthwise.recipe.recipe import Recipe, Seed, load_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe
+from widthwise.recipe.train_section import Seed
 from widthwise.records.demonstration import Demonstrated, Demonstration
 from widthwise.records.estimate import Estimate
 from widthwise.runs.environment import command_line, environment

@@ -13,7 +13,7 @@ from widthwise.experiments.adjusting import MatchSection, named_in, parts_of, qu
 from widthwise.experiments.matching import Matched
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Axis
-from widthwise.recipe.recipe import Seed
+from widthwise.recipe.train_section import Seed
 from widthwise.shape.adjusting import Adjust
 
 if TYPE_CHECKING:
