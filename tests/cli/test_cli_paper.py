@@ -26,6 +26,12 @@ def test_a_dry_run_says_the_work_and_writes_nothing(widthwise, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_item_becomes_a_page_without_training(widthwise, tmp_path):
+    page = tmp_path / "item.html"
+    assert widthwise("paper", "hourglass_table_3", "--results", tmp_path, "--page", page)[0] == 0
+    assert "hourglass_403m_alt has a shape of the printed sizes" in page.read_text()
+
+
 @pytest.mark.slow
 def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise, tmp_path):
     code, out, _ = widthwise("paper", "hourglass_table_1", "--scale", "tiny", "--results", tmp_path)
@@ -41,7 +47,6 @@ def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise
         (("hourglass_table_22",), "hourglass_table_2"),
         (("list", "--scale", "small"), "name an item"),
         (("hourglass_table_3", "--scale", "small"), "has paper"),
-        (("hourglass_table_1", "--page", "x.md"), "--page"),
     ],
 )
 def test_mistakes_are_one_line(widthwise, tmp_path, arguments, message):

@@ -35,7 +35,10 @@ def paper(
     results: Annotated[Path, typer.Option(help="Folder of the experiments, each in one named after it.")] = Path(
         "runs"
     ),
-    page: Annotated[Path | None, typer.Option(help="With `list`: write all items as a Markdown page.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="File to write the item into as an HTML page; with `list`, all items as Markdown."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the work of --scale, and train nothing.")] = False,
     jobs: JobsOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
@@ -47,8 +50,6 @@ def paper(
     if item == LIST:
         _list(scale, results, page, as_json)
         return
-    if page is not None:
-        raise UserError(f"--page: got {page}; goes with `widthwise paper list`")
     from widthwise.experiments.papers.item import read_item
     from widthwise.experiments.papers.lines import SCALES, item_record
     from widthwise.reports.paper.report import write_item_page
@@ -59,15 +60,18 @@ def paper(
         return
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
+    if scale in SCALES:
+        record.write(results / item)
+        page = page or results / item / "report.html"
+    if page is not None:
+        write_item_page(record, page)
     if as_json:
         say_json(record)
         return
     say_tables(item_table(record))
     say(*item_notes(record))
-    if scale in SCALES:
-        folder = results / item
-        record.write(folder)
-        say(f"wrote {write_item_page(record, folder)}")
+    if page is not None:
+        say(f"wrote {page}")
 
 
 def _trained(name: str, item: "Item", scale: Scale, results: Path, dry_run: bool, jobs: str) -> bool:

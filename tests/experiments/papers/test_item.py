@@ -39,6 +39,8 @@ def test_losses_are_subtracted_from_the_first_row_unless_the_item_says_otherwise
     assert [item.baseline_of(row) for row in "abc"] == [None, "a", "a"]
     paired = parse(Item, {**DATA, "baselines": {"c": "b"}}, "item")
     assert [paired.baseline_of(row) for row in "abc"] == [None, None, "b"]
+    chained = parse(Item, {**DATA, "baselines": {"b": "a", "c": "b"}}, "item")
+    assert [chained.baseline_of(row) for row in "abc"] == [None, "a", "b"]
 
 
 @pytest.mark.parametrize(

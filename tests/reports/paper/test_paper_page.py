@@ -54,7 +54,8 @@ def test_the_list_counts_what_agrees_and_what_was_measured():
 
 
 def test_the_page_is_complete_and_escaped(tmp_path: Path):
-    page = write_item_page(ITEM, tmp_path).read_text()
+    write_item_page(ITEM, tmp_path / "item.html")
+    page = (tmp_path / "item.html").read_text()
     HTMLParser().feed(page)
     assert "widths &amp; &lt;depths&gt;" in page
     for text in ("3.430", minus("-0.0123"), "It differs.", COMMAND, "2 seeds"):

@@ -79,7 +79,8 @@ class Item(Config):
     def baseline_of(self, row: str) -> str | None:
         """The row from which its losses are subtracted; None for a baseline itself."""
         base = self.baselines.get(row, next(iter(self.printed)))
-        return None if base == row or row in self.baselines.values() else base
+        is_baseline = row not in self.baselines and row in self.baselines.values()
+        return None if is_baseline or base == row else base
 
     @property
     def experiments(self) -> Mapping[str, Experiment]:
