@@ -141,6 +141,9 @@ def evaluate(
         raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
     if flips is not None and (len(runs) == 1 or not (task_file or local)):
         raise UserError(f"--flips: got {flips}; it needs several runs, and tasks from files")
+    if flips is not None and (as_json or every_checkpoint):
+        other = "--json" if as_json else "--every-checkpoint"
+        raise UserError(f"--flips: conflicts with {other}; it shows questions of one checkpoint of each run as tables")
     records, files = [], []
     for run in runs:
         for each in kept_steps(run, remark) if every_checkpoint else (step,):

@@ -48,6 +48,8 @@ def paper(
     Example: `widthwise paper list`, `widthwise paper hourglass_table_2 --scale small`
     """
     if item == LIST:
+        if dry_run:
+            raise UserError("--dry-run: name an item, and an experiment with --scale")
         _list(scale, results, page, as_json)
         return
     from widthwise.experiments.papers.item import read_item
@@ -55,6 +57,8 @@ def paper(
     from widthwise.reports.paper.report import write_item_page
     from widthwise.reports.paper.tables import item_notes, item_table
 
+    if dry_run and scale not in SCALES:
+        raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
     found = read_item(item)
     if scale in SCALES and not _trained(item, found, scale, results, dry_run, jobs):
         return
@@ -107,8 +111,9 @@ def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) 
     records = [item_record(name, read_item(name), results) for name in item_names()]
     if page is not None:
         write_atomic(page, all_items(records))
-        say(f"wrote {page}")
-    elif as_json:
+    if as_json:
         say_json({"items": [record.to_data() for record in records]})
-    else:
-        say_tables(list_table(records))
+        return
+    say_tables(list_table(records))
+    if page is not None:
+        say(f"wrote {page}")

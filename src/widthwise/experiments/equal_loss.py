@@ -4,7 +4,7 @@ A run reaches a loss where the line through its validations first comes down to 
 which a loss falls almost straight. Two runs of a seed are compared at the higher of their final losses, which both
 reach (`records.equal_loss`): so the ratio always has a value, that of the baseline to the variant is its inverse, and
 nothing is extrapolated. Ratios are averaged over seeds by their logarithms. The virtual-width paper (arXiv:2511.11238,
-Figs. 1 and 9) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
+Fig. 1) states the inverse of the ratio, the variable-width paper's savings are 1 minus it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

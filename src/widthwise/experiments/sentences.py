@@ -43,6 +43,10 @@ def equal_loss_sentence(loss: str, found: EqualLoss, baseline: str) -> str:
     n_seeds = len(found.tokens_ratio.per_seed)
     reached = f"It reaches {baseline}'s final {loss}"
     if found.tokens_ratio.mean is None:
+        if 0 < found.n_reached < n_seeds:
+            return (
+                f"With some seed the {loss} was passed before the first validation, so with how many tokens is unknown."
+            )
         early = reached if found.n_reached else f"{baseline} reaches the {loss} it ends with"
         return f"{early} before the first validation, so with how many tokens is unknown."
     needs = " and ".join(

@@ -29,6 +29,8 @@ def _of_texts(
     found = {}
     for name in _names([result.val_texts or {} for result in (*results, *(baseline or ()))]):
         own, other = (_windows(each, name) for each in (results, baseline or ()))
+        if not own.size or (baseline is not None and not other.size):
+            continue  # files that another program wrote may lack the windows
         difference = None if baseline is None else paired_difference(own, other, confidence)
         value = seed_interval(own.mean(axis=1).tolist(), confidence)
         found[f"{name}.loss"] = Validated(value=value, difference=difference)

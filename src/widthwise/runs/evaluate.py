@@ -180,7 +180,7 @@ def _score_held_out(scorer: Scorer, data: PreparedData, max_tokens: int | None, 
 
 def _check_weights(weights: Mapping[str, float], texts: Collection[str], suite: SuitePlan | None) -> None:
     """Raises UserError for the weight of something that is not averaged."""
-    names = [*texts, *([] if suite is None else suite.suite.averaged)]
+    names = [*(texts if len(texts) > 1 else ()), *([] if suite is None else suite.suite.averaged)]
     wrong = next((name for name in weights if name not in names), None)
     if wrong is not None:
         raise UserError(f"weights: got one of {wrong!r}; averaged are {', '.join(names) or 'no texts or tasks'}")

@@ -73,7 +73,9 @@ def _line(
     is_printed = bool(statement.text)
     baseline = item.baseline_of(row) if statement.is_difference or quantity.startswith(DIFFERENCE) else None
     counted = _count(item, row, quantity) if is_printed else None
-    found = _measured(experiment, measured, row, baseline, quantity)
+    # The difference of a row without a baseline would be to another model than those beside it.
+    is_apart = quantity.startswith(DIFFERENCE) and baseline is None
+    found = None if is_apart else _measured(experiment, measured, row, baseline, quantity)
     value = _difference(item, row) if quantity == DIFFERENCE and not is_printed else statement.number
     if not is_printed and value is None and found is None:
         return None

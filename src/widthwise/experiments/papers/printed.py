@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
 from widthwise.records.paper import Answer
 from widthwise.records.record import finite
 
@@ -76,7 +76,9 @@ class Direction(Statement):
     is_difference: ClassVar[bool] = True
 
     def reproduced_by(self, measured: Estimate) -> Answer:
-        """By the interval of the difference to the baseline."""
+        """By the interval of the difference to the baseline, where there are seeds enough to say so."""
+        if len(measured.per_seed) < FEWEST_SEEDS:
+            return "cannot tell"
         ends = sorted(self.sign * finite(end) for end in (measured.low, measured.high))
         return "yes" if ends[0] > 0 else "no" if ends[1] < 0 else "cannot tell"
 
