@@ -4,6 +4,7 @@ import torch
 from applied_plans import weights_of
 from growth_cases import logits_of, shaped, small_model, tokens_for, with_random_weights
 
+from widthwise.config_io import UserError
 from widthwise.growth.plan.fresh import Constant
 from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.decoder import build
@@ -34,3 +35,10 @@ def test_added_layers_are_silent_whatever_their_biases_copy(kind, placement, fre
     weights, tokens = with_random_weights(config, 0), tokens_for(0)[:, :-1]
     new = dict(plan.weights(weights, fresh=fresh))
     assert torch.equal(logits_of(config, weights, tokens), logits_of(plan.new, new, tokens))
+
+
+def test_a_new_projection_of_the_whole_stream_is_refused():
+    """It would replace what the old model had there."""
+    config = shaped([16, 16, 16], d_model=16, residual={"kind": "plain", "resize": "full_projection"})
+    with pytest.raises(UserError, match="full_projection would replace the whole stream"):
+        plan_growth(config, *expansions.widen_layers(config, {1: 24}))

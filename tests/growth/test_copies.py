@@ -59,6 +59,12 @@ def test_units_that_cannot_be_copied_are_refused(changes: dict, n_units: int, me
     assert message in str(raised.value)
 
 
+def test_copies_where_no_unit_is_added_are_refused() -> None:
+    config = small_model()
+    with pytest.raises(UserError, match="new_weights: got copied; it copies the hidden units"):
+        plan_growth(config, *expansions.widen_ffn(config, [1], 10), new_weights="copied")
+
+
 @pytest.mark.parametrize(
     ("new_layers", "layers", "sources"),
     [
@@ -111,3 +117,11 @@ def test_a_run_is_stacked_and_resumes_to_the_bit(tmp_path: Path) -> None:
         copy = unfinished_copy(tmp_path / "run", tmp_path / f"from_{step}", step)
         resume(copy)
         assert outcome(copy) == outcome(tmp_path / "run")
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2"])
+def test_inputs_of_zero_are_refused_where_units_would_never_wake(activation: str) -> None:
+    block = {"kind": "hourglass", "n_blocks": 2, "d_hidden": 10, "activation": activation, "gated": False}
+    config = small_model(ffn=block)
+    with pytest.raises(UserError, match="zero_side"):
+        plan_growth(config, *expansions.widen_ffn(config, [1], 15), zero_side="inputs")

@@ -31,6 +31,7 @@ REFUSED = {
     "slots": "residual hyper_connections",
     "slots_static": "residual hyper_connections",
     "slots_expanded": "residual hyper_connections",
+    "slots_in_turn": "residual hyper_connections",
     "frozen_slots": "residual hyper_connections",
     "frozen": "layer 0: head sizes 6, 10",
 }

@@ -230,3 +230,9 @@ class TestTemplate:
         resolved = parse(AttentionTemplate, {"head_dim": 6, **options}, "attention").at_width(12)
         assert {name: getattr(resolved, name) for name in options} == options
         assert (resolved.v_head_dim, resolved.rope_frequencies) == (None, None)
+
+
+@pytest.mark.parametrize("ratio", [0.004, 0.01, 0.0123])
+def test_a_ratio_that_no_small_fraction_meets_is_refused(ratio: float) -> None:
+    with pytest.raises(UserError, match=r"ratio: got .*; must be a fraction of whole numbers up to 64"):
+        parse(AttentionTemplate, {"n_heads": 2, "ratio": ratio}, "attention")

@@ -98,12 +98,12 @@ class TestEntries:
 
 
 class TestReductions:
-    @pytest.mark.parametrize("kind", REDUCTIONS)
+    @pytest.mark.parametrize("kind", ["full", "slot"])
     def test_starts_as_the_first_coordinates(self, kind):
         slots = random(2, 4, N_SLOTS, SLOT_WIDTH)
         assert torch.equal(end(REDUCTIONS[kind], is_random=False)(slots), slots.flatten(-2)[..., :D_MODEL])
 
-    @pytest.mark.parametrize("kind", REDUCTIONS)
+    @pytest.mark.parametrize("kind", ["full", "slot"])
     @pytest.mark.parametrize("r", [1, 3])
     def test_can_start_as_the_mean_of_groups(self, kind, r):
         sizes = D_MODEL, r * D_MODEL // SLOT_WIDTH, SLOT_WIDTH
@@ -253,7 +253,7 @@ class TestWholeModelBeforeTraining:
 
     def test_a_plain_residual_does_not_become_one_whose_head_sees_a_mean(self):
         new = over_width(2, 4, embedding="pad", reduce_init="mean")
-        with pytest.raises(UserError, match=r"reduce_init: got mean; the head saw the first slots"):
+        with pytest.raises(UserError, match=r"reduce_init: got mean; the first slots were read"):
             plan_growth(config("uniform"), new)
 
     @pytest.mark.parametrize("embedding", ["direct", "expand", "slot"])

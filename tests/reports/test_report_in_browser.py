@@ -9,6 +9,7 @@ import pytest
 from chromium_pipe import Page, chromium_page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_comparison
+from fake_family import write_family
 from fake_growth import write_grown_run
 from fake_scaling import write_scaling
 from fake_sweep import sweep_data, with_wide_grid, write_sweep
@@ -35,6 +36,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
+    "family.json": write_family,
     "growth": write_grown_run,
 }
 """Kind of page -> what writes a folder for it; a run shows its growth."""

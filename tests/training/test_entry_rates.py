@@ -87,6 +87,19 @@ def test_old_entries_stay_bit_for_bit_until_they_are_let_go(apart: Path) -> None
     assert new[:, old["layers.0.ffn.w_down.weight"].shape[1] :].any()  # it began at 0
 
 
+def test_update_norms_are_those_of_what_has_moved(tmp_path: Path) -> None:
+    """While old entries wait and after."""
+    run = tmp_path / "run"
+    train(tiny_recipe(*APART, "train.norms_every=1"), run)
+    recorded = {record["step"]: record["update_norms"] for record in RunDir(run).metrics() if "update_norms" in record}
+    for step in (6, 7):
+        before, after = weights_at(run, step - 1), weights_at(run, step)
+        for layer, norm in enumerate(recorded[step]):
+            names = [name for name in after if name.startswith(f"layers.{layer}.")]
+            moved = sum((after[name] - before[name]).double().square().sum() for name in names)
+            assert norm == pytest.approx(float(moved) ** 0.5, rel=1e-4)
+
+
 def test_the_rate_on_record_is_that_of_old_entries(apart: Path) -> None:
     recipe, plain = saved_recipe(RunDir(apart)), tiny_recipe(*APART, "growth=[]")
     assert [recipe.lr_factor(step) for step in range(1, 10)] == [plain.lr_factor(step) for step in range(1, 10)]

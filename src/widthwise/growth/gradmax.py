@@ -1,13 +1,13 @@
 """New hidden units that begin with the largest gradient which weights of their size can have.
 
 Of the two factors of a new unit of a gated feed-forward, its row of w_up and its column of w_down, one starts at 0. The
-gradient of that one is M or its transpose times the other, where M, the sum over tokens of silu(gate) times the
+gradient of that one is M or its transpose times the other, where M, the sum over tokens of the activated gate times the
 gradient of the output times the input, does not depend on either. So it is largest along the first singular vector of
 M. The gate is drawn as usual. Each unit is orthogonal to those before it, as far as the width allows, or all would be
 alike. Source: GradMax, Evci et al. 2022, arXiv:2201.05125, which has no gates, so that one M serves all units.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -23,6 +23,7 @@ from widthwise.growth.plan.fresh import AsStarted
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.plan.tensor_plan import TensorPlan
 from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.ffn.glu_module import GLU
 from widthwise.model.ffn.swiglu_module import SwiGLU
 
 N_ITERATIONS = 30
@@ -74,7 +75,13 @@ class _Seen:
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """Of what w_down gives, by call, because the last call comes back first."""
 
+    activation: Callable[[Tensor], Tensor] = silu
+    """Of the gate."""
+
     def watch(self, part: SwiGLU) -> list[RemovableHandle]:
+        if isinstance(part, GLU):
+            self.activation = part.activation
+
         def up(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
             self.inputs.append(inputs[0])
 
@@ -92,12 +99,12 @@ class _Seen:
         ]
 
     def tokens(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs (N, d_model), gates behind silu (N, d_ff) and gradients (N, d_out) of all tokens, in float64."""
+        """Inputs (N, d_model), activated gates (N, d_ff) and gradients (N, d_out) of all tokens, in float64."""
         gradients = [self.gradients[call] for call in range(len(self.inputs))]
         inputs, gates, back = (
             torch.cat([_flat(each) for each in part]) for part in (self.inputs, self.gates, gradients)
         )
-        return inputs, silu(gates), back
+        return inputs, self.activation(gates), back
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LARGEST_DENOMINATOR = 64
 """Of the fraction that `ratio` of a template stands for."""
+MOST_RATIO_MISS = 0.01
+"""By which part of itself a ratio may miss that fraction."""
 
 
 class HeadWidths(NamedTuple):
@@ -210,6 +212,11 @@ class AttentionTemplate(Config):
             )
         if self.d_attention is not None and self.ratio is not None:
             raise ValueError("d_attention: conflicts with ratio; give the width or the rule, not both")
+        if self.ratio is not None and abs(self._fraction - self.ratio) > MOST_RATIO_MISS * self.ratio:
+            raise ValueError(
+                f"ratio: got {self.ratio:g}; must be a fraction of whole numbers up to {LARGEST_DENOMINATOR}, such as "
+                f"{self._fraction or Fraction(1, LARGEST_DENOMINATOR)}"
+            )
         if self.d_attention is not None and self.d_attention % self.unit:
             raise ValueError(
                 f"d_attention: got {self.d_attention}; must be a multiple of {self.unit} ({self._unit_in_words})"

@@ -86,6 +86,7 @@ class KVCache:
         for own, layer in zip(self.layers, found.layers):
             for before, after in ((own.keys, layer.keys), (own.values, layer.values)):
                 after.narrow(2, 0, self.length).copy_(before.narrow(2, 0, self.length).repeat_interleave(counts, dim=0))
+        found.remember(self.last_tokens(self.length).repeat_interleave(counts, dim=0))
         found.advance(self.length, self.seen if self.seen is None else self.seen.repeat_interleave(counts, dim=0))
         return found
 

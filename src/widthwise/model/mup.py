@@ -114,7 +114,8 @@ def _decays(owner: nn.Module, decays_embedding: bool, decays_gains: bool, decays
 
 def _is_hidden_matrix(model: Decoder, owner: nn.Module) -> bool:
     """Whether a module holds what `ParameterGroup.are_hidden_matrices` says."""
-    return isinstance(owner, Linear) and not isinstance(owner, (Control, Experts)) and owner is not model.head
+    others = (Control, Experts, UnscaledLinear)
+    return isinstance(owner, Linear) and not isinstance(owner, others) and owner is not model.head
 
 
 def coordinate_check(

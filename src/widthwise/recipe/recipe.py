@@ -16,7 +16,7 @@ from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.flop_budget import with_steps_solved
 from widthwise.recipe.growth_events import GrowthEvent, Phase, grown_phases
 from widthwise.recipe.model_section import ModelSection
-from widthwise.recipe.optimizer import Optimizer
+from widthwise.recipe.optimizer import MuonConfig, Optimizer
 from widthwise.recipe.pace import Rewarmup, factor_of_all
 from widthwise.recipe.parallel import ELSEWHERE, refusal
 from widthwise.recipe.schedule import Schedule
@@ -113,6 +113,20 @@ class Recipe(Config):
                 self._check_model(phase.model)
             except UserError as error:
                 raise UserError(f"{where}{error}") from None
+        self._check_lr_factors()
+
+    def _check_lr_factors(self) -> None:
+        """That the factors name something in the model of every phase."""
+        adamw = self.optimizer.adamw if isinstance(self.optimizer, MuonConfig) else self.optimizer
+        if len(self.phases) == 1 or not adamw.lr_factors:
+            return
+        from widthwise.model.decoder import blueprint
+
+        for phase in self.phases:
+            try:
+                self.optimizer_of(phase).build(blueprint(phase.model))
+            except UserError as error:
+                raise UserError(f"{error} (after step {phase.start}, in the model that grew)") from None
 
     def _check_model(self, model: ModelConfig) -> None:
         if model.positions is not None and self.seq_len > model.positions.n_positions:

@@ -68,8 +68,17 @@ def pending(source: Source) -> tuple[str, ...]:
 
 
 def recipe_with(source: Source, plan: GrowthPlan) -> Recipe:
-    """The recipe of a run with another model, which grows no further."""
+    """The recipe of a run with another model, which grows no further. Raises UserError while new and old entries of its
+    last growth learn at rates of their own, which would be lost."""
+    check_rates_are_alike(source)
     return checked_copy(source.recipe, "recipe", model=plan.new, growth=())
+
+
+def check_rates_are_alike(source: Source) -> None:
+    """Raises UserError where new and old entries of a growth of the run learn at rates of their own."""
+    growth = source.recipe.phase_at(source.step).growth
+    if growth is not None:
+        growth.pace.check_next(source.step, str(source.run.path))
 
 
 def carry_out(

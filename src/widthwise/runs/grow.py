@@ -17,7 +17,7 @@ from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.growth_events import with_constants_of
 from widthwise.recipe.pace import Pace, Rewarmup, RewarmupOf, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.runs.conversion import Intention, carry_out, pending
+from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending
 from widthwise.runs.source import Source
 from widthwise.shape.template import ModelTemplate
 from widthwise.yaml_io import apply_overrides, read_recipe
@@ -133,6 +133,9 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()
     _check_moments(source, recipe)
+    check_rates_are_alike(source)
+    if source.recipe.rewarmup is not None:
+        source.recipe.rewarmup.pace.check_next(source.step, str(source.run.path))
     rewarmup = _rewarmup(source, recipe, plan, options)
     if rewarmup is not None and recipe.growth:
         rewarmup.pace.check_next(recipe.growth[0].step(recipe.tokens_per_step), "growth.0")

@@ -1,7 +1,5 @@
 """The model of a phase of training, with its optimizer and its objective."""
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor
 
@@ -19,7 +17,7 @@ from widthwise.training.norms import watched_layers
 from widthwise.training.objective import Objective, carried_state
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import Gate
-from widthwise.training.step import StepOutcome, optimizer_step
+from widthwise.training.step import WHOLE_UPDATES, StepOutcome, optimizer_step
 
 
 class Learner:
@@ -97,8 +95,8 @@ class Learner:
         ):
             batch, every = batch.to(self.device), self._config.norms_every
             is_watched = every is not None and step % every == 0
-            rates = nullcontext() if self._rates is None else self._rates.applied(step)
-            with rates, watched_layers(self.model, is_watched) as watch:
+            moving = WHOLE_UPDATES if self._rates is None else self._rates.applied(step)
+            with watched_layers(self.model, is_watched) as watch:
                 return optimizer_step(
                     self.model,
                     self.optimizer,
@@ -109,6 +107,7 @@ class Learner:
                     self.gate,
                     watch,
                     boundaries,
+                    moving,
                 )
 
 

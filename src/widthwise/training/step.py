@@ -1,5 +1,6 @@
 """One optimizer step: gradients, clipping and update."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,9 @@ from widthwise.training.norms import LayerWatch
 from widthwise.training.objective import Objective
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.spikes import ALWAYS_OPEN, Gate
+
+WHOLE_UPDATES = nullcontext()
+"""Lets the optimizer move all entries as it would."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ def optimizer_step(
     gate: Gate = ALWAYS_OPEN,
     watch: LayerWatch | None = None,
     boundaries: Boundaries = UNTOLD,
+    moving: AbstractContextManager[None] = WHOLE_UPDATES,
 ) -> StepOutcome:
     """Moves the weights along the gradient of the mean objective over the batch, if the gate lets it.
 
@@ -54,6 +59,7 @@ def optimizer_step(
     not depend on the number of sequences in a forward pass (`config.sequences_per_pass`), except for rounding and for
     terms that are not linear in the tokens: the balance loss of a mixture of experts, and in a width budget the
     quadratic term, damping and spread. Nor does it depend on the number of processes, with the same exceptions.
+    moving: stands around the optimizer's own step.
     """
     optimizer.zero_grad(set_to_none=True)
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
@@ -77,7 +83,8 @@ def optimizer_step(
     grad_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     n_skipped = gate.n_skipped(grad_norm)
     if not n_skipped:
-        optimizer.step()
+        with moving:
+            optimizer.step()
     loss, *sums = processes.sum([loss, *choices.sums, *mtp_losses.sums])
     choices = choices.over(processes.world_size, sums[: len(choices.sums)])
     mtp_losses = mtp_losses.over(processes.world_size, sums[len(choices.sums) :])

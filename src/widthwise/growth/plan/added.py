@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from widthwise.config_io import UserError
 from widthwise.growth.choices import NewStd, ZeroSide
 from widthwise.growth.maps.axis_map import AxisMap
 from widthwise.growth.plan.fresh import AsStarted, Draw, Revived
@@ -23,6 +24,7 @@ from widthwise.model.positions_module import LearnedPositions
 
 IsAdded = Callable[[str], bool]
 """Whether the old model lacks the parameter of that name."""
+WHOLE_PROJECTION = "w_widen"
 SUBLAYERS = ("attention", "ffn")
 """The parts of a layer that write the stream."""
 
@@ -39,7 +41,13 @@ class Additions:
     """Of what is drawn and free; None, as `initial`: that of an untrained model."""
 
     def drawn(self, name: str, owner: Weight) -> TensorPlan:
-        """The plan of a parameter that is 0 where it silences its part, and else drawn."""
+        """The plan of a parameter that is 0 where it silences its part, and else drawn. Raises UserError for one that
+        is used from the start and that no value makes silent."""
+        if isinstance(owner, Linear) and name.split(".")[-2] == WHOLE_PROJECTION and "d_model" in owner.out_axes:
+            raise UserError(
+                f"residual.resize: {name} of full_projection would replace the whole stream where a layer becomes "
+                "wider than the one before it; let the widths of all layers grow alike"
+            )
         is_free = _is_free(name, self.model)
         start = starter(name, self.model, owner, self.std if is_free and isinstance(self.std, float) else None)
         maps = tuple(AxisMap.of(0, [-1] * n, zero=self._is_silent(name)) for n in owner.weight.shape)

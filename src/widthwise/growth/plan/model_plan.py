@@ -114,6 +114,8 @@ def plan_growth(
     """
     correspondence = correspondence or align(old, wanted)
     new = grown_config(old, wanted, correspondence)
+    if new_weights == "copied":
+        _check_units_added(old, new, correspondence)
     with allocating(f"growth: the plan of a model of {new.cost().params:,.0f} parameters does not fit into memory"):
         models = blueprint(old), blueprint(new)
         stream = stream_map(old, new, correspondence.pairs())
@@ -121,6 +123,13 @@ def plan_growth(
         tensors = {name: planner.plan(name) for name, _ in models[1].named_parameters()}
         _check_nothing_lost(models[0], tensors)
         return GrowthPlan(old, new, correspondence, tensors, new_layers)
+
+
+def _check_units_added(old: ModelConfig, new: ModelConfig, correspondence: Correspondence) -> None:
+    """Raises UserError where no kept layer gets more hidden units."""
+    kept = [(old.layers[before].ffn, new.layers[after].ffn) for before, after in correspondence.pairs()]
+    if all(before.hidden_widths == after.hidden_widths for before, after in kept):
+        raise UserError("new_weights: got copied; it copies the hidden units of a layer, and this growth adds none")
 
 
 def _check_nothing_lost(old: Decoder, tensors: Mapping[str, TensorPlan | Split]) -> None:

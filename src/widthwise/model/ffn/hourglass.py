@@ -56,8 +56,9 @@ class HourglassConfig(BlockOptions, FFNConfig):
         return self
 
     @property
-    def zero_input(self) -> str:
-        return "w_up"
+    def zero_input(self) -> str | None:
+        has_slope_at_0 = self.gated or self.activation not in ("relu", "relu2")
+        return "w_up" if has_slope_at_0 else None
 
     @property
     def hidden_widths(self) -> tuple[int, ...]:
