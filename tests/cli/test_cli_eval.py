@@ -177,7 +177,7 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--flips", "3", "--task-file", "a.jsonl"], "--flips: got 3; it needs several runs, and tasks from files"),
         (["--weight", "MMLU"], "--weight: got 'MMLU'; expected NAME=NUMBER"),
         (["--weight", "MMLU=0"], "weights.MMLU: got 0.0"),
-        (["--weight", "MMLU=2"], "weights: got one of 'MMLU'; averaged are held-out"),
+        (["--weight", "MMLU=2"], "weights: got one of 'MMLU'; averaged are no texts or tasks"),
         (["--precision", "fp16"], "precision: got 'fp16'"),
         (["--device", "gpu"], "device: got 'gpu'; torch has none of that name here"),
         (["--device", "meta"], "device: got 'meta'; torch has none of that name here"),

@@ -60,7 +60,7 @@ def tiny_model(kind: str = "x", seed: int = 3) -> Decoder:
     model = build(template.resolve(N_POSITIONS), seed, dtype=torch.float64)
     for name, parameter in model.named_parameters():
         if "ngram" in name:  # tables that start at 0 would change nothing
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(seed))
     return model
 
 
