@@ -6,6 +6,8 @@ import pytest
 
 from widthwise.bundled import papers_folder
 from widthwise.config_io import UserError, parse
+from widthwise.experiments.equal_loss import FEWEST_VALIDATIONS
+from widthwise.experiments.papers.comparing import Comparing
 from widthwise.experiments.papers.item import PAPERS, Item, item_names, read_item
 from widthwise.experiments.papers.lines import item_record
 from widthwise.reports.paper.markdown import all_items
@@ -73,6 +75,15 @@ def test_the_experiments_of_an_item_can_be_trained_and_hold_its_rows(name):
     for experiment in item.experiments.values():
         assert experiment.workload
         assert set(experiment.rows) <= set(item.printed)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "tokens_at_equal_loss" in read_item(name).also])
+def test_an_experiment_that_is_to_find_tokens_at_equal_loss_is_validated_often_enough(name):
+    small = read_item(name).small
+    assert isinstance(small, Comparing)
+    for recipe in small.plan.recipes.values():
+        assert recipe.train.validate_every is not None
+        assert recipe.train.steps // recipe.train.validate_every >= FEWEST_VALIDATIONS
 
 
 @pytest.mark.slow
