@@ -5,7 +5,7 @@ PIECE_SECONDS ?= 480
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check compare-small compare-ffn compare-virtual-width compare-growth evidence evidence-gpu bench bench-gpu clean
+.PHONY: install quickstart test check docs compare-small compare-ffn compare-virtual-width compare-growth evidence evidence-gpu bench bench-gpu clean
 
 install: .venv/installed
 
@@ -17,7 +17,7 @@ install: .venv/installed
 	touch $@
 
 .venv/installed-dev: .venv/installed
-	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,remote,tiktoken,hf,eval,sweep,postgres,bench]'
+	$(BIN)/python -m pip install -q $(PIP_FLAGS) -c constraints.txt -e '.[dev,prep,remote,tiktoken,hf,eval,sweep,postgres,bench,docs]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
@@ -35,6 +35,10 @@ check: .venv/installed-dev
 	$(BIN)/ruff check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: .venv/installed-dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q docs build/docs
+	@echo "documentation: build/docs/index.html"
 
 compare-small: install
 	$(BIN)/widthwise compare configs/compare_small.yaml

@@ -1,0 +1,79 @@
+"""The documentation site builds without a warning, its links hold, and it asks no other machine for anything."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from site_pages import SitePage, broken_links
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    """Else the site has a page that nobody finds, and does not build."""
+    listed = re.findall(r"^([\w/]+)$", "\n".join(_toctrees((DOCS / "index.md").read_text())), re.M)
+    assert len(listed) == len(set(listed))
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == {name for name in listed if "/" not in name}
+
+
+def _toctrees(text: str) -> list[str]:
+    return re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built from a copy of the repository's documents."""
+    pytest.importorskip("sphinx", reason="needs the extra [docs]")
+    pytest.importorskip("furo", reason="needs the extra [docs]")
+    pytest.importorskip("myst_parser", reason="needs the extra [docs]")
+    copy = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, copy / "docs", ignore=shutil.ignore_patterns("evidence", "__pycache__"))
+    for path in ROOT.iterdir():
+        if path.name not in {"docs", "build", ".git"}:
+            (copy / path.name).symlink_to(path)
+    build = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "docs", "site"]
+    done = subprocess.run(build, cwd=copy, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return copy / "site"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> list[SitePage]:
+    return [SitePage(path) for path in site.rglob("*.html") if site / "results" not in path.parents]
+
+
+@pytest.mark.slow
+def test_links_and_anchors_hold(pages: list[SitePage]) -> None:
+    assert not broken_links(pages)
+    assert sum(len(page.links) for page in pages) > 1000
+
+
+@pytest.mark.slow
+def test_nothing_is_loaded_from_another_machine(site: Path, pages: list[SitePage]) -> None:
+    assert not [address for page in pages for address in page.loaded_from_elsewhere()]
+    for sheet in site.glob("_static/**/*.css"):
+        assert not re.search(r"(url\(['\"]?|@import\s+['\"])(https?:)?//", sheet.read_text()), sheet
+
+
+@pytest.mark.slow
+def test_pictures_have_words(pages: list[SitePage]) -> None:
+    assert not [name for page in pages for name in page.pictures_without_words]
+
+
+@pytest.mark.slow
+def test_links_to_results_lead_to_their_pages(site: Path) -> None:
+    assert 'href="evidence/x_heads_d64.html"' in (site / "findings.html").read_text()
+    assert 'href="contributing.html"' in (site / "library.html").read_text()
+
+
+@pytest.mark.slow
+def test_every_result_has_its_page(site: Path) -> None:
+    results = ROOT / "benchmarks" / "results"
+    records = {path.parent for path in results.rglob("report.html")} | set(results.glob("*.json"))
+    names = {path.relative_to(results).with_suffix("").as_posix().replace("/", "_") for path in records}
+    assert {path.stem for path in site.glob("evidence/*.html")} == names | {"index"}
