@@ -34,10 +34,15 @@ def test_an_item_becomes_a_page_without_training(widthwise, tmp_path):
 
 @pytest.mark.slow
 def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise, tmp_path):
-    code, out, _ = widthwise("paper", "hourglass_table_1", "--scale", "tiny", "--results", tmp_path)
+    tiny = ("paper", "hourglass_table_1", "--scale", "tiny", "--results", tmp_path)
+    code, out, _ = widthwise(*tiny)
     assert code == 0
     assert "measured: tiny" in out
-    assert (tmp_path / "hourglass_table_1" / "report.html").is_file()
+    page = tmp_path / "hourglass_table_1" / "report.html"
+    assert page.is_file()
+    assert f"wrote {page}" in out
+    _, out, _ = widthwise(*tiny, "--json")
+    assert json.loads(out)["experiment"]["scale"] == "tiny"
     assert (tmp_path / "hourglass_table_1_small_tiny" / "comparison.json").is_file()
 
 

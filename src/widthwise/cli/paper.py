@@ -12,6 +12,7 @@ from widthwise.cli.workers import JobsOption, jobs_asked
 from widthwise.config_io import UserError
 
 if TYPE_CHECKING:
+    from widthwise.experiments.papers.experiment import Experiment
     from widthwise.experiments.papers.item import Item
 
 LIST = "list"
@@ -60,55 +61,54 @@ def paper(
     if dry_run and scale not in SCALES:
         raise UserError(f"--dry-run: shows the work of an experiment; give --scale {' or '.join(SCALES)}")
     found = read_item(item)
-    if scale in SCALES and not _trained(item, found, scale, results, dry_run, jobs):
+    experiment = _experiment(item, found, scale) if scale in SCALES else None
+    if dry_run and experiment is not None:
+        say(f"{item}, {scale}: {experiment.recipe}, {experiment.workload}")
         return
+    written = [] if experiment is None else _trained(experiment, results / experiment.name, jobs)
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
-    if scale in SCALES:
+    if experiment is not None:
         record.write(results / item)
         page = page or results / item / "report.html"
     if page is not None:
         write_item_page(record, page)
+        written.append(page)
     if as_json:
         say_json(record)
         return
     say_tables(item_table(record))
-    say(*item_notes(record))
-    if page is not None:
-        say(f"wrote {page}")
+    say(*item_notes(record), *(f"wrote {file}" for file in written))
 
 
-def _trained(name: str, item: "Item", scale: Scale, results: Path, dry_run: bool, jobs: str) -> bool:
-    """Whether the experiment was run; False for a dry run, which says what it would take."""
+def _experiment(name: str, item: "Item", scale: Scale) -> "Experiment":
+    if (experiment := item.experiments.get(scale)) is None:
+        allowed = ", ".join([Scale.PAPER, *item.experiments])
+        raise UserError(f"--scale: got {scale}; {name} has {allowed}")
+    return experiment
+
+
+def _trained(experiment: "Experiment", folder: Path, jobs: str) -> list[Path]:
+    """Trains what is not finished, and writes its reports. Returns their files."""
     from widthwise.cli.progress import shown_progress
     from widthwise.reports.writing import write_report
 
-    experiment = item.experiments.get(scale.value)
-    if experiment is None:
-        allowed = ", ".join(["paper", *item.experiments])
-        raise UserError(f"--scale: got {scale.value}; {name} has {allowed}")
-    if dry_run:
-        say(f"{name}, {scale.value}: {experiment.recipe}, {experiment.workload}")
-        return False
     with shown_progress(progress_console()) as observer:
         observer.message(experiment.workload)
-        folders = experiment.run(results / experiment.name, observer, jobs_asked(jobs))
-    for folder in folders:
-        for file in write_report([folder]):
-            say(f"wrote {file}")
-    return True
+        folders = experiment.run(folder, observer, jobs_asked(jobs))
+    return [file for each in folders for file in write_report([each])]
 
 
 def _list(scale: Scale | None, results: Path, page: Path | None, as_json: bool) -> None:
-    from widthwise.experiments.papers.item import item_names, read_item
+    from widthwise.experiments.papers.item import read_items
     from widthwise.experiments.papers.lines import item_record
     from widthwise.files import write_atomic
     from widthwise.reports.paper.markdown import all_items
     from widthwise.reports.paper.tables import list_table
 
     if scale is not None:
-        raise UserError(f"--scale: got {scale.value}; name an item to train")
-    records = [item_record(name, read_item(name), results) for name in item_names()]
+        raise UserError(f"--scale: got {scale}; name an item to train")
+    records = [item_record(name, item, results) for name, item in read_items().items()]
     if page is not None:
         write_atomic(page, all_items(records))
     if as_json:

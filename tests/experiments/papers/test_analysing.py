@@ -9,7 +9,7 @@ import pytest
 from widthwise.bundled import recipe_path
 from widthwise.config_io import parse
 from widthwise.experiments.papers.analysing import INSIDE, MODELS, Analysing, MeasuredInside
-from widthwise.experiments.papers.item import item_names, read_item
+from widthwise.experiments.papers.item import read_items
 from widthwise.experiments.papers.lines import item_record
 from widthwise.experiments.plan import read_plan
 from widthwise.experiments.statistics import seed_interval
@@ -19,7 +19,7 @@ from widthwise.training.observer import Silence
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 FOLDER = RESULTS / "sweep_shapes_analysis"
-ITEMS = [name for name in item_names() if isinstance(read_item(name).small, Analysing)]
+ITEMS = {name: item for name, item in read_items().items() if isinstance(item.small, Analysing)}
 SEEDS = (1, 2, 3)
 X = "x-0.75-0.3"
 
@@ -98,7 +98,7 @@ def test_what_was_not_measured_is_not_known():
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_every_number_of_the_figures_was_measured_and_compared_with_what_they_show(name):
-    record = item_record(name, read_item(name), RESULTS)
+    record = item_record(name, ITEMS[name], RESULTS)
     assert all(line.measured is not None for line in record.lines)
     means = {(line.row, line.quantity): line.measured.mean for line in record.lines if not line.is_difference}
     for line in record.lines:

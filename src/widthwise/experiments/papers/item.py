@@ -93,11 +93,12 @@ class Item(Config):
         return {row: {name: statement(text) for name, text in own.items()} for row, own in self.printed.items()}
 
 
-def item_names() -> list[str]:
-    """All items, paper by paper."""
+def read_items() -> dict[str, Item]:
+    """All items, paper by paper. Raises UserError where the file of one is not as it should be."""
     papers = list(PAPERS)
-    names = (path.stem for path in papers_folder().glob("*.yaml"))
-    return sorted(names, key=lambda name: (papers.index(read_item(name).paper), _with_numbers(name)))
+    items = {path.stem: read_item(path.stem) for path in papers_folder().glob("*.yaml")}
+    ordered = sorted(items, key=lambda name: (papers.index(items[name].paper), _with_numbers(name)))
+    return {name: items[name] for name in ordered}
 
 
 def read_item(name: str) -> Item:

@@ -1,6 +1,7 @@
 """The models of an item at the paper's size: nothing is trained, everything is counted."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
 import pydantic
@@ -27,6 +28,22 @@ CHANGE = "_change"
 """Ending of a quantity that is counted relative to the baseline: its ratio minus 1."""
 
 
+@dataclass(frozen=True)
+class _Sized:
+    """A recipe whose numbers are counted; its cost is worked out once, when it is first asked for."""
+
+    recipe: Recipe
+
+    @cached_property
+    def _cost(self) -> CostSummary:
+        return cost_summary(self.recipe.final_model, self.recipe.seq_len)
+
+    def count(self, quantity: str) -> Number | None:
+        if quantity in OF_RECIPES:
+            return OF_RECIPES[quantity](self.recipe)
+        return OF_MODELS[quantity].of_cost(self._cost) if quantity in OF_MODELS else None
+
+
 class Sizes(Config):
     """Recipes of single models, or one that describes several."""
 
@@ -34,28 +51,19 @@ class Sizes(Config):
     """Names of bundled recipes; the rows are the names, or those of the variants or points of a single one."""
 
     @cached_property
-    def by_row(self) -> Mapping[str, Recipe]:
-        """Row -> recipe. Raises UserError."""
+    def _by_row(self) -> Mapping[str, _Sized]:
+        """Row -> its model. Raises UserError."""
         first = recipe_path(self.recipes[0])
         if len(self.recipes) == 1 and describes_several(first):
-            return read_all(first).recipes
-        return {name: load_recipe(recipe_path(name)) for name in self.recipes}
+            recipes = read_all(first).recipes
+        else:
+            recipes = {name: load_recipe(recipe_path(name)) for name in self.recipes}
+        return {row: _Sized(recipe) for row, recipe in recipes.items()}
 
     def count(self, row: str, quantity: str, baseline: str | None) -> Number | None:
-        """The quantity of a row, if it can be counted without training."""
+        """The quantity of a row, if it can be counted without training. Raises UserError."""
         if quantity.endswith(CHANGE) and baseline is not None:
             own, other = (self.count(name, quantity.removesuffix(CHANGE), None) for name in (row, baseline))
             return None if own is None or other is None else own / other - 1
-        recipe = self.by_row.get(row)
-        if recipe is None:
-            return None
-        if quantity in OF_RECIPES:
-            return OF_RECIPES[quantity](recipe)
-        return OF_MODELS[quantity].of_cost(self._cost(row)) if quantity in OF_MODELS else None
-
-    def _cost(self, row: str) -> CostSummary:
-        return self._costs.setdefault(row, cost_summary(self.by_row[row].final_model, self.by_row[row].seq_len))
-
-    @cached_property
-    def _costs(self) -> dict[str, CostSummary]:
-        return {}
+        sized = self._by_row.get(row)
+        return None if sized is None else sized.count(quantity)
