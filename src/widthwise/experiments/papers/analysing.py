@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import PositiveInt
 
-from widthwise.experiments.compare import run_plan
-from widthwise.experiments.jobs import Jobs
+from widthwise.experiments.papers.comparing import run_variants
 from widthwise.experiments.papers.experiment import Experiment, Measured
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.experiments.statistics import seed_interval
@@ -44,7 +43,7 @@ class Analysing(Experiment):
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         plan, models = self.plan, folder / MODELS
-        run_plan(plan, models, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
+        run_variants(plan, models, observer, n_jobs)
         paths = [models / plan.run_path(name, seed) for name, seed in plan.runs.values()]
         write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
         return [models, folder]

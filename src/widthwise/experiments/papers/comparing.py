@@ -11,6 +11,11 @@ from widthwise.records.comparison import Comparison
 from widthwise.training.observer import Observer
 
 
+def run_variants(plan: ComparisonPlan, folder: Path, observer: Observer, n_jobs: int | None) -> None:
+    """Trains the runs of a plan that have not finished. n_jobs: how many at a time; None: as many as there is room."""
+    run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
+
+
 class Comparing(Experiment):
     """A recipe with a compare section."""
 
@@ -26,8 +31,7 @@ class Comparing(Experiment):
         return self.plan.workload
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        plan = self.plan
-        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
+        run_variants(self.plan, folder, observer, n_jobs)
         return [folder]
 
     def measured(self, folder: Path) -> MeasuredVariants | None:
