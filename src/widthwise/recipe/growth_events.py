@@ -9,7 +9,6 @@ import pydantic
 
 from widthwise.config_io import Config, UserError, mistakes_at
 from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
-from widthwise.growth.maps.correspondence import align, stacked
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, ModelSection, changed_section
 from widthwise.recipe.pace import Pace, RewarmupOf, usual_rewarmup
@@ -154,24 +153,9 @@ def _check_moment(index: int, start: int, earliest: int, n_steps: int) -> None:
 
 
 def _planned(index: int, event: GrowthEvent, old: ModelConfig, wanted: ModelConfig, pace: Pace) -> Growth:
-    from widthwise.growth.plan.model_plan import plan_growth
+    from widthwise.growth.chosen import chosen_plan, with_constants_of
 
     if event.preserve and event.new_layers in CHANGING:
         raise UserError(f"new_layers: got {event.new_layers}, which changes the function; it needs preserve: false")
-    layers = stacked(old, wanted) if event.new_layers == "stacked" and event.layers is None else event.layers
-    choices = event.new_layers, event.zero_side, event.new_std, event.new_weights
-    plan = plan_growth(old, wanted, align(old, wanted, layers), *choices)
-    if event.new_weights == "gradmax":
-        from widthwise.growth.gradmax import new_units
-
-        new_units(plan)  # or it is refused
+    plan = chosen_plan(old, wanted, event)
     return Growth(index, event, plan if event.preserve else with_constants_of(wanted, plan), pace)
-
-
-def with_constants_of(wanted: ModelConfig, plan: "GrowthPlan") -> "GrowthPlan":
-    """The same tensors in the model as its recipe describes it, which is another function."""
-    from widthwise.model.decoder import parameter_shapes
-
-    if parameter_shapes(plan.new) != parameter_shapes(wanted):
-        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
-    return replace(plan, new=wanted)

@@ -7,14 +7,12 @@ from typing import Any
 
 from widthwise.config_io import UserError, checked_copy, to_data
 from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
+from widthwise.growth.chosen import chosen_plan, with_constants_of
 from widthwise.growth.describe import kept_constants
-from widthwise.growth.gradmax import new_units
-from widthwise.growth.maps.correspondence import align, stacked
-from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.flop_budget import FlopBudget
-from widthwise.recipe.growth_events import with_constants_of
 from widthwise.recipe.pace import Pace, Rewarmup, RewarmupOf, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.runs.conversion import Intention, carry_out, check_rates_are_alike, pending
@@ -124,11 +122,7 @@ def growth_intended(source: Source, recipe: Recipe, options: GrowOptions) -> Int
     old, wanted = source.model, recipe.explicit_model
     if options.new_layers in CHANGING and not options.allow_change:
         raise UserError(f"--new-layers: got {options.new_layers}, which changes the function; it needs --allow-change")
-    layers = stacked(old, wanted) if options.new_layers == "stacked" and options.layers is None else options.layers
-    choices = options.new_layers, options.zero_side, options.new_std, options.new_weights
-    plan = plan_growth(old, wanted, align(old, wanted, layers), *choices)
-    if options.new_weights == "gradmax":
-        new_units(plan)  # or it is refused
+    plan = chosen_plan(old, wanted, options)
     constants, changes = tuple(kept_constants(plan, wanted)), ()
     if options.allow_change and constants:
         plan, changes, constants = with_constants_of(wanted, plan), tuple(c.change for c in constants), ()

@@ -14,11 +14,11 @@ from torch import Tensor
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.certify.certificate import N_SEQUENCES, N_TOKENS, certify
 from widthwise.growth.certify.measuring import decoder_of, largest, liveness_of, logits_of
+from widthwise.growth.chosen import with_constants_of
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.axes import Norm
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import blueprint
-from widthwise.recipe.growth_events import with_constants_of
 from widthwise.records.certificate import LivenessCounts
 
 Weights = Mapping[str, Tensor]

@@ -1,0 +1,58 @@
+"""The plan of a growth from what a recipe or the options of a verb choose."""
+
+from dataclasses import replace
+from typing import Protocol
+
+from widthwise.config_io import UserError
+from widthwise.growth.choices import NewLayers, NewStd, NewWeights, ZeroSide
+from widthwise.growth.gradmax import new_units
+from widthwise.growth.maps.correspondence import align, stacked
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import parameter_shapes
+
+
+class Choices(Protocol):
+    """What a growth leaves open; `GrowthEvent` explains each."""
+
+    @property
+    def layers(self) -> tuple[int | None, ...] | None: ...
+
+    @property
+    def new_layers(self) -> NewLayers: ...
+
+    @property
+    def zero_side(self) -> ZeroSide: ...
+
+    @property
+    def new_std(self) -> NewStd | None: ...
+
+    @property
+    def new_weights(self) -> NewWeights: ...
+
+
+def chosen_plan(old: ModelConfig, wanted: ModelConfig, choices: Choices) -> GrowthPlan:
+    """The plan whose constants keep the function.
+
+    Raises UserError where there is none, and for `gradmax` where it has no units to choose.
+    """
+    layers = choices.layers
+    if layers is None and choices.new_layers == "stacked":
+        layers = stacked(old, wanted)
+    correspondence = align(old, wanted, layers)
+    plan = plan_growth(
+        old, wanted, correspondence, choices.new_layers, choices.zero_side, choices.new_std, choices.new_weights
+    )
+    if choices.new_weights == "gradmax":
+        new_units(plan)  # or it is refused
+    return plan
+
+
+def with_constants_of(wanted: ModelConfig, plan: GrowthPlan) -> GrowthPlan:
+    """The same tensors in the model as its recipe describes it, which is another function.
+
+    Raises UserError where the tensors of that model have other shapes.
+    """
+    if parameter_shapes(plan.new) != parameter_shapes(wanted):
+        raise UserError("preserve: false needs a model whose tensors are those of the growth that preserves")
+    return replace(plan, new=wanted)
