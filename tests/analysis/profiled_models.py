@@ -35,8 +35,17 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "values_of_other_sizes": {"layers": {0: {"attention": {"v_head_dim": 3}}, 1: {"attention": {"v_head_dim": 9}}}},
     "mlp": {"ffn": {"kind": "mlp", "activation": "relu2", "bias": True}},
+    "uniform_hourglass": {
+        "shape": {"kind": "explicit", "widths": [8, 8, 8]},
+        "n_layers": 3,
+        "ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5},
+    },
     "hourglass": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5}},
     "hourglass_shared_weights": {"ffn": {"kind": "hourglass", "n_blocks": 3, "d_hidden": 5, "share_weights": True}},
+    "virtual_hourglass": {
+        "residual": {**SLOTS, "n_slots": 6},
+        "ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 5},
+    },
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
     "virtual": {"residual": {**SLOTS, "n_slots": 6}},
@@ -83,6 +92,8 @@ class Trace:
         """Of every depth (B, T, coordinates written so far)."""
         self.lens_inputs: list[Tensor] = []
         """Of every depth (B, T, d_model), normalised."""
+        self.block_lens_inputs: dict[tuple[int, int], Tensor] = {}
+        """The same after each block but the last of every hourglass, by layer and block."""
         self.activations: dict[tuple[int, int], Tensor] = {}
         """By layer and block (B T, d_ff)."""
         self.first_key_weights: list[np.ndarray] = []
@@ -102,19 +113,26 @@ class Trace:
             sizes = layer.config
             update = self._attention(layer, buffer[..., : sizes.d_in])
             buffer[..., : sizes.d_model] += multiplier * update
+            for block, update in enumerate(literal_block_sums(layer.ffn, buffer[..., : sizes.d_model], self.context)):
+                partial = buffer.clone()
+                partial[..., : sizes.d_out] += multiplier * update[..., : sizes.d_out]
+                self.block_lens_inputs[index, block] = self._plain_lens_input(partial)
             update = self._ffn(index, layer, buffer[..., : sizes.d_model].clone())
             buffer[..., : sizes.d_out] += multiplier * update
             written = max(written, sizes.d_model)
             self._keep_plain(buffer, written)
 
     def _keep_plain(self, buffer: Tensor, written: int) -> None:
-        config, norm = self.model.config, self.model.exit.norm
         self.streams.append(buffer[..., :written].clone())
+        self.lens_inputs.append(self._plain_lens_input(buffer))
+
+    def _plain_lens_input(self, buffer: Tensor) -> Tensor:
+        config, norm = self.model.config, self.model.exit.norm
         n = config.final_norm_width
         x = buffer[..., :n]
         x = x / (x.square().sum(-1, keepdim=True) / norm.norm_dim + norm.eps).sqrt() * norm.weight
         x = torch.cat((x, buffer[..., n : config.d_model]), dim=-1) if n < config.d_model else x
-        self.lens_inputs.append(x[..., : config.d_model])
+        return x[..., : config.d_model]
 
     def _run_slots(self, tokens: Tensor) -> None:
         stream = self.model.embed(tokens)
@@ -123,6 +141,13 @@ class Trace:
         for index, layer in enumerate(self.model.layers):
             x, kept = layer.attention_residual.read(stream)
             stream = layer.attention_residual.write(kept, self._attention(layer, x))
+            for block, update in enumerate(
+                literal_block_sums(layer.ffn, layer.ffn_residual.read(stream)[0], self.context)
+            ):
+                partial = layer.ffn_residual.write(
+                    layer.ffn_residual.read(stream)[1], update[..., : layer.config.d_out]
+                )
+                self.block_lens_inputs[index, block] = self.model.exit(partial)
             x, kept = layer.ffn_residual.read(stream)
             stream = layer.ffn_residual.write(kept, self._ffn(index, layer, x))
             self._keep_slots(stream)
@@ -176,6 +201,15 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
         width = config.d_ff * (config.min_fraction + (1 - config.min_fraction) * level)
         return [gated(ffn, x) * (torch.arange(config.d_ff) + 0.5 < width[..., None])]
     return [gated(ffn, x)]
+
+
+def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
+    """What each block but the last of an hourglass and the blocks before it add to the stream x, (B, T, d_model)."""
+    found, h = [], x
+    for block in ffn.blocks[:-1] if isinstance(ffn, Hourglass) else []:
+        h = h + block(h, context)[0]
+        found.append(h - x)
+    return found
 
 
 def _routed(ffn: MoE, x: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from torch import Tensor
 from widthwise.analysis import activations, attention_calls, decoder_subject, logit_lens, matrix_entropy
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile, ProfileOptions
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, checked_copy
+from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
 
 OPTIONS = ProfileOptions(thresholds=(0.0, 0.03, 0.2, 1.5), utilisation_threshold=0.25)
@@ -75,16 +76,13 @@ def test_every_value_is_that_of_all_tokens_kept_at_once(name):
     streams = [stream.flatten(0, 1).numpy() for stream in trace.streams]
     close(found["stream"], [{"depth": depth, **spectrum(states)} for depth, states in enumerate(streams)])
     close(found["logit_lens"], lens(model, trace, windows[:, 1:]))
+    close(found["block_exits"], block_exits(model, trace, windows[:, 1:]))
     close(found["sinks"], sinks(trace))
 
 
 def lens(model: Decoder, trace: Trace, targets: Tensor) -> list[dict[str, Any]]:
     """From the whole logits of every depth."""
-    head = model.head.weight.detach().numpy() * model.config.logit_multiplier
-    probs = []
-    for hidden in trace.lens_inputs:
-        powers = np.exp(hidden.detach().flatten(0, 1).numpy() @ head.T)
-        probs.append(powers / powers.sum(axis=1, keepdims=True))
+    probs = [probabilities(model, hidden) for hidden in trace.lens_inputs]
     own = targets.flatten().numpy()
     entries = [
         {
@@ -99,6 +97,25 @@ def lens(model: Decoder, trace: Trace, targets: Tensor) -> list[dict[str, Any]]:
         there, back = p * (np.log(p) - np.log(q)), q * (np.log(q) - np.log(p))
         entry["kl_to_next"] = (there.sum(axis=1).mean() + back.sum(axis=1).mean()) / 2
     return entries
+
+
+def probabilities(model: Decoder, hidden: Tensor) -> np.ndarray:
+    """(n, vocab_size). hidden: (B, T, d_model), normalised."""
+    head = model.head.weight.detach().numpy() * model.config.logit_multiplier
+    powers = np.exp(hidden.detach().flatten(0, 1).numpy() @ head.T)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def block_exits(model: Decoder, trace: Trace, targets: Tensor) -> list[dict[str, Any]]:
+    own = targets.flatten().numpy()
+    return [
+        {
+            "layer": layer + 1,
+            "block": block + 1,
+            "target_log_prob": np.log(probabilities(model, hidden)[np.arange(len(own)), own]).mean(),
+        }
+        for (layer, block), hidden in trace.block_lens_inputs.items()
+    ]
 
 
 def sinks(trace: Trace) -> list[dict[str, Any]]:
@@ -147,6 +164,26 @@ def test_under_autocast_the_model_is_seen_as_it_runs_there():
 
 
 @pytest.mark.usefixtures("float64")
+def test_an_exit_after_a_block_is_the_model_without_all_behind_it():
+    model, windows = model_of("uniform_hourglass"), windows_of(3)
+    exits = {(each["layer"], each["block"]): each for each in summary(model, windows)["block_exits"]}
+    assert list(exits) == [(layer, block) for layer in (1, 2, 3) for block in (1, 2)]
+    for (layer, block), found in exits.items():
+        shorter = Decoder(truncated(model.config, layer, block))
+        shorter.load_state_dict({name: model.state_dict()[name] for name in shorter.state_dict()})
+        with torch.no_grad():
+            losses = shorter.loss(windows[:, :-1], windows[:, 1:]).losses
+        assert found["target_log_prob"] == pytest.approx(-losses.mean().item(), abs=1e-12)
+
+
+def truncated(config: ModelConfig, n_layers: int, n_blocks: int) -> ModelConfig:
+    """The first layers of a model, the last of them with its first blocks only."""
+    *before, last = config.layers[:n_layers]
+    ffn = checked_copy(last.ffn, "ffn", n_blocks=n_blocks)
+    return checked_copy(config, "model", layers=(*before, last.model_copy(update={"ffn": ffn})))
+
+
+@pytest.mark.usefixtures("float64")
 def test_units_that_a_token_leaves_out_are_not_active():
     found = summary(model_of("moe"), windows_of(6))
     routed = [entry for entry in found["activations"] if entry["block"] == 1]
@@ -173,7 +210,7 @@ def test_compiled_layers_show_the_same_and_stay_compiled():
     assert n_graphs == len(graphs) > 0
 
 
-@pytest.mark.parametrize("name", ["dynamic", "moe"])
+@pytest.mark.parametrize("name", ["dynamic", "moe", "hourglass"])
 def test_the_model_is_left_as_it_was_even_after_an_error(name):
     model = model_of(name, torch.float32)
 
@@ -189,6 +226,8 @@ def test_the_model_is_left_as_it_was_even_after_an_error(name):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(layer.ffn.config is config for layer, config in zip(model.layers, configs))
     assert profile._hidden == []
+    assert profile._hidden_in_layers == {}
+    assert not any("read" in vars(layer.ffn_residual) for layer in model.layers)
 
 
 def test_a_text_needs_a_second_token():

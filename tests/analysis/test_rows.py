@@ -21,6 +21,7 @@ MODEL = {
     "activations": [{**UNITS, "dead_share": 0.0, "participation": None, "participation_share": None}],
     "stream": [{"depth": 0, "width": 4, "rank": 4, "entropy": 0.75, "participation": 2.5}],
     "logit_lens": [{"depth": 2, "target_log_prob": -1.5, "entropy": 1.25, "kl_to_next": None}],
+    "block_exits": [{"layer": 2, "block": 1, "target_log_prob": -2.5}],
     "sinks": [{"layer": 1, "first_token_share": 0.5, "heads": [0.25, 0.75], "norm_ratio": 9.0}],
 }
 ANALYSIS = Analysis.model_validate(
@@ -55,6 +56,7 @@ def test_every_number_is_a_row() -> None:
         ("m", "logit_lens.target_log_prob", 2, None, None, -1.5),
         ("m", "logit_lens.entropy", 2, None, None, 1.25),
         ("m", "logit_lens.kl_to_next", 2, None, None, None),
+        ("m", "block_exits.target_log_prob", 2, 1, None, -2.5),
         ("m", "sinks.first_token_share", 1, None, None, 0.5),
         ("m", "sinks.norm_ratio", 1, None, None, 9.0),
         ("m", "sinks.heads", 1, None, 0, 0.25),

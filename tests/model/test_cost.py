@@ -7,7 +7,7 @@ from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
 from model_cases import CASES, SEQ_LEN, config, decoder, random_tokens, templates, variant
 from recipes import RECIPES, one_of_each_kind, recipe_data
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import checked_copy, parse, to_data
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.cost import Cost, linear, vector
 from widthwise.model.decoder import Decoder
@@ -62,6 +62,21 @@ def test_an_exit_costs_what_a_uniform_model_of_fewer_layers_costs():
     deep = config("uniform")
     shallow = deep.model_copy(update={"layers": deep.layers[:2]})
     assert deep.exit_flops(SEQ_LEN)[2] == shallow.inference_cost().forward_flops(SEQ_LEN)
+
+
+@pytest.mark.parametrize(("n_layers", "n_blocks"), [(1, 1), (2, 1), (2, 2), (3, 2)])
+def test_an_exit_inside_a_layer_costs_what_torch_counts_in_a_model_that_ends_there(n_layers, n_blocks):
+    deep = config("uniform", ffn={"kind": "hourglass", "n_blocks": 3, "d_hidden": 7})
+    *before, last = deep.layers[:n_layers]
+    last = last.model_copy(update={"ffn": checked_copy(last.ffn, "ffn", n_blocks=n_blocks)})
+    shallow = on_meta(lambda: Decoder(checked_copy(deep, "model", layers=(*before, last))))
+    tokens = torch.zeros(1, SEQ_LEN, dtype=torch.long, device="meta")
+    expected = counted_flops(lambda: shallow(tokens))
+    assert SEQ_LEN * deep.block_exit_flops(SEQ_LEN)[n_layers - 1][n_blocks - 1] == expected
+
+
+def test_a_feed_forward_that_is_no_stack_has_no_exits_inside():
+    assert config("uniform").block_exit_flops(SEQ_LEN) == [[]] * config("uniform").n_layers
 
 
 @settings(deadline=None, max_examples=30)

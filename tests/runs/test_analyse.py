@@ -51,7 +51,7 @@ def numbers(model: AnalysedModel) -> dict[str, Any]:
     return {
         key: value
         for key, value in model.to_data().items()
-        if key not in ("name", "source", "kind", "step", "tokens", "run", "exit_flops")
+        if key not in ("name", "source", "kind", "step", "tokens", "run", "exit_flops", "block_exit_flops")
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from widthwise.analysis.block_exits import watched_exits
 from widthwise.analysis.subject import Subject, Watcher
 from widthwise.analysis.watching import watched_layers
 from widthwise.kernels.swiglu.reference import swiglu
@@ -48,11 +49,15 @@ class DecoderSubject(Subject):
         def show(depth: int, stream: Stream) -> None:
             watcher.see_stream(depth, self._wide(depth, stream), self._model.exit(stream))
 
+        def show_block(layer: int, block: int, stream: Stream) -> None:
+            watcher.see_block(layer, block, self._model.exit(stream))
+
         layers = cast(list[DecoderLayer], list(self._model.layers))
         with ExitStack() as stack:
             stack.enter_context(watched_layers(layers, watcher, show))
             for index, layer in enumerate(layers):
                 stack.enter_context(watched_units(layer.ffn, partial(watcher.see_activations, index)))
+                stack.enter_context(watched_exits(layer, partial(show_block, index)))
             self._model.stream(tokens)
 
     def _wide(self, depth: int, stream: Stream) -> Tensor:

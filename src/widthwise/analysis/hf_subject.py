@@ -102,6 +102,9 @@ class _Seen(Watcher):
     def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
         pass
 
+    def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
+        pass
+
     def see_attention(self, layer: int, call: AttentionCall) -> None:
         self.n_calls += 1
 

@@ -1,9 +1,9 @@
-"""What a model would predict if it ended after each layer.
+"""What a model would predict if it ended after each layer, or after each block inside one.
 
 Source: nostalgebraist 2020; variable-width paper, arXiv:2606.18246, section 4.3.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,6 +57,31 @@ class LogitLens:
             for depth, (target_log_prob, entropy, divergence) in enumerate(
                 zip(target_log_probs, entropies, [*divergences, None])
             )
+        ]
+
+
+class BlockExits:
+    """The loss of a model that ends inside a layer, after one of its feed-forward blocks; sums in fp64."""
+
+    def __init__(self) -> None:
+        self._n_tokens = 0
+        self._sums: dict[tuple[int, int], Tensor] = {}
+
+    def add(
+        self, hidden: Mapping[tuple[int, int], Tensor], targets: Tensor, logits: Callable[[Tensor], Tensor]
+    ) -> None:
+        """hidden: of each (layer, block), from 0 on, (n, d_model); the rest as for the lens."""
+        for place, states in hidden.items():
+            for rows, own in zip(states.split(TOKENS_AT_ONCE), targets.split(TOKENS_AT_ONCE)):
+                found = _log_probs(logits(rows)).gather(1, own[:, None]).sum(dtype=torch.float64)
+                self._sums[place] = self._sums.get(place, 0) + found
+        self._n_tokens += len(targets)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """An entry for each block but the last of a layer, the mean in nats; layers and blocks from 1 on."""
+        return [
+            {"layer": layer + 1, "block": block + 1, "target_log_prob": float(total) / self._n_tokens}
+            for (layer, block), total in sorted(self._sums.items(), key=lambda item: item[0])
         ]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from widthwise.analysis.activations import ActivationMeter
 from widthwise.analysis.attention_calls import AttentionCall
-from widthwise.analysis.logit_lens import LogitLens
+from widthwise.analysis.logit_lens import BlockExits, LogitLens
 from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
 from widthwise.analysis.sinks import SinkMeter
 from widthwise.analysis.subject import Subject, Watcher
@@ -40,7 +40,7 @@ class ProfileOptions(Config):
 class Profile(Watcher):
     """The profile of one model, in memory that does not grow with the number of tokens: about width^2 numbers a depth.
 
-    A batch in flight also needs (n_layers + 1) * d_model numbers for every token.
+    A batch in flight also needs d_model numbers for every token, layer, and further block of a layer.
     """
 
     def __init__(self, subject: Subject, options: ProfileOptions | None = None):
@@ -48,9 +48,10 @@ class Profile(Watcher):
         self._n_tokens = 0
         self._activations: dict[tuple[int, int], ActivationMeter] = {}
         self._entropies: list[MatrixEntropy] = []
-        self._lens = LogitLens()
+        self._lens, self._exits = LogitLens(), BlockExits()
         self._sinks = [SinkMeter() for _ in subject.widths]
         self._hidden: list[Tensor] = []
+        self._hidden_in_layers: dict[tuple[int, int], Tensor] = {}
 
     @torch.no_grad()
     def add(self, windows: Tensor) -> None:
@@ -63,8 +64,9 @@ class Profile(Watcher):
         try:
             self._subject.run(tokens, self)
             self._lens.add(self._hidden, targets.flatten(), self._subject.logits)
+            self._exits.add(self._hidden_in_layers, targets.flatten(), self._subject.logits)
         finally:
-            self._hidden = []
+            self._hidden, self._hidden_in_layers = [], {}
         self._n_tokens += tokens.numel()
 
     def see_stream(self, depth: int, stream: Tensor, hidden: Tensor) -> None:
@@ -76,6 +78,9 @@ class Profile(Watcher):
         self._hidden.append(hidden.flatten(0, 1))
         if depth > 0:
             self._sinks[depth - 1].add_stream(stream)
+
+    def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
+        self._hidden_in_layers[layer, block] = hidden.flatten(0, 1)
 
     def see_activations(self, layer: int, block: int, activations: Tensor) -> None:
         if (layer, block) not in self._activations:
@@ -102,6 +107,7 @@ class Profile(Watcher):
             ],
             "stream": stream,
             "logit_lens": self._lens.summary(),
+            "block_exits": self._exits.summary(),
             "sinks": [{"layer": layer, **meter.summary()} for layer, meter in enumerate(self._sinks, start=1)],
             "valley": valley([entry["entropy"] for entry in stream]),
         }

@@ -20,8 +20,8 @@ Row = tuple[str, str, int, int | None, int | None, float | None]
 def rows(analysis: Analysis) -> Iterator[Row]:
     """model, measure, layer (of `stream.` and `logit_lens.` measures: depth), block, index, value.
 
-    block: only for activations. index: the number of a density's threshold, of a utilisation's unit, of
-    heads that of the head, all from 0; else None. value: None where a number is not defined.
+    block: only for activations and exits inside a layer. index: the number of a density's threshold, of a utilisation's
+    unit, of heads that of the head, all from 0; else None. value: None where a number is not defined.
     """
     for model in analysis.models:
         for measure, layer, block, index, value in _of_model(model):
@@ -40,6 +40,8 @@ def _of_model(model: AnalysedModel) -> Iterator[tuple[str, int, int | None, int 
         for entry in getattr(model, part):
             for key in keys:
                 yield f"{part}.{key}", entry.depth, None, None, getattr(entry, key)
+    for entry in model.block_exits:
+        yield "block_exits.target_log_prob", entry.layer, entry.block, None, entry.target_log_prob
     for entry in model.sinks:
         for key in OF_SINKS:
             yield f"sinks.{key}", entry.layer, None, None, getattr(entry, key)

@@ -25,6 +25,13 @@ class Watcher(ABC):
         """
 
     @abstractmethod
+    def see_block(self, layer: int, block: int, hidden: Tensor) -> None:
+        """Called for each block but the last of a feed-forward that is a stack; layers and blocks from 0 on.
+
+        hidden: (B, T, d_model), the stream as it is after that block, after the model's last norm.
+        """
+
+    @abstractmethod
     def see_attention(self, layer: int, call: AttentionCall) -> None:
         """Called once a layer; layers count from 0."""
 

@@ -151,6 +151,15 @@ class ModelConfig(Config):
         layers = (sum(costs.values(), Cost()).forward_flops(seq_len) for costs in self.layer_costs())
         return list(accumulate(layers, initial=_without_mtp(self.end_costs()).forward_flops(seq_len)))
 
+    def block_exit_flops(self, seq_len: int) -> list[list[float]]:
+        """Forward FLOPs of a token that leaves each layer after each feed-forward block but the last, through the last
+        norm and the head: a list for each layer, empty where its feed-forward is no stack."""
+        found = []
+        for layer, after in zip(self.layers, self.exit_flops(seq_len)[1:]):
+            blocks = [cost.forward_flops(seq_len) for cost in layer.ffn.block_costs(layer.d_model, layer.d_out)]
+            found.append([after - sum(blocks[n_passed:]) for n_passed in range(1, len(blocks))])
+        return found
+
     def cost(self) -> Cost:
         """The cost of training, the further heads included."""
         return sum(self.costs().values(), Cost())

@@ -55,6 +55,15 @@ class LensPoint(Record):
     """Symmetrised KL divergence to the prediction at the next depth; None at the last."""
 
 
+class BlockExit(Record):
+    """The prediction that final norm and head make after a feed-forward block that is not the last of its layer."""
+
+    layer: int = pydantic.Field(ge=1)
+    block: int = pydantic.Field(ge=1)
+    target_log_prob: Known
+    """In nats."""
+
+
 class Sink(Record):
     """Attention of one layer to the first token, and the size of that token's state after the layer."""
 
@@ -99,9 +108,13 @@ class AnalysedModel(Record):
     activations: Sequence[Activations]
     stream: Sequence[StreamState]
     logit_lens: Sequence[LensPoint]
+    block_exits: Sequence[BlockExit] = ()
+    """Of layers whose feed-forward is a stack of blocks."""
     sinks: Sequence[Sink]
     exit_flops: Sequence[Number] | None = None
     """Forward FLOPs of a token that leaves after each depth, head included; None if they are unknown."""
+    block_exit_flops: Sequence[Sequence[Number]] | None = None
+    """The same after each block of each layer but its last; None if they are unknown."""
     valley: Valley | None = None
     token_widths: TokenWidths | None = None
     """None for a model without dynamic-width layers."""
@@ -118,6 +131,7 @@ class AnalysedModel(Record):
             "activations": [each.layer for each in self.activations],
             "stream": [each.depth for each in self.stream],
             "logit_lens": [each.depth for each in self.logit_lens],
+            "block_exits": [each.layer for each in self.block_exits],
             "sinks": [each.layer for each in self.sinks],
         }
         for key, layers in numbers.items():

@@ -53,7 +53,7 @@ class LoadedModel:
     tokens: int | None
     """Tokens that it was trained on; None where nobody knows."""
     beside: Callable[[HeldOut], dict[str, Any]]
-    """What only some models have: `token_widths` and `virtual_width` as in the result of a run, `exit_flops`."""
+    """What only some models have: `token_widths` and `virtual_width` as in the result of a run, and what exits cost."""
     notes: Sequence[str] = ()
     """Remarks for the user on how it was loaded."""
 
@@ -120,7 +120,12 @@ class RunSource(ModelSource):
 
 def _analyses(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
     widths = validate(model, held_out).token_widths if dynamic_layers(model.config) else None
-    return {**model_analyses(model, held_out, widths), "exit_flops": model.config.exit_flops(held_out.seq_len)}
+    config, seq_len = model.config, held_out.seq_len
+    return {
+        **model_analyses(model, held_out, widths),
+        "exit_flops": config.exit_flops(seq_len),
+        "block_exit_flops": config.block_exit_flops(seq_len),
+    }
 
 
 class HFSource(ModelSource):

@@ -165,6 +165,15 @@ def test_the_loss_of_an_early_exit_is_drawn_over_what_it_costs(page: str, tmp_pa
     assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 3e5, 4e5], [6.0, 5.5, 5.0])
 
 
+def test_exits_inside_layers_stand_between_those_after_layers(tmp_path: Path) -> None:
+    inside = [{"layer": 2, "block": 1, "target_log_prob": -5.25}, {"layer": 1, "block": 1, "target_log_prob": -5.75}]
+    counted = {"exit_flops": [2e5, 3e5, 4e5], "block_exits": inside, "block_exit_flops": [[2.5e5], [3.5e5]]}
+    folder = write_analysis(tmp_path, {**model("counted", [64, 64], 0.5), **counted})
+    curve = exit_curve(Analysis.read(folder).models[0])
+    assert curve is not None
+    assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 2.5e5, 3e5, 3.5e5, 4e5], [6.0, 5.75, 5.5, 5.25, 5.0])
+
+
 def test_widths_of_tokens_have_their_section(tmp_path: Path) -> None:
     dynamic = {**model("dynamic", [64] * 4, 0.5), "token_widths": token_widths(4)}
     page = page_of(write_analysis(tmp_path, model("uniform", [64] * 4, 0.5), dynamic))

@@ -79,9 +79,12 @@ class HourglassConfig(BlockOptions, FFNConfig):
         own = [norm.moved(placement, d_model, d_out, d_write) for d_write in self.block_outputs(d_model, d_out)]
         return norm.moved("pre", d_model, d_out, d_out) if is_shared else None, own
 
-    def cost(self, d_model: int, d_out: int) -> Cost:
+    def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
         blocks = zip(self.hidden_widths, self.block_outputs(d_model, d_out))
-        costs = [self.block_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
+        return [self.block_cost(d_model, d_hidden, d_write) for d_hidden, d_write in blocks]
+
+    def cost(self, d_model: int, d_out: int) -> Cost:
+        costs = self.block_costs(d_model, d_out)
         return _with_shared_weights(costs) if self.share_weights else sum(costs, Cost())
 
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:

@@ -75,6 +75,10 @@ class FFNConfig(Config, ABC):
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Cost without norms, in a layer of width d_model that writes the first d_out coordinates of the stream."""
 
+    def block_costs(self, d_model: int, d_out: int) -> list[Cost]:
+        """Cost without norms of each block that adds to the stream on its own, in order; one unless it is a stack."""
+        return [self.cost(d_model, d_out)]
+
     def norm_cost(self, d_model: int, d_out: int, norm: NormSite) -> Cost:
         """Cost of its norms."""
         return norm.cost(d_model, d_out)

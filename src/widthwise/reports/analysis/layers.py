@@ -91,8 +91,13 @@ def counterpart(layer: int, n_layers: int, of: AnalysedModel) -> int:
 
 
 def exit_curve(model: AnalysedModel) -> Curve | None:
-    """The loss where the model ends after a layer, over the FLOPs taken by then; None if they are unknown."""
+    """The loss where the model ends after a layer, or after a block inside one, over the FLOPs taken by then; None if
+    they are unknown."""
     if model.exit_flops is None:
         return None
-    x = np.array([model.exit_flops[each.depth] for each in model.logit_lens], dtype=float)
-    return Curve(x, np.array([-finite(each.target_log_prob) for each in model.logit_lens]))
+    exits = [(model.exit_flops[each.depth], finite(each.target_log_prob)) for each in model.logit_lens]
+    if model.block_exit_flops is not None:
+        for each in model.block_exits:
+            exits.append((model.block_exit_flops[each.layer - 1][each.block - 1], finite(each.target_log_prob)))
+    flops, log_probs = np.array(sorted(exits), dtype=float).T
+    return Curve(flops, -log_probs)
