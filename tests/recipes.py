@@ -23,7 +23,7 @@ def recipe_data(path: Path) -> list[dict]:
 
 
 def one_of_each_kind(found: Iterable[T], data: Callable[[T], Any]) -> list[T]:
-    """Of those whose data differ in numbers alone the first."""
+    """Without those whose data differ only in numbers from those of one before them."""
     kinds: dict[Hashable, T] = {}
     for each in found:
         kinds.setdefault(_without_numbers(data(each)), each)

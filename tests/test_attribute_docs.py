@@ -8,9 +8,9 @@ from widthwise.recipe.train_section import TrainConfig
 
 class Base(Config):
     kept: int = 1
-    """Of the base."""
+    """A field of the base."""
     changed: int = 1
-    """Of the base, and declared anew."""
+    """A field of the base that is declared anew."""
 
 
 class Derived(Base):
@@ -28,7 +28,7 @@ def of_fields(config: type[Config]) -> dict[str, str]:
 
 
 def test_a_field_declared_anew_leaves_the_docstring_of_the_base():
-    assert of_fields(Derived) == {"kept": "Of the base.", "own": "Two\nlines."}
+    assert of_fields(Derived) == {"kept": "A field of the base.", "own": "Two\nlines."}
 
 
 def test_a_class_without_source_has_none():

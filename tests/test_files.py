@@ -113,7 +113,8 @@ class TestNewFolder:
         assert (tmp_path / "full" / "mine").read_text() == "mine"
 
     def test_what_a_killed_process_left_is_removed_or_named(self, tmp_path):
-        """Of the same name removed; of another named, or of another host, which may be at work; alive ones stay."""
+        """A leftover of the same name is removed; one of another name, or of another host, which may be at work, stays
+        and is named in a warning; that of a process which is alive stays."""
         gone = subprocess.Popen(["true"])
         gone.wait()
         here = f"{files.HOST}-{gone.pid}"

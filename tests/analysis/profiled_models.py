@@ -89,15 +89,15 @@ class Trace:
     def __init__(self, model: Decoder, tokens: Tensor):
         self.model = model
         self.streams: list[Tensor] = []
-        """Of every depth (B, T, coordinates written so far)."""
+        """The stream at every depth, (B, T, coordinates written so far)."""
         self.lens_inputs: list[Tensor] = []
-        """Of every depth (B, T, d_model), normalised."""
+        """What the lens reads at every depth, (B, T, d_model), normalised."""
         self.block_lens_inputs: dict[tuple[int, int], Tensor] = {}
         """The same after each block but the last of every hourglass, by layer and block."""
         self.activations: dict[tuple[int, int], Tensor] = {}
-        """By layer and block (B T, d_ff)."""
+        """Layer and block -> activations (B T, d_ff)."""
         self.first_key_weights: list[np.ndarray] = []
-        """Of every layer (B, n_heads, T)."""
+        """The weight of the first key in every layer, (B, n_heads, T)."""
         with torch.no_grad():
             self.context = model._context(tokens, model.config.layers)
             (self._run_plain if model.config.residual.kind == "plain" else self._run_slots)(tokens)
@@ -182,7 +182,7 @@ def gated(ffn: Any, x: Tensor) -> Tensor:
 
 
 def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
-    """Of every block of a feed-forward that reads x, (B, T, d_ff)."""
+    """The activations of every block of a feed-forward that reads x, each (B, T, d_ff)."""
     if isinstance(ffn, Hourglass):
         found, h = [], x
         for block in ffn.blocks:
@@ -224,7 +224,7 @@ def _routed(ffn: MoE, x: Tensor) -> Tensor:
 
 
 def spectrum(states: np.ndarray) -> dict[str, Any]:
-    """By the singular values of the matrix of all tokens. states: (n, width)."""
+    """Matrix entropy and participation, from the singular values of the matrix of all tokens. states: (n, width)."""
     n, width = states.shape
     p = np.linalg.svd(states, compute_uv=False) ** 2
     p = p / p.sum()
@@ -234,7 +234,7 @@ def spectrum(states: np.ndarray) -> dict[str, Any]:
 
 
 def unit_statistics(activations: np.ndarray, thresholds: tuple[float, ...], used: float) -> dict[str, Any]:
-    """Of a whole activation matrix (n, d_ff)."""
+    """The statistics of a whole activation matrix (n, d_ff), as their definitions say."""
     energy = (activations**2).sum(axis=0)
     utilisation = (np.abs(activations) > used).mean(axis=0)
     participation = energy.sum() ** 2 / (energy**2).sum()

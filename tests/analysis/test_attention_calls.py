@@ -18,7 +18,7 @@ def heads(n: int, seed: int) -> Tensor:
 
 
 def weights_of(n_kv_heads: int = N_HEADS, **options) -> tuple[Tensor, Tensor]:
-    """Of key 0 as seen, and as it comes out where every value is 1 at key 0 and 0 elsewhere."""
+    """The weights of key 0 as they are seen, and as they come out where values are 1 at key 0 and 0 elsewhere."""
     seen = []
     values = torch.zeros(N_TEXTS, n_kv_heads, N_TOKENS, HEAD_DIM, dtype=torch.float64)
     values[:, :, 0] = 1.0

@@ -237,7 +237,7 @@ def test_a_text_needs_a_second_token():
 
 
 def held_bytes(thing: Any, seen: set[int]) -> int:
-    """Of the tensors of a profile's meters."""
+    """Bytes of the tensors that a profile's meters hold."""
     if id(thing) in seen or isinstance(thing, torch.nn.Module):
         return 0
     seen.add(id(thing))

@@ -175,7 +175,7 @@ def test_sizes_rounded_up_leave_as_a_plain_llama(widthwise: Run, source: Path, t
 
 
 def test_a_llama_with_odd_heads_leaves_with_padded_ones(widthwise: Run, source: Path, tmp_path: Path) -> None:
-    """Of 6 coordinates each; as a plain llama, whose base gives the old frequencies and one more."""
+    """Its heads have 6 coordinates; it leaves as a plain llama, whose base gives the old frequencies and one more."""
     assert widthwise("import", source, tmp_path / "run")[0] == 0
     code, out, err = widthwise("export", tmp_path / "run", tmp_path / "out", "--pad-heads", 8)
     assert code == 0, err

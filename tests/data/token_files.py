@@ -8,7 +8,7 @@ from widthwise.data.shards import ShardWriter, TokenFile
 from widthwise.data.windows import TokenMixture
 
 N_TOKENS = (997, 311, 2003)
-"""Of the three sources."""
+"""Tokens of each of the three sources."""
 
 
 def counting_tokens(prefix: Path, n_tokens: int, first: int = 0) -> TokenFile:

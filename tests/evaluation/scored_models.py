@@ -70,7 +70,7 @@ def tiny_scorer(kind: str = "x", max_length: int = 19, batch_size: int = 3, seed
 
 @torch.no_grad()
 def softmax_nats(model: Decoder, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each token but the first, given all before it and nothing else: its nats, and whether it is the argmax."""
+    """The nats of each token but the first, given all before it and nothing else, and whether it is the argmax."""
     log_probs = model.eval()(torch.tensor([tokens[:-1]]))[0].log_softmax(dim=-1)
     targets = torch.tensor(tokens[1:])
     return -log_probs[torch.arange(len(targets)), targets].numpy(), (log_probs.argmax(dim=-1) == targets).numpy()

@@ -50,7 +50,7 @@ def _own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def results(model: Any, config: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Of `evaluate`, because `simple_evaluate` describes the machine each time."""
+    """What `evaluate` finds. It is called directly, because `simple_evaluate` describes the machine each time."""
     from lm_eval.evaluator import evaluate
     from lm_eval.tasks import TaskManager
 

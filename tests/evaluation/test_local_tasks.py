@@ -25,7 +25,7 @@ def _scores(path: Path, scorer=None, **options) -> TaskScores:
 
 
 def _log_likelihood(text: str, continuation: str, model) -> tuple[float, bool]:
-    """Of a continuation that the whole text ends with, one token a byte."""
+    """The log-likelihood of a continuation, with which the text ends, and whether it is greedy. A token is a byte."""
     n = len(continuation.encode())
     nats, is_greedy = softmax_nats(model, [TOKENIZER.eos_id] * (not text[: -len(continuation)]) + list(text.encode()))
     return -float(nats[-n:].sum()), bool(is_greedy[-n:].all())

@@ -52,7 +52,7 @@ def test_a_worse_variant_is_compared_at_its_own_final_loss() -> None:
 
 
 def test_a_crossing_of_power_laws_is_found_between_the_validations() -> None:
-    """Of E + A t^-a, a factor s to A moves the crossing by s^(1/a): here 0.8^(1/0.5) = 0.64."""
+    """A factor s to A in E + A t^-a moves the crossing by s^(1/a): here 0.8^(1/0.5) = 0.64."""
     tokens = np.linspace(1000, 100_000, 100)
     own, baseline = (course(1.7 + scale * tokens**-0.5, tokens) for scale in (80, 100))
     assert compared([own], [baseline]).tokens_ratio.mean == pytest.approx(0.64, rel=1e-4)

@@ -48,7 +48,7 @@ def test_of_several_seeds_the_interval_is_that_of_the_luck_of_runs() -> None:
 
 @pytest.mark.parametrize("n_seeds", [1, 2])
 def test_ninety_percent_intervals_hold_the_truth_about_so_often(n_seeds: int) -> None:
-    """Of 250 data sets; the binomial standard error is 1.9 percent."""
+    """There are 250 data sets, so that the binomial standard error is 1.9 percent."""
     hits = np.zeros(2)
     for seed in range(250):
         found = fit_law(POWER, group(noisy(seed, n_seeds)), seed).intervals(0.90)
@@ -109,7 +109,7 @@ def test_what_has_no_number_in_a_draw_has_no_interval() -> None:
 
 
 def test_a_bend_is_told_from_the_luck_of_runs() -> None:
-    """Of runs on a power law about one data set in twenty looks bent; a bend of ten times their luck always does."""
+    """About one data set in twenty of runs on a power law looks bent; a bend of ten times their luck always does."""
     n_misses = sum(fit_law(POWER, group(noisy(seed, n_seeds=2))).misses_by_more_than_luck for seed in range(100))
     assert n_misses <= 12
     bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]

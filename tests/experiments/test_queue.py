@@ -56,7 +56,7 @@ def age(queue: Queue) -> None:
 def test_workers_that_begin_at_once_claim_every_task_once(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Of a study that none of them finds; each claims until every task is claimed."""
+    """None of them finds a study when it begins; each claims until every task is claimed."""
     url = sqlite_url(tmp_path / "study.db") if database == "sqlite" else request.getfixturevalue("postgres")
     claimed: list[str] = []
     errors: list[Exception] = []

@@ -24,7 +24,7 @@ COST = CostSummary(
 RANDOM = np.random.default_rng(3)
 SEEDS = (1, 2, 5)
 WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, len(SEEDS), 7))
-"""Of two variants, the losses of three tokens ahead, by seed and window."""
+"""Held-out losses of two variants, of the first, second and third token ahead, by seed and window."""
 
 
 def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0), has_windows: bool = True):

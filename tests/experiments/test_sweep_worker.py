@@ -365,7 +365,7 @@ TWO_MORE = {"search": {"n_trials": 8}}
 
 
 def test_what_a_search_chooses_again_counts_once_and_what_has_no_name_is_listed_by_its_number(tmp_path: Path) -> None:
-    """Of one choice every trial is the same; one of 200 letters has no name that a folder could have."""
+    """Where there is one choice every trial is the same; one of 200 letters has no name that a folder could have."""
     section = {"over": {"optimizer.lr": [0.002]}, "seeds": [4], "search": {"sampler": "random", "n_trials": 3}}
     found = run_sweep(plan_of(tmp_path, section), tmp_path / "again", COMMAND)
     assert [point["name"] for point in found["points"]] == ["0.002"]

@@ -193,7 +193,7 @@ def plan_of(tmp_path: Path, trend: dict[str, Any] | None, **arguments: Any) -> C
 
 
 def test_a_quantity_is_that_of_the_variants_that_take_part(tmp_path: Path) -> None:
-    """Of all where none is named. The virtual width is n_slots / n_fractions, and that of a plain residual is 1."""
+    """All take part where none is named. The virtual width is n_slots / n_fractions, and 1 for a plain residual."""
     assert plan_of(tmp_path, {"over": "virtual_width"}).trend_values() == {
         "plain": 1.0,
         "r1": 1.0,

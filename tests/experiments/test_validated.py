@@ -20,7 +20,7 @@ COST = CostSummary(
 SEEDS = (1, 2, 5)
 RANDOM = np.random.default_rng(4)
 WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, 7))
-"""Of two variants, by seed and window."""
+"""Held-out losses of two variants, by seed and window."""
 ACCURACIES = ((0.25, 0.5, 0.5), (0.5, 0.75, 0.25))
 
 

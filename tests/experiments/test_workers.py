@@ -124,7 +124,7 @@ def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
-    """Of a comparison and of a sweep; the first process speaks to the study and prints."""
+    """Both in a comparison and in a sweep the first process speaks to the study and prints."""
     alone = run_plan(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")
     shared = ["--storage", sqlite_url(tmp_path / "study.db"), "train.batch_size=4"]
     commands = [

@@ -54,7 +54,7 @@ def shaped(widths: list[int], endpoints: str = "slim", **changes) -> ModelConfig
 
 
 def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0.3) -> Weights:
-    """Of a model of which no gain, bias or coefficient stands where it started."""
+    """Weights of a model in which no gain, bias or coefficient stands where it started."""
     generator = torch.Generator().manual_seed(seed)
     with torch.device("meta"):
         model = Decoder(config)
@@ -176,8 +176,8 @@ def _is_heard_alike(config: ModelConfig, name: str) -> bool:
 
 
 def _unread_rows(config: ModelConfig, name: str, entries: Tensor) -> Tensor:
-    """Of what the feed-forward of a layer writes behind all that is read after it: it has a gradient through the norm
-    behind it only.
+    """The rows of w_down that write coordinates which nothing reads after the layer: they have a gradient only through
+    the norm behind them.
     """
     path = name.split(".")
     found = torch.zeros_like(entries)
@@ -241,7 +241,7 @@ class Grown:
         return dict(weights)
 
     def correspondence(self) -> Correspondence:
-        """Of the whole growth."""
+        """Which layer of the first model each layer of the last one is, over all growths."""
         layers = tuple(range(self.config.n_layers))
         blocks: dict[int, tuple[int | None, ...]] = {}
         for plan in self.plans:

@@ -97,7 +97,7 @@ def test_compositions_contain_every_expansion_often():
 
 
 def test_everything_new_learns_after_three_steps_at_most():
-    """Of growths without a step in between; one growth needs two, see `test_expansions`."""
+    """The growths follow each other without a step in between; after a single one two steps do (`test_expansions`)."""
     for seed in range(25):
         grown, names = composed(seed)
         weights, tokens = grown.weights(with_random_weights(grown.config, seed), seed), tokens_for(seed, batch=4)

@@ -34,7 +34,7 @@ def both(config: ModelConfig, expansion, zero_side: str = "outputs") -> tuple[Gr
 
 
 def gradient_norms(config: ModelConfig, weights: Weights, name: str, zero_side: str) -> Tensor:
-    """Of the zero factor of each unit."""
+    """The norm of the gradient of each unit's zero factor."""
     doubles = {name: weight.double() for name, weight in weights.items()}
     gradient = Measured(config, doubles, TOKENS).gradients[name]
     return (gradient if zero_side == "inputs" else gradient.T).norm(dim=1)

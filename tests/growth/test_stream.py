@@ -64,7 +64,7 @@ def test_a_norm_measures_what_it_measured_and_what_is_fresh(pairs):
 
 
 def test_a_norm_goes_on_with_a_part():
-    """Of 6 coordinates it measured 4; they become 8 of which the fifth was not its own."""
+    """The norm measured 4 of 6 coordinates; they become 8, of which the fifth was not its own."""
     stream = PrefixMap(frozenset({(6, 8), (4, 4)}))
     assert stream.prefix(6, 8).tolist() == [0, 1, 2, 3, 4, 5, FRESH, FRESH]
     assert stream.stat_width(6, 8, 4) == 4

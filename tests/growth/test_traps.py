@@ -63,7 +63,7 @@ def with_zeros(plan: GrowthPlan, weights: Weights, *endings: str) -> Weights:
 
 
 class TestZeroTimesZero:
-    """Of two factors that are both 0 neither has a gradient."""
+    """Where both factors of a product are 0, neither has a gradient."""
 
     def test_a_wider_stream_with_gains_of_zero(self):
         config = small_model()
@@ -130,7 +130,7 @@ class TestZeroTimesZero:
         assert dead_share(plan, by_hand, n_steps=8) == 1
 
     def test_a_wider_stream_behind_gains_of_zero(self):
-        """Of a layer added behind reordered norms, whose gains are 0, and of a copy of one whose new rows are 0."""
+        """The layer was added behind reordered norms: its gains are 0, or in a copy of it the new rows."""
         config = small_model(norm={"placement": "reordered"})
         added, _, weights = grown(config, expansions.add_layers(config, [1]))
         plan = plan_growth(added.new, *expansions.widen_stream(added.new, 3))
@@ -197,7 +197,7 @@ class TestLayersBehindReorderedNorms:
     LR = 1e-3
 
     def rms_after_one_step(self, plan: GrowthPlan, weights: Weights) -> float:
-        """Of what the added attention writes."""
+        """The root mean square of what the added attention writes."""
         model = model_of(plan.new, weights)
         optimizer = torch.optim.AdamW(model.parameters(), lr=self.LR, weight_decay=0.0)
         tokens = tokens_for(0)

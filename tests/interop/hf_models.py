@@ -18,7 +18,7 @@ transformers.logging.disable_progress_bar()
 VOCAB_SIZE = 61
 N_TOKENS = 13
 TOLERANCE = 2e-6
-"""Of logits of size 1: norms, tables of rotation and softmax of transformers are in fp32 whatever the weights are."""
+"""How far logits of size 1 may lie apart: norms, rotation and softmax of transformers are in fp32 for any weights."""
 
 SPECIAL = {"bos_token_id": 3, "eos_token_id": 5, "pad_token_id": None}
 SIZES: dict[str, Any] = {
@@ -76,7 +76,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def hf_model(name: str) -> Any:
-    """Of CONFIGS, in fp32; every norm, bias and matrix is different from its start."""
+    """A model of CONFIGS in fp32, whose norms, biases and matrices all differ from what they started as."""
     kind, options = CONFIGS[name]
     config = getattr(transformers, kind)(**copy.deepcopy(options))
     torch.manual_seed(0)

@@ -60,7 +60,7 @@ def test_what_was_imported_is_exported_bit_by_bit(tmp_path: Path, name: str, dty
 
 
 def test_greedy_text_is_that_of_transformers(tmp_path: Path) -> None:
-    """Of prompts of different lengths, with heads that share keys and values."""
+    """The prompts have different lengths, and heads share keys and values."""
     attention = {"n_heads": 6, "kv_group_size": 3}
     model = build(template(attention=attention), seed=3, dtype=torch.float64)
     assert export_hf(model.config, model.state_dict(), tmp_path / "out", PLAIN, torch.float64) == "llama"

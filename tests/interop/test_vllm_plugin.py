@@ -87,7 +87,7 @@ SHARED: dict[str, Any] = {
     "feed_forward": {"kind": "swiglu", "d_ff": 44},
     "qk_norm": {"over": "head"},
 }
-"""Of layers that four devices can share."""
+"""A config whose layers four devices can share."""
 
 
 @pytest.mark.parametrize(

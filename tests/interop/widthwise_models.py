@@ -202,7 +202,7 @@ def loaded(folder: Path, **options: Any) -> Any:
 
 
 def prompts() -> list[list[int]]:
-    """Of three lengths."""
+    """Prompts of three lengths."""
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(0, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (7, 3, 5)]
 

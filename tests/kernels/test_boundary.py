@@ -56,7 +56,7 @@ CASES = [
 ]
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
-"""Of ||difference|| / ||truth||: some ten roundings."""
+"""How large ||difference|| / ||truth|| may be: some ten roundings."""
 EPS = 1e-4
 
 

@@ -247,7 +247,7 @@ def test_a_read_that_nobody_writes_after():
 
 @pytest.mark.parametrize("frozen", ["all", "first", "state"])
 def test_only_the_wanted_gradients(frozen):
-    """Of sublayers between frozen sites, of sites after frozen ones, of everything but the state."""
+    """What is frozen: all sites, so that only sublayers learn; the first sites; or the state alone."""
     chain = Chain(n_sites=3)
     gone = {"all": chain.inputs[:10], "first": chain.inputs[:4], "state": chain.inputs[:1]}[frozen]
     for tensor in gone:

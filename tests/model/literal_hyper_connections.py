@@ -20,8 +20,8 @@ def normalised(x: Tensor, eps: float, divisor: int) -> Tensor:
 
 
 def coefficients(site, state: State) -> list[list[Tensor]]:
-    """Of slot i in row i: what it gives to each block that is read and to each slot, what it takes of each block that
-    is written. A row depends on its own slot alone.
+    """The table of coefficients. Row i says what slot i gives to each block that is read and to each slot, and what it
+    takes of each block that is written; it depends on slot i alone.
     """
     n, divisor = len(state), site.config.slot_norm_dim or state[0].shape[-1]
     n_read, config = site.n_read, site.config

@@ -24,7 +24,7 @@ def parameters_by_part(model: Decoder) -> dict[str, int]:
 
 
 def counted_flops(function: Callable[[], object]) -> int:
-    """Of a forward pass; the plain form of attention, whose two products the counter sees in full."""
+    """FLOPs of a forward pass as torch's counter sees them, with attention in its plain form, of two full products."""
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         function()
     return counter.get_total_flops()

@@ -139,7 +139,7 @@ AS_IN_THE_PAPERS = {
     "embedding": "copies",
     "reduce": "sum",
 }
-"""Of Hyper- and Frac-Connections."""
+"""Options with which slots are read and written as the papers on Hyper- and Frac-Connections have it."""
 
 OVER_WIDTH = {
     f"{m}_of_{n}{name}": {

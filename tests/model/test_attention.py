@@ -16,7 +16,7 @@ from widthwise.model.rope import rope_table
 
 SITE = NormSite("none", NormConfig(norm_dim=7))
 SIZES = [(6, 6), (6, 3), (6, 9), (2, 8), (5, 2)]
-"""Of queries and keys, and of values."""
+"""Size of the heads of queries and keys, and of those of values."""
 HEADS = [(3, 3), (4, 2), (6, 1)]
 
 

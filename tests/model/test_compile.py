@@ -12,7 +12,7 @@ def compiled_layers(model, backend="aot_eager"):
 
 
 def one_layer(name):
-    """Of the variant: a compiler takes seconds for each."""
+    """The variant with its first layer alone, because a compiler takes seconds for each."""
     resolved = variant("uniform", name)
     return resolved.model_copy(update={"layers": resolved.layers[:1]})
 

@@ -17,7 +17,7 @@ from widthwise.shape.template import ModelTemplate
 
 
 def idle_parameters(model: Decoder) -> int:
-    """Of the experts that a token is not sent to."""
+    """Parameters of the experts that a token is not sent to."""
     mixtures = [module for module in model.modules() if isinstance(module, MoE)]
     return sum(
         matrix.weight.numel() // mixture.config.n_experts * (mixture.config.n_experts - mixture.config.top_k)

@@ -17,7 +17,7 @@ CASES = [("uniform", "2_of_3_static"), ("uniform", "1_of_4_mixed_at_both_ends"),
 
 
 def two_layers(resolved):
-    """Of a model whose layers are alike: the interpreter takes seconds for each."""
+    """The model with its first two layers alone: all are alike, and the interpreter takes seconds for each."""
     return resolved.model_copy(update={"layers": resolved.layers[:2]})
 
 

@@ -32,7 +32,7 @@ AS_WRITTEN = {"score": {"kind": "ln_mean"}, "mask": {"kind": "hard"}, "min_fract
 
 
 def options(score="linear", mask="ste", **more):
-    """Of a recipe. score, mask: a kind, or all options of one."""
+    """The options of a dynamic feed-forward in a recipe. score, mask: a kind, or all options of one."""
     score, mask = ({"kind": each} if isinstance(each, str) else each for each in (score, mask))
     needed = {"vocab_size": 61} if score["kind"] == "token" else {}
     return {"kind": "dynamic", "d_ff": D_FF, "score": {**score, **needed}, "mask": mask, **more}

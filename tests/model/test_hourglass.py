@@ -62,7 +62,7 @@ def stream(d_model=D_MODEL, seed=1):
 
 
 def gradients(output, inputs):
-    """Of a fixed random combination of the output's entries."""
+    """Gradients of a fixed random combination of the output's entries."""
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
     return torch.autograd.grad((output * direction).sum(), inputs)
 
@@ -336,7 +336,7 @@ class TestInitialWeights:
         assert 0 < self.growth(self.model(n_blocks, depth_scaled=True)) < 1
 
     def growth(self, model):
-        """Of the mean square of the stream, 1 at the embedding, over all layers."""
+        """How much the mean square of the stream, which is 1 at the embedding, grows over all layers."""
         streams = []
         model.layers[0].register_forward_pre_hook(lambda module, inputs: streams.append(inputs[0]))
         model.layers[-1].register_forward_hook(lambda module, inputs, output: streams.append(output[0]))

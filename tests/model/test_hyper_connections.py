@@ -59,7 +59,7 @@ def table(site: HyperConnection, of: str = "static") -> Tensor:
 
 
 def columns(site: HyperConnection) -> tuple[slice, slice, slice]:
-    """Of the table: read, carry and write."""
+    """Which columns of the table are for reading, carrying and writing."""
     m, n = site.n_read, site.config.n_slots
     return slice(0, m), slice(m, m + n), slice(m + n, None)
 

@@ -47,7 +47,7 @@ def literal_layer(model: Decoder, depth, joined: torch.Tensor) -> torch.Tensor:
 
 
 def literal_logits(model: Decoder, text: torch.Tensor, n_inputs: int) -> list[torch.Tensor]:
-    """Of every depth, at all positions of a model that reads the first n_inputs tokens of the text."""
+    """The logits of every depth at all positions, written out, where the model reads the first n_inputs tokens."""
     residual, d = model.config.residual, model.config.d_model
     n_slots, b = residual.slot_shape(d)
     state = residual.to_slots(model.stream(text[:, :n_inputs]), d)

@@ -106,7 +106,7 @@ class TestStart:
 
     @pytest.mark.parametrize("residual", [{**HYPER, "n_slots": 3}, {**FRACTIONS, "n_slots": 4}])
     def test_a_model_is_the_plain_one_but_for_the_eps_of_the_last_norm(self, residual):
-        """Of n equal streams the norm sees the sum, so that its eps counts n^2 times less."""
+        """The last norm sees the sum of n equal streams, so that its eps counts n^2 times less."""
         model, plain = (
             build(config("uniform", **said), 3, dtype=torch.float64) for said in ({"residual": residual}, {})
         )

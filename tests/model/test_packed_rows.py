@@ -17,7 +17,7 @@ from widthwise.model.recompute import RECOMPUTE
 pytestmark = pytest.mark.usefixtures("float64")
 EOS, N_TOKENS = 60, 13
 LENGTHS = [[4, 1, 8], [13], [7, 6]]
-"""Of the documents of each row; the last one goes on behind it."""
+"""Tokens of the documents in each row; the last document goes on behind the row."""
 TOLD = Boundaries(EOS, masks=True, resets=True)
 KINDS = (
     "plain",

@@ -13,7 +13,7 @@ SHAPE = [64, 48, 64]
 
 
 def difference(layer: float, width: float) -> float:
-    """Of a point of group x to the baseline: lowest at (0.25, 0.3), the only one whose interval excludes 0."""
+    """A point of group x minus the baseline in loss: lowest at (0.25, 0.3), where alone the interval excludes 0."""
     return -0.03 + 0.08 * (layer - 0.25) + 0.05 * (width - 0.3)
 
 

@@ -91,7 +91,7 @@ def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int] = (4
 
 
 def mixture_of_two(folder: Path) -> str:
-    """Of two preparations of one corpus, by different held-out fractions."""
+    """A mixture of two preparations of one corpus that hold out different fractions."""
     sources = {}
     for name, held_out in (("a", 0.05), ("b", 0.9)):
         prepare(named_corpus("synthetic"), folder / name, tokenizer="bytes", held_out=held_out)

@@ -122,7 +122,7 @@ def step(model: Decoder, mesh: DeviceMesh, shape: tuple[int, int], n_passes: int
 
 
 def held_and_sent(config: ModelConfig, mesh: DeviceMesh, has_muon: bool) -> dict[str, Any]:
-    """Of a step of two passes."""
+    """Numbers that a process holds of each parameter, and bytes that it sends in a step of two passes."""
     model = sharded(config, mesh)
     optimizer = MuonConfig(lr=0.1, adamw=AdamWConfig(lr=0.1)).build(model) if has_muon else None
     held = {name: parameter.to_local().numel() for name, parameter in model.named_parameters()}
@@ -135,7 +135,7 @@ def held_and_sent(config: ModelConfig, mesh: DeviceMesh, has_muon: bool) -> dict
 
 
 def most_memory(case: dict[str, Any]) -> int:
-    """Of the second step, where AdamW has its state."""
+    """Most bytes at any moment of the second step, where AdamW has its state."""
     n_devices, n_shards = case["n_devices"], case["n_shards"]
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n_devices)
     mesh = init_device_mesh("cpu", (n_devices // n_shards, n_shards), mesh_dim_names=("replicate", "shard"))

@@ -40,7 +40,7 @@ def test_it_is_the_memory_of_a_dry_run() -> None:
 
 
 def test_the_largest_pass_is_the_largest_that_fits() -> None:
-    """Of the divisors of a device's sequences; the memory is what one of them needs."""
+    """Passes are divisors of a device's sequences; the device has the memory that one of them needs."""
     sizes = ("train.batch_size=12", "model.vocab_size=300", "seq_len=90")
     needed = {
         n: plan(tiny_recipe(*sizes, f"train.micro_batch_size={n}"), DEVICE).memory.total_bytes for n in (1, 2, 3, 4, 6)

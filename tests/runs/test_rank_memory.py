@@ -145,7 +145,7 @@ def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
 
 
 def memory_of(model: ModelConfig, precision: str) -> RankMemory:
-    """Of a process that is alone."""
+    """What a process that is alone needs."""
     recipe = tiny_recipe(f"train.precision={precision}")
     sharded = sharded_model(model, recipe.optimizer)
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))

@@ -58,7 +58,7 @@ SEARCHED = [
 
 
 def layer_params(n_blocks, n_layers, d_model, d_hidden):
-    """Of the layers' matrices."""
+    """Parameters of the layers' matrices."""
     return n_layers * d_model * (4 * d_model + 3 * n_blocks * d_hidden)
 
 

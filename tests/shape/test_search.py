@@ -73,7 +73,7 @@ def test_what_the_rule_gives_is_always_found(scale, n_blocks, n_layers, ratio) -
     ],
 )
 def test_what_is_matched_decides_the_width(scale, match, d_model) -> None:
-    """Of the headline models at the same depth, blocks and ratio; the budget in closed form."""
+    """The headline models are searched at the same depth, blocks and ratio; the budget is in closed form."""
     baseline, (n_blocks, n_layers, ratio) = BASELINES[scale], HEADLINE[scale]
     result = found_at(scale, match=match, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
     quantum = 2 * baseline.n_heads

@@ -41,7 +41,8 @@ def trained(recipe: Recipe, path: Path) -> str | None:
 
 
 def speed(rank: int) -> dict[str, float | int | None]:
-    """Of processes that take rank + 1 seconds a step, where the first one knows of no memory; mfu at 1 FLOP/s."""
+    """The record of speed, where a process takes rank + 1 seconds a step, the first knows of no memory, and a device
+    makes 1 FLOP/s at most."""
     patch = pytest.MonkeyPatch()
     patch.setattr(metrics, "model_flops_utilization", lambda tokens, flops, device: tokens * flops)
     with joined(tiny_recipe().train) as processes:

@@ -18,7 +18,7 @@ Tensors = dict[str, Tensor]
 
 
 def tensors() -> Tensors:
-    """Of 7 rows and of 2, of which 5 files leave some empty; bf16; and one without rows."""
+    """One of 7 rows; one of 2, so that some of 5 files have none of it; bf16; and one without rows."""
     return {
         "matrix": torch.arange(21.0).view(7, 3),
         "pair": torch.tensor([0.5, 1.5], dtype=torch.bfloat16),

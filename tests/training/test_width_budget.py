@@ -27,7 +27,7 @@ def budget_of(recipe, **settings):
 
 
 def random_fractions(seed=0):
-    """Of the three layers of the tiny model, for 2 sequences of 5 tokens."""
+    """The fractions that the three layers of the tiny model choose for 2 sequences of 5 tokens."""
     random = torch.Generator().manual_seed(seed)
     return [torch.rand(2, 5, generator=random, dtype=torch.float64).requires_grad_() for _ in range(3)]
 

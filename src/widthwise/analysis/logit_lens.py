@@ -86,7 +86,7 @@ class BlockExits:
 
 
 def _log_probs(logits: Tensor) -> Tensor:
-    """In fp32 or wider."""
+    """Log probabilities, computed in fp32 or wider."""
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
 
 

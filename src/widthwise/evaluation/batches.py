@@ -95,7 +95,7 @@ class _Group:
 
     rows: list[int]
     n_shared: int
-    """How many."""
+    """How many tokens all of them begin with."""
 
     @property
     def n_saved(self) -> int:

@@ -40,7 +40,7 @@ class SampleEstimate(NamedTuple):
         return {**self.record(), "low": _finite(low), "high": _finite(high)}
 
     def interval(self) -> tuple[float, float]:
-        """Of Student's t at CONFIDENCE; nan where the standard error is."""
+        """Lower and upper end of Student's t interval at CONFIDENCE; nan where there is no standard error."""
         if not math.isfinite(self.stderr):
             return math.nan, math.nan
         from scipy.special import stdtrit  # takes long to import

@@ -34,7 +34,7 @@ class PaperTask:
     """The task of lm-evaluation-harness; None: it has none with this metric."""
     local: LocalFile | None = None
     n_items: int | None = None
-    """As the paper counts them."""
+    """Questions of the task, as the paper counts them."""
     absence: str = ""
     """Why the harness cannot be asked, where it cannot."""
 

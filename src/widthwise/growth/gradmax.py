@@ -27,8 +27,8 @@ from widthwise.model.ffn.glu_module import GLU
 from widthwise.model.ffn.swiglu_module import SwiGLU
 
 N_ITERATIONS = 30
-"""Of the power method: the gradient then is as large as along the singular vector to within a percent or so, even
-where the next singular value is near."""
+"""Iterations of the power method. After so many the gradient is as large as along the singular vector to within a
+percent or so, even where the next singular value is near."""
 EXHAUSTED = 1e-6
 """Singular values below this part of the largest are those of directions that others have taken."""
 MAX_TOKENS = 4096
@@ -73,10 +73,10 @@ class _Seen:
     inputs: list[Tensor] = field(default_factory=list)
     gates: list[Tensor] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
-    """Of what w_down gives, by call, because the last call comes back first."""
+    """Call -> gradient of what w_down gave in it; the last call comes back first."""
 
     activation: Callable[[Tensor], Tensor] = silu
-    """Of the gate."""
+    """The function that the gate goes through."""
 
     def watch(self, part: SwiGLU) -> list[RemovableHandle]:
         if isinstance(part, GLU):
@@ -132,11 +132,11 @@ class NewUnits:
 
     module: str
     plan: TensorPlan
-    """Of the matrix."""
+    """The plan of the matrix that holds the factor."""
     are_rows: bool
     """Whether the factor is the rows of w_up, rather than the columns of w_down."""
     places: list[int]
-    """Of the units."""
+    """Which hidden units they are, counted in the larger model."""
 
     @property
     def parameter(self) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 LARGEST_DENOMINATOR = 64
-"""Of the fraction that `ratio` of a template stands for."""
+"""The largest denominator of the fraction that `ratio` of a template stands for."""
 MOST_RATIO_MISS = 0.01
 """By which part of itself a ratio may miss that fraction."""
 
@@ -70,7 +70,7 @@ def _one_size(value: Any) -> Any:
 
 
 HeadDim = Annotated[Width, pydantic.BeforeValidator(_one_size)]
-"""Of all heads of a layer."""
+"""The size of every head of a layer; a list of sizes is refused."""
 
 
 class AttentionConfig(Config):

@@ -45,7 +45,7 @@ class Variant(Record):
     """Name of a held-out loss -> tokens over those of the baseline for the loss that the baseline had at each of its
     validations, as far as the variant has it with every seed."""
     verdict: Verdict | None = None
-    """Of `difference`; None if there is nothing to compare with."""
+    """What `difference` says of the variant; None if there is nothing to compare with."""
     cost: CostSummary
     ratio: Mapping[str, Known]
     """Quantity -> value divided by the baseline's."""

@@ -12,7 +12,7 @@ class Demonstrated(Record):
     does: Sequence[str]
     """The expansion in words, a line each."""
     params: Number
-    """Of the larger model."""
+    """Parameters of the larger model."""
     quantities: Mapping[str, Sequence[float]]
     """Quantity -> one value per seed, in the order of the seeds."""
 
@@ -27,5 +27,5 @@ class Demonstration(StoredRecord):
     environment: Mapping[str, Any]
     seeds: Sequence[int]
     params: Number
-    """Of the model before it grows."""
+    """Parameters of the model before it grows."""
     expansions: Mapping[str, Demonstrated]

@@ -13,7 +13,7 @@ class UnitSize(Record):
     name: str
     params: int
     gathered_bytes: int
-    """In fp32, without padding."""
+    """Bytes of the parameters in fp32, without padding."""
 
 
 class RankMemory(Record):

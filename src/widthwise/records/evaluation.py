@@ -16,7 +16,7 @@ class Score(Record):
 
 
 Scores = Mapping[str, Score]
-"""By the name of the metric."""
+"""Name of a metric -> its score."""
 
 
 class Answers(Record):
@@ -24,7 +24,7 @@ class Answers(Record):
 
     metrics: Scores
     fingerprint: str
-    """Of the text, or of the questions: equal ones, equal questions."""
+    """A hash of the text, or of the questions of the task: answers with equal ones are to the same questions."""
 
 
 class Evaluation(Record):

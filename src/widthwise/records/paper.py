@@ -25,7 +25,7 @@ class PaperLine(Record):
     agrees: bool | None = None
     """Whether the counted number is the printed one when rounded to its digits."""
     measured: Estimate | None = None
-    """Of the experiment at another size, with its interval over seeds."""
+    """What the experiment at another size measured, with its interval over seeds."""
     reproduces: Answer | None = None
     """Whether what was measured is what the paper prints in a word."""
     is_difference: bool = False

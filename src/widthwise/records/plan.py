@@ -59,7 +59,7 @@ class Plan(Record):
     micro_batch_size: int
     """Sequences of a pass, by the recipe."""
     memory: RankMemory
-    """With that pass."""
+    """What a process needs with passes of that size."""
     fits: bool
     setups: Sequence[Setup]
     steps: int

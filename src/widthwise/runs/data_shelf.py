@@ -29,7 +29,7 @@ class DataShelf:
         return DataShelf, (self._checked,)
 
     def open(self, section: DataSection, progress: ProgressCallback) -> OpenedData:
-        """As `open_data`, once."""
+        """What `open_data` opens; while its files stay the same they are opened once."""
         key = section.model_dump_json()
         kept = self._opened.get(key)
         if kept is None or kept[1] != _stamps(kept[0]):
@@ -38,7 +38,7 @@ class DataShelf:
         return kept[0]
 
     def check(self, section: DataSection, progress: ProgressCallback) -> None:
-        """As the section's `check` of what was opened for it, once."""
+        """The section's `check` of what was opened for it, made once while the files stay the same."""
         key = section.model_dump_json()
         data, stamps = self._opened[key]
         if self._checked.get(key) != stamps:

@@ -45,7 +45,7 @@ class EvaluationConfig(ScoringOptions):
     partial: bool = False
     """Whether a suite may be answered in part; its average is marked then."""
     weights: dict[str, pydantic.PositiveFloat] = pydantic.Field(default_factory=dict)
-    """Of texts and of the suite's tasks in their means, by name; 1 where not given."""
+    """Name of a text or of a task of the suite -> its weight in their mean; 1 where not given."""
     field: str = "text"
     """Key of the text in JSONL, or column in Parquet."""
     stride: pydantic.PositiveInt | None = None

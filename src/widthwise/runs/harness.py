@@ -30,7 +30,7 @@ class HarnessAnswers:
     """What a model answered."""
 
     metrics: dict[str, Metrics]
-    """Of each task, and of groups of tasks."""
+    """Task or group of tasks -> its metrics."""
     items: dict[str, dict[str, Any]]
     """Task or group -> its `fingerprint`, equal for equal questions, and its `items`: of each metric that is a mean
     over items the values in the order of the questions."""

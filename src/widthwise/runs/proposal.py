@@ -23,7 +23,7 @@ TOKENS_PER_PASS = 8192
 called too large."""
 CHEAPEST_FIRST: tuple[ActivationCheckpointing, ...] = ("none", "selective", "layer")
 LARGEST_SIZE = 512
-"""In heads."""
+"""Heads of the largest model that is proposed; its width follows from them."""
 
 
 @dataclass(frozen=True)

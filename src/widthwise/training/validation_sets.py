@@ -122,7 +122,8 @@ def _text(where: str, config: ValidationText, held_out: HeldOut) -> HeldOut:
 
 
 def _tokens(config: ValidationText, tokenizer: Tokenizer) -> TokenFile:
-    """Of raw text, in files that have no name any more and end with the process."""
+    """The tokens of a validation text. Raw text is tokenised into files that have no name any more and end with the
+    process. Raises UserError where the text was prepared with another tokenizer."""
     if not is_prepared(Path(config.source)):
         most = None if config.max_tokens is None else config.max_tokens + 1
         with tempfile.TemporaryDirectory() as folder:

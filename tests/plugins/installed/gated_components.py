@@ -21,7 +21,7 @@ from widthwise.model.residual.plain_module import Carry, PlainResidual, Stream
 
 class LeakyOptions(Config):
     slope: float = pydantic.Field(default=0.1, ge=0, le=1)
-    """Of the gate below 0."""
+    """Slope of the gate below 0."""
 
     def leaky_cost(self, d_model: float, d_inner: float, d_out: float) -> Cost:
         """Kept for the backward pass: gate, its activation, up and their product."""

@@ -27,7 +27,7 @@ FIGURES_OF_ALL_LAYERS = 5 + 2 + 3 + 2
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of a uniform model of level 0.5 and an x-shaped one of 0.8, made by the verb."""
+    """The page of a uniform model of level 0.5 and an x-shaped one of 0.8, made by the verb."""
     folder = write_analysis(tmp_path_factory.mktemp("analysis"))
     assert write_report([folder]) == [folder / "report.html"]
     return (folder / "report.html").read_text(encoding="utf-8")

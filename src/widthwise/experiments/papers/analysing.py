@@ -112,7 +112,8 @@ def _density(units: Activations, analysis: Analysis, threshold: float) -> float 
 
 
 def _spread(units: Activations, _: Analysis) -> float:
-    """Of the share of tokens that activate a unit: standard deviation over units, divided by their mean."""
+    """How unevenly units are used: the standard deviation over units of the share of tokens that activate a unit,
+    divided by the mean share. NaN where no unit is active."""
     shares = np.array([finite(share) for share in units.utilisation])
     return float(shares.std() / shares.mean()) if shares.any() else float("nan")
 

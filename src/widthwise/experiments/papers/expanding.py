@@ -58,7 +58,7 @@ class Expanding:
     """The larger model as a recipe describes it, with the attention scale and the norms of its own sizes."""
     seed: int
     lr: float
-    """Of the steps that show which new weights learn."""
+    """Learning rate of the steps that show which new weights learn."""
 
     def quantities(self) -> dict[str, float]:
         """Quantity -> its value."""
@@ -108,6 +108,6 @@ class Expanding:
 
 
 def _share_alive(liveness: Mapping[str, LivenessCounts]) -> float:
-    """Of the new entries that the tokens can reach."""
+    """The share of the new entries that learn, among those that the tokens can reach."""
     n_alive, n_dead = (sum(getattr(each, name) for each in liveness.values()) for name in ("n_alive", "n_dead"))
     return n_alive / (n_alive + n_dead)

@@ -59,7 +59,7 @@ class Experiment(Config, ABC):
 
     @property
     def tiny(self) -> Self:
-        """The same for seconds."""
+        """The same experiment in a form that takes seconds."""
         overrides = (*self.overrides, *TINY, *self.tiny_overrides, *self.overrides_of_tiny)
         return self.model_copy(update={"overrides": overrides, "folder": f"{self.name}_tiny", "core_minutes": None})
 

@@ -81,6 +81,11 @@ class Fitting(Config):
 
 
 def fit(paths: Sequence[Path], axes: Axes, baseline: str | None, law: str | None) -> ScalingLaws:
+    """The laws through the points of tables or folders of results, with the command line that would fit the same.
+
+    baseline: the group that the others are compared with. law: its name; None: the one that errs least at a point left
+    out. Raises UserError.
+    """
     title = "-".join(path.stem for path in paths)
     command = " ".join(
         ["widthwise fit", *map(str, paths), f"--x {axes.x} --y {axes.y}"]

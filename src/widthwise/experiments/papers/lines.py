@@ -14,7 +14,7 @@ from widthwise.records.record import Number, finite
 
 DIFFERENCE = "difference"
 LOSSES = ("val_loss", "train_loss")
-"""Of which a paper prints one or the other."""
+"""A paper prints the one or the other; where it prints both, the held-out loss counts."""
 SCALES = ("small", "tiny")
 """Those that are looked for among results, in this order."""
 
@@ -95,7 +95,7 @@ def _line(
 
 
 def _difference(item: Item, row: str) -> float | None:
-    """Of two printed losses."""
+    """The printed loss of a row minus that of its baseline; None where one of them is not printed."""
     if (base := item.baseline_of(row)) is None:
         return None
     own, other = ({name: each.number for name, each in item.statements[each_row].items()} for each_row in (row, base))

@@ -91,7 +91,7 @@ class Unchanged(Statement):
     """The largest change that rounding may cause."""
 
     def reproduced_by(self, measured: Estimate) -> Answer:
-        """By all seeds."""
+        """Yes if the change is 0 up to rounding with every seed, else no."""
         return "yes" if all(abs(finite(change)) <= self.rounding for change in measured.per_seed) else "no"
 
 

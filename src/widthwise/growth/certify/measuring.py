@@ -32,7 +32,7 @@ class Measured:
 
     logits: Tensor
     gradients: dict[str, Tensor]
-    """By parameter name."""
+    """Name of a parameter -> its gradient."""
 
 
 def measured(

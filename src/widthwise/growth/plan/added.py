@@ -38,7 +38,7 @@ class Additions:
     is_added: IsAdded
     zero_side: ZeroSide = "outputs"
     std: NewStd | None = None
-    """Of what is drawn and free; None, as `initial`: that of an untrained model."""
+    """Standard deviation of the entries that are drawn and free; None, as `initial`: that of an untrained model."""
 
     def drawn(self, name: str, owner: Weight) -> TensorPlan:
         """The plan of a parameter that is 0 where it silences its part, and else drawn. Raises UserError for one that

@@ -17,7 +17,7 @@ class TensorPlan:
     source: str
     """Name of the old tensor; empty if the whole tensor is new."""
     maps: tuple[AxisMap, ...]
-    """One for each dimension."""
+    """For each dimension of the grown tensor, which entries of the old one it takes."""
     fresh: Fresh = field(default_factory=Fresh)
     derived: Derived | None = None
     """Computes new rows that are not free, after the others are filled."""

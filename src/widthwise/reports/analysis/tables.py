@@ -88,7 +88,7 @@ def _units(value: Callable[[LayerUnits], float]) -> Callable[[AnalysedModel], fl
 
 
 def _mean(values: Iterable[float | None]) -> float:
-    """Of the known values; NaN where there is none."""
+    """The mean of the values that are known; NaN where none is."""
     known = [value for value in map(finite, values) if not np.isnan(value)]
     return float(np.mean(known)) if known else np.nan
 

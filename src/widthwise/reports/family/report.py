@@ -88,6 +88,6 @@ def _bundle(kind: str, runs: Sequence[Run], style: Style, event: str) -> plots.B
 
 
 def _flops_per_token(run: Run) -> float:
-    """Of a model that stays the same; where it grew, `against_flops` knows more."""
+    """Training FLOPs of a token, if the model stays the same; where it grew, `against_flops` knows more."""
     result = run.result
     return finite(result.training_flops) / finite(result.tokens) if result and result.tokens else float("nan")
