@@ -1,8 +1,11 @@
 """The shapes a recipe can ask for: `model.shape`, told apart by `kind`."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import pydantic
 from pydantic import Field
 
@@ -10,10 +13,11 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.adjustable import Adjustable
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import FFNTemplate
+from widthwise.shape.curve import along, with_attention_widths, with_hidden_ratios
 from widthwise.shape.profile import shares, with_heads, with_hidden
 from widthwise.shape.rounding import round_balanced, round_nearest
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
-from widthwise.shape.solve import WidthCost, solve_widths
+from widthwise.shape.solve import WidthCost, scaled_widths, solve_widths
 from widthwise.sizes import Width
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -26,24 +30,28 @@ norms, as the hourglass paper counts."""
 class LayerShape(Config):
     """What all shapes have."""
 
-    def layer_parts(
-        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, n_layers: int
-    ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
-        """(n_layers,) the attention and the feed-forward of each layer: the recipe's, unless the shape moves them."""
-        return [(attention, ffn)] * n_layers
-
-
-class GivenShape(LayerShape):
-    """Widths that follow from no parameter."""
-
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
+    def layer_parts(
+        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
+    ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
+        """(n_layers,) the attention and the feed-forward of each layer: the recipe's, unless the shape moves them.
+
+        widths: of the layers, in channels; not rounded yet where costs are asked.
+        """
+        return [(attention, ffn)] * len(widths)
+
+    def width_quantum(self, attention: AttentionTemplate) -> int:
+        """What widths must be multiples of, so that the heads fit."""
+        return attention.quantum
+
     def adjustable(self) -> Adjustable:
+        """The parameter that moves its widths. Raises ValueError where there is none."""
         raise ValueError(f"kind: {self.kind!r} has no parameter that can be adjusted")
 
 
-class UniformShape(GivenShape):
+class UniformShape(LayerShape):
     """Every layer as wide as the embedding: the baseline."""
 
     kind: Literal["uniform"] = "uniform"
@@ -54,7 +62,7 @@ class UniformShape(GivenShape):
         return [round(cost.d_model)] * n_layers
 
 
-class ExplicitShape(GivenShape):
+class ExplicitShape(LayerShape):
     """Widths that are written out."""
 
     kind: Literal["explicit"] = "explicit"
@@ -69,7 +77,7 @@ class ExplicitShape(GivenShape):
         return list(self.widths)
 
 
-class ProfileShape(GivenShape):
+class ProfileShape(LayerShape):
     """A uniform stream whose heads or hidden units are spread unevenly over the layers; see `shape.profile`."""
 
     kind: Literal["profile"] = "profile"
@@ -93,8 +101,9 @@ class ProfileShape(GivenShape):
         return [round(cost.d_model)] * n_layers
 
     def layer_parts(
-        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, n_layers: int
+        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
     ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
+        n_layers = len(widths)
         attentions, ffns = [attention] * n_layers, [ffn] * n_layers
         if self.heads is not None:
             attentions = with_heads(attention, shares(self.heads, n_layers, self.framed), d_model)
@@ -103,16 +112,9 @@ class ProfileShape(GivenShape):
         return list(zip(attentions, ffns, strict=True))
 
 
-class SolvedShape(LayerShape):
-    """A schedule whose end width is solved so that the model costs what a uniform one of width d_model costs.
+class SolvedShape(LayerShape, ABC):
+    """Widths that are solved so that the model costs what a uniform one of width d_model costs."""
 
-    Source: variable-width paper, Appendix A.
-    """
-
-    schedule: ClassVar[Schedule]
-    progression: Progression = "geometric"
-    """How widths run between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference,
-    which its footnote 2 found to be worse."""
     quantum: Width | None = None
     """Widths are multiples of this; where not given, the smallest that makes whole heads of an even size, and whole
     slots of hyper-connections."""
@@ -127,6 +129,10 @@ class SolvedShape(LayerShape):
     widths are those of slim ends (its release, which costs more than the uniform model); with `full_matched` they are
     solved for the full ones."""
 
+    @abstractmethod
+    def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
+        """(n_layers,) widths in channels, not rounded, that cost what the uniform model costs. Raises UserError."""
+
     def layer_widths(self, n_layers: int, cost: WidthCost, least_quantum: int) -> list[int]:
         """The rounded widths. least_quantum: what every width must be a multiple of for the sake of heads and slots."""
         quantum = least_quantum if self.quantum is None else self.quantum
@@ -135,14 +141,59 @@ class SolvedShape(LayerShape):
                 f"model.shape.quantum: got {quantum}; must be a multiple of {least_quantum}: whole heads (2 * n_heads, "
                 "or head_dim) and, with hyper-connections, whole slots"
             )
-        # The schedule knows which fields of the subclass place its turn.
-        depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
-        turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
-        widths = solve_widths(self._schedule, cost, n_layers, turn_layer, turn_ratio)
+        widths = self.solved_widths(n_layers, cost)
         if self.rounding == "nearest":
             return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
         budget = cost.uniform(n_layers)
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
+
+
+class CurveShape(SolvedShape):
+    """Widths on a curve over the depth, such as one that `discover` found.
+
+    Only proportions count: a curve found at one size says what the same curve is at another depth, width and budget.
+    """
+
+    kind: Literal["curve"] = "curve"
+    widths: Points
+    """Of the first to the last layer in relation to each other; between the points, which divide the depth evenly, on
+    straight lines."""
+    attention: Points | None = None
+    """Width of attention over that of the stream, times what the recipe's rule gives, along the depth; heads keep the
+    size that they have at d_model. null: the recipe's rule."""
+    hidden: Points | None = None
+    """The same for the hidden width of the feed-forward."""
+
+    def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
+        return scaled_widths(along(self.widths, n_layers), cost)
+
+    def width_quantum(self, attention: AttentionTemplate) -> int:
+        return attention.quantum if self.attention is None else 1
+
+    def layer_parts(
+        self, attention: AttentionTemplate, ffn: FFNTemplate, d_model: int, widths: Sequence[float]
+    ) -> list[tuple[AttentionTemplate, FFNTemplate]]:
+        attentions, ffns = [attention] * len(widths), [ffn] * len(widths)
+        if self.attention is not None:
+            attentions = with_attention_widths(attention, along(self.attention, len(widths)), d_model, widths)
+        if self.hidden is not None:
+            ffns = with_hidden_ratios(ffn, along(self.hidden, len(widths)))
+        return list(zip(attentions, ffns, strict=True))
+
+
+class ScheduledShape(SolvedShape):
+    """A schedule whose end width is solved for. Source: variable-width paper, Appendix A."""
+
+    schedule: ClassVar[Schedule]
+    progression: Progression = "geometric"
+    """How widths run between the turn and the ends: at one ratio from layer to layer (the paper), or by one difference,
+    which its footnote 2 found to be worse."""
+
+    def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
+        # The schedule knows which fields of the subclass place its turn.
+        depth = None if self.schedule.layer_key is None else getattr(self, self.schedule.layer_key)
+        turn_layer, turn_ratio = self.schedule.turn_layer(n_layers, depth), getattr(self, self.schedule.ratio_key)
+        return solve_widths(self._schedule, cost, n_layers, turn_layer, turn_ratio)
 
     @property
     def _schedule(self) -> Schedule:
@@ -156,7 +207,7 @@ class SolvedShape(LayerShape):
         return Adjustable(key, value, step=0.01, limits=(lowest, min(highest, max(2 * value, 1))))
 
 
-class TurningShape(SolvedShape):
+class TurningShape(ScheduledShape):
     """A shape with an end on either side of its turn."""
 
     last_over_first: pydantic.PositiveFloat | None = 1.0
@@ -190,7 +241,7 @@ class DiamondShape(TurningShape):
     """Its width over d_model."""
 
 
-class MonotoneShape(SolvedShape):
+class MonotoneShape(ScheduledShape):
     """From a narrow end to a wide one."""
 
     narrow_width: Fraction = 0.5
@@ -212,6 +263,6 @@ class NarrowingShape(MonotoneShape):
 
 
 Shape = Annotated[
-    UniformShape | ExplicitShape | ProfileShape | XShape | DiamondShape | GrowingShape | NarrowingShape,
+    UniformShape | ExplicitShape | ProfileShape | CurveShape | XShape | DiamondShape | GrowingShape | NarrowingShape,
     Field(discriminator="kind"),
 ]

@@ -47,6 +47,8 @@ def round_balanced(
     nearest = round_nearest(widths, quantum, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
     movable = np.flatnonzero((second != nearest) & (second > 0))
+    if not movable.size:
+        return nearest
     changes = (cost.per_layer(second) - cost.per_layer(nearest))[movable]
     detours = (np.abs(second - widths) - np.abs(nearest - widths))[movable]
     choices = _choices(len(movable))

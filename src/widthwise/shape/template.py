@@ -90,7 +90,7 @@ class ModelTemplate(Config):
         """Every layer written out; FLOPs are matched at seq_len. Raises UserError where the shape cannot be had."""
         widths = self._widths(seq_len)
         with mistakes_at("model"):
-            parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, self.n_layers)
+            parts = self.shape.layer_parts(self.attention, self.ffn, self.d_model, widths)
         layers = tuple(self._layer(index, widths, *parts[index]) for index in range(self.n_layers))
         with mistakes_at("model.residual"):
             residual = self.residual.at_widths(self.d_model, widths)
@@ -132,7 +132,7 @@ class ModelTemplate(Config):
     def _widths(self, seq_len: int) -> list[int]:
         cost = TemplateCost(self, self.shape.match, seq_len)
         with mistakes_at("model.residual"):
-            quantum = math.lcm(self.attention.quantum, self.residual.quantum(self.d_model))
+            quantum = math.lcm(self.shape.width_quantum(self.attention), self.residual.quantum(self.d_model))
             if isinstance(self.shape, SolvedShape):
                 self.residual.check_solvable()
         widths = self.shape.layer_widths(self.n_layers, cost, quantum)
@@ -199,20 +199,40 @@ class TemplateCost(WidthCost):
 
     def __init__(self, template: ModelTemplate, match: Match, seq_len: int):
         super().__init__(template.d_model)
-        self.template, self.match, self.seq_len = template, match, seq_len
+        self.template, self.seq_len = template, seq_len
+        self.match: Match = match
+
+    def uniform(self, n_layers: int) -> float:
+        """Without what the shape makes of attention and feed-forwards."""
+        return TemplateCost(self.template.uniform(), self.match, self.seq_len).total(np.full(n_layers, self.d_model))
 
     def per_layer(self, widths: np.ndarray) -> np.ndarray:
         """(n_layers,) widths -> (n_layers,) costs."""
         sizes: Any = np.asarray(widths, dtype=np.float64)  # to the counting, an array of sizes is a size
-        d_in, d_out = self.template.endpoint_widths(sizes, self.template.shape.endpoints != "full_matched")
         template, residual = self.template, self.template.residual
-        cost = (
-            template.attention.cost(sizes, d_in)
-            + template.ffn.cost(sizes, d_out)
-            + residual.matched_cost(template.d_model, d_in, sizes)
-            + residual.matched_cost(template.d_model, sizes, d_out)
+        d_in, d_out = template.endpoint_widths(sizes, template.shape.endpoints != "full_matched")
+        of_sites = residual.matched_cost(template.d_model, d_in, sizes) + residual.matched_cost(
+            template.d_model, sizes, d_out
         )
-        return np.broadcast_to(QUANTITIES[self.match](cost, self.seq_len), widths.shape)
+        found = QUANTITIES[self.match](of_sites, self.seq_len) + self._of_parts(sizes, d_in, d_out)
+        return np.broadcast_to(found, widths.shape)
+
+    def _of_parts(self, widths: Any, d_in: Any, d_out: Any) -> np.ndarray:
+        """(n_layers,) the costs of attention and feed-forwards."""
+        template, quantity = self.template, QUANTITIES[self.match]
+        with mistakes_at("model"):
+            parts = template.shape.layer_parts(template.attention, template.ffn, template.d_model, widths)
+        attention, ffn = parts[0]
+        if all(each is parts[0] for each in parts):
+            return quantity(attention.cost(widths, d_in) + ffn.cost(widths, d_out), self.seq_len)
+        return np.array(
+            [
+                quantity(
+                    attention.cost(float(width), float(reads)) + ffn.cost(float(width), float(writes)), self.seq_len
+                )
+                for (attention, ffn), width, reads, writes in zip(parts, widths, d_in, d_out, strict=True)
+            ]
+        )
 
 
 QUANTITIES = {
