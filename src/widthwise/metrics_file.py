@@ -23,6 +23,26 @@ class MetricsFile:
         lines = read_text(self.path).split("\n")[:-1]  # what follows the last newline is a torn line
         return [_record(line, f"{self.path}: line {number}") for number, line in enumerate(lines, start=1)]
 
+    def last_records(self, *events: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """The last record, and by event the last one of each; reads from the end no further than it must.
+
+        What is not there is missing. Raises UserError for a line that is no record.
+        """
+        last: dict[str, Any] = {}
+        found: dict[str, dict[str, Any]] = {}
+        lines = read_text(self.path).split("\n")[:-1] if self.path.is_file() else []
+        for number, line in reversed(list(enumerate(lines, start=1))):
+            # Records of layers are long, and most lines need not be parsed to know that they are of another event.
+            if last and not any(f'"{event}"' in line for event in events if event not in found):
+                continue
+            record = _record(line, f"{self.path}: line {number}")
+            last = last or record
+            if record["event"] in events:
+                found.setdefault(record["event"], record)
+            if len(found) == len(events):
+                break
+        return last, found
+
     def append(self, records: list[dict[str, Any]]) -> None:
         """Appends records, one line each. Raises UserError on a full disk."""
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:

@@ -11,6 +11,7 @@ tokenizer/         the tokenizer's file, so that the run can be used without its
 lock, holder       held by the process that writes here, and its number
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -210,7 +211,7 @@ class RunDir:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                lock = FileLock(self.path / "lock").acquire(timeout=0)
+                lock = FileLock(self.path / "lock").acquire(timeout=0.2, poll_interval=0.02)  # `is_in_use` looks briefly
             except Timeout:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
@@ -225,6 +226,18 @@ class RunDir:
             finally:
                 os.close(self._handle)
                 self._handle = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether a process holds the run at this moment."""
+        try:
+            with open(self.path / "lock", "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # no such file, or one that nobody may read
+            return False
+        return False
 
     def follow(self) -> bool:
         """Goes where somebody has moved the locked folder, if they have. Raises RunFailed where it is gone."""

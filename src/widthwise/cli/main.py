@@ -29,6 +29,7 @@ from widthwise.cli.paper import paper
 from widthwise.cli.plan import plan
 from widthwise.cli.report import report
 from widthwise.cli.resume import resume
+from widthwise.cli.runs import runs
 from widthwise.cli.schema import schema
 from widthwise.cli.search import search
 from widthwise.cli.signals import stop_by_exception
@@ -70,6 +71,7 @@ for verb in (
     paper,
     generate,
     report,
+    runs,
     schema,
 ):
     app.command()(verb)

@@ -56,6 +56,7 @@ def run_plan(
     folder, observer, jobs = Path(folder), observer or Silence(), jobs or Jobs()
 
     def work() -> Comparison:
+        plan.planned_runs(command or command_line()).write(folder)
         runs = _Runs(plan, folder, processes, observer)
         if jobs.n > 1:
             processes.check_data(plan.recipes[plan.baseline], observer)

@@ -29,6 +29,7 @@ from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seed
+from widthwise.records.listing import PlannedRun, PlannedRuns
 from widthwise.shape.adjusting import Adjust
 from widthwise.yaml_io import read_recipe
 
@@ -107,6 +108,16 @@ class ComparisonPlan:
         recipes = [[name, to_data(recipe)] for name, recipe in self.recipes.items()]
         described = [recipes, list(self.seeds), self.match, self.trend and to_data(self.trend)]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+    def planned_runs(self, command: str) -> PlannedRuns:
+        """What is written down before the first run. command: how the comparison is repeated."""
+        runs = [
+            PlannedRun(
+                path=str(self.run_path(name, seed)), variant=name, seed=seed, n_steps=self.recipes[name].train.steps
+            )
+            for name, seed in self.runs.values()
+        ]
+        return PlannedRuns(title=self.title, command=command, baseline=self.baseline, runs=runs)
 
     @property
     def workload(self) -> str:

@@ -1,0 +1,98 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_runs import Listener, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.metrics_file import MetricsFile
+from widthwise.records.listing import PlannedRun, PlannedRuns
+from widthwise.run_dir import RunDir
+from widthwise.runs.listing import list_runs, listed_run
+from widthwise.runs.train import train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(), path)
+    return path
+
+
+def test_a_run_says_what_its_last_records_say(finished):
+    records = RunDir(finished).metrics()
+    trained, validated = ([r for r in records if r["event"] == event][-1] for event in ("train", "validation"))
+    listed = listed_run(finished)
+    assert (listed.state, listed.step, listed.n_steps) == ("finished", 9, 9)
+    assert listed.loss == trained["loss"]
+    assert listed.val_loss == validated["loss"]
+    assert listed.tokens_per_second == trained["tokens_per_second"]
+    assert listed.n_bytes == sum(file.stat().st_size for file in finished.rglob("*") if file.is_file())
+    assert listed.age_seconds == pytest.approx(time.time() - (finished / "metrics.jsonl").stat().st_mtime, abs=5)
+
+
+def test_states_follow_from_who_holds_a_run_and_how_it_ended(finished, tmp_path):
+    folder = tmp_path / "study"
+    failed, stopped = (unfinished_copy(finished, folder / "runs" / name, 5) for name in ("b-seed1", "a-seed1"))
+    with open(failed / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": 9, "event": "stopped", "reason": "loss is not finite"}) + "\n")
+    planned = [PlannedRun(path=f"runs/{name}-seed1", variant=name, seed=1, n_steps=9) for name in "abc"]
+    PlannedRuns(title="study", command="widthwise compare study", baseline="a", runs=planned).write(folder)
+    assert {run.path.rsplit("/")[-1]: run.state for run in list_runs(folder)} == {
+        "a-seed1": "stopped",
+        "b-seed1": "failed",
+        "c-seed1": "waiting",
+    }
+    assert list_runs(folder)[1].reason == "loss is not finite"
+    with RunDir(stopped).locked(), RunDir(folder / "runs" / "c-seed1").locked():
+        assert [run.state for run in list_runs(folder)] == ["running", "failed", "running"]
+
+
+def test_a_run_is_running_while_it_trains(tmp_path):
+    states = []
+    train(tiny_recipe(), tmp_path / "run", Listener(lambda step: states.append(listed_run(tmp_path / "run").state)))
+    assert set(states) == {"running"}
+
+
+def test_a_broken_run_hides_no_other(finished, tmp_path):
+    broken = unfinished_copy(finished, tmp_path / "broken", 5)
+    unfinished_copy(finished, tmp_path / "good", 5)
+    (broken / "config.yaml").write_text("train: [")
+    first, second = list_runs(tmp_path)
+    assert (first.state, second.state) == ("unreadable", "stopped")
+    assert first.reason.startswith(f"{broken}/config.yaml: is not valid YAML")
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match="nowhere: is not a folder"):
+        list_runs(tmp_path / "nowhere")
+
+
+def test_looking_from_another_process_keeps_nobody_from_a_run(finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 5)
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom widthwise.run_dir import RunDir\n"
+        "run, end = RunDir(sys.argv[1]), time.monotonic() + 3\nprint(flush=True)\n"
+        "while time.monotonic() < end: run.is_in_use"
+    )
+    (run / "lock").touch()
+    with subprocess.Popen([sys.executable, "-c", script, run], stdout=subprocess.PIPE, env=os.environ) as looker:
+        assert looker.stdout is not None
+        looker.stdout.readline()
+        for _ in range(200):
+            with RunDir(run).locked():
+                pass
+        looker.terminate()
+
+
+def test_last_records_are_found_from_the_end_as_from_the_front(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl")
+    assert file.last_records("train") == ({}, {})
+    events = ["train", "validation", "norms", "train", "norms"]
+    file.append([{"step": step, "event": event} for step, event in enumerate(events, start=1)])
+    last, found = file.last_records("train", "validation", "growth")
+    assert last == {"step": 5, "event": "norms"}
+    assert found == {"train": {"step": 4, "event": "train"}, "validation": {"step": 2, "event": "validation"}}
