@@ -211,7 +211,9 @@ class RunDir:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                lock = FileLock(self.path / "lock").acquire(timeout=0.2, poll_interval=0.02)  # `is_in_use` looks briefly
+                lock = FileLock(self.path / "lock").acquire(
+                    timeout=0.2, poll_interval=0.02
+                )  # `is_in_use` looks briefly
             except Timeout:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None

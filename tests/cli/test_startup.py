@@ -20,6 +20,7 @@ VERBS = (
     "design {recipes}/uniform_200m.yaml --kind x --turn-layer 0.75 --turn-width 0.3",
     "search {recipes}/conventional_113m.yaml --json",
     "schema",
+    "runs {recipes}",
     "sweep --ladder {recipes}/ladder_small.yaml --dry-run",
 )
 """Verbs that need sizes and costs alone: of a solved shape, of every component, of several variants."""
