@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
@@ -10,7 +11,7 @@ from widthwise.data.loader import Loader
 from widthwise.model.config import pflops_days
 from widthwise.model.decoder import build
 from widthwise.recipe.inspection import inspect_recipe
-from widthwise.recipe.nested import NestedConfig
+from widthwise.recipe.nested import DistillConfig, NestedConfig
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
@@ -53,8 +54,8 @@ def fresh():
     return model, AdamWConfig(lr=0.01).build(model)
 
 
-def step(model, optimizer, passes, micro_batch_size=6):
-    config = step_config(micro_batch_size, max_grad_norm=1e9)
+def step(model, optimizer, passes, micro_batch_size=6, nested=None):
+    config = step_config(micro_batch_size, max_grad_norm=1e9, nested=nested)
     objective = Objective(config, model.config, BATCH.device)
     objective.draw_passes = lambda: passes
     return optimizer_step(model, optimizer, BATCH, objective, config)
@@ -71,6 +72,43 @@ def test_the_gradient_is_the_sum_over_the_passes_and_the_loss_that_of_the_first(
     torch.testing.assert_close(found.loss, losses[0].losses.mean(), rtol=1e-12, atol=0)
     for (name, parameter), expected in zip(model.named_parameters(), twin.parameters()):
         torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-9, atol=1e-13, msg=name)
+
+
+def logits_at(model, width_fraction):
+    caught = []
+    hook = model.exit.register_forward_hook(lambda module, inputs, output: caught.append(output))
+    model.loss(BATCH[:, :-1], BATCH[:, 1:], width_fraction=width_fraction)
+    hook.remove()
+    return model.logits(caught[0])
+
+
+@pytest.mark.parametrize("micro_batch_size", [6, 4])
+def test_narrow_passes_learn_what_the_full_width_predicts(float64, micro_batch_size):
+    """The gradient is that of the literal formula, in which the predictions of the full width are constants."""
+    share, temperature, passes = 0.25, 2.0, [1.0, None, 0.5]
+    model, optimizer = fresh()
+    twin, _ = fresh()
+    logits = {each: logits_at(twin, each) for each in passes}
+    losses = {each: cross_entropy(found.flatten(0, 1), BATCH[:, 1:].flatten()) for each, found in logits.items()}
+    taught, total = (logits[1.0].detach() / temperature).softmax(dim=-1), losses[1.0]
+    for each in passes[1:]:
+        narrow = (logits[each] / temperature).softmax(dim=-1)
+        divergence = (taught * (taught / narrow).log()).sum(dim=-1).mean()
+        total = total + (1 - share) * losses[each] + share * temperature**2 * divergence
+    total.backward()
+    nested = NestedConfig(distill=DistillConfig(weight=share, temperature=temperature))
+    found = step(model, optimizer, passes, micro_batch_size, nested)
+    torch.testing.assert_close(found.loss, losses[None].detach(), rtol=1e-12, atol=0)
+    for (name, parameter), expected in zip(model.named_parameters(), twin.parameters()):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-9, atol=1e-13, msg=name)
+
+
+def test_the_full_width_comes_first_where_it_teaches():
+    model = tiny_recipe(DYNAMIC).explicit_model
+    drawn = NestedPasses(NestedConfig(sandwich=True, distill=DistillConfig()), model).draw()
+    assert (drawn[:2], drawn[3]) == ([1.0, None], 0.25)
+    without = NestedPasses(NestedConfig(chosen=False, distill=DistillConfig()), model).draw()
+    assert (without[0], len(without)) == (1.0, 2)
 
 
 def losses_at(fractions, nested, n_steps=120):
@@ -103,20 +141,30 @@ def test_nested_training_makes_narrow_widths_work():
 
 
 NESTED = "train.nested={sandwich: true}"
+DISTILLED = "train.nested={sandwich: true, distill: {weight: 0.7, temperature: 2.0}}"
 
 
-def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path):
-    train(tiny_recipe(DYNAMIC, NESTED), tmp_path / "whole")
+@pytest.mark.parametrize("nested", [NESTED, DISTILLED])
+def test_resuming_is_bitwise_the_uninterrupted_run(tmp_path, nested):
+    train(tiny_recipe(DYNAMIC, nested), tmp_path / "whole")
     for at in (2, 7):
         run = unfinished_copy(tmp_path / "whole", tmp_path / f"run{at}", at)
         resume(run)
         assert outcome(run) == outcome(tmp_path / "whole")
 
 
-def test_training_compute_counts_every_pass(tmp_path):
-    recipe = tiny_recipe(DYNAMIC, NESTED)
+def test_distillation_of_weight_0_changes_nothing(tmp_path):
+    train(tiny_recipe(DYNAMIC, NESTED), tmp_path / "without")
+    train(tiny_recipe(DYNAMIC, NESTED, "train.nested.distill={weight: 0.0}"), tmp_path / "with")
+    assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
+
+
+@pytest.mark.parametrize(("nested", "n_heads"), [(NESTED, 0), (DISTILLED, 3)])
+def test_training_compute_counts_every_pass(tmp_path, nested, n_heads):
+    """In each pass that is distilled the head's matrix of 257 x 16 maps the teacher's states too."""
+    recipe = tiny_recipe(DYNAMIC, nested)
     flops = recipe.explicit_model.cost().training_flops(17)
-    expected = pflops_days(4 * flops, 9 * 4 * 17)
+    expected = pflops_days(4 * flops + n_heads * 2 * 257 * 16, 9 * 4 * 17)
     assert inspect_recipe(recipe)["pflops_days"] == pytest.approx(expected)
     train(recipe, tmp_path / "run")
     result = RunDir(tmp_path / "run").result()
@@ -124,10 +172,11 @@ def test_training_compute_counts_every_pass(tmp_path):
     assert result["tokens"] == 9 * 4 * 17
 
 
+@pytest.mark.parametrize("nested", [NESTED, DISTILLED])
 @pytest.mark.parametrize("ffn", ["{kind: swiglu}", "{kind: dynamic, min_fraction: 1.0}"])
-def test_nested_training_of_a_model_with_one_width_is_refused(tmp_path, ffn):
+def test_nested_training_of_a_model_with_one_width_is_refused(tmp_path, ffn, nested):
     with pytest.raises(UserError, match=r"train\.nested: no layer of the model has more than one width"):
-        train(tiny_recipe(f"model.ffn={ffn}", NESTED), tmp_path / "run")
+        train(tiny_recipe(f"model.ffn={ffn}", nested), tmp_path / "run")
     assert not RunDir(tmp_path / "run").exists
 
 

@@ -209,7 +209,7 @@ def summarise(
 
 def _member(branch: Branch, result: RunResult) -> FamilyMember:
     recipe, before = saved_recipe(branch.run), branch.inherited
-    per_token = recipe.final_model.cost().training_flops(recipe.seq_len) * recipe.train.n_passes
+    per_token = recipe.train.flops_per_token(recipe.final_model, recipe.seq_len)
     return FamilyMember(
         name=branch.name,
         seed=branch.seed,

@@ -136,6 +136,11 @@ class ModelConfig(Config):
     def _head_cost(self) -> Cost:
         return linear(self.d_model, self.vocab_size)
 
+    @property
+    def head_flops(self) -> float:
+        """Forward FLOPs per token of the head's matrix."""
+        return self._head_cost.flops
+
     def costs(self) -> dict[str, Cost]:
         """Cost of the whole model by part, see PARTS. `mtp` holds whatever further heads add in training."""
         parts: dict[str, Cost] = dict.fromkeys(PARTS, Cost())

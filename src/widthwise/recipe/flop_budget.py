@@ -41,8 +41,8 @@ class FlopBudget(Config):
         last = recipe.phases[-1]
         start = max(last.start, step)
         before = spent_flops + recipe.training_flops_until(start) - recipe.training_flops_until(step)
-        per_token = last.model.cost().training_flops(recipe.seq_len)
-        n_steps = round((self.training_flops - before) / (per_token * recipe.tokens_per_step * recipe.train.n_passes))
+        per_token = recipe.train.flops_per_token(last.model, recipe.seq_len)
+        n_steps = round((self.training_flops - before) / (per_token * recipe.tokens_per_step))
         if n_steps < 1:
             raise UserError(
                 f"train.steps: got training_flops {self.training_flops:.4g}, which leave no step of the last model: "

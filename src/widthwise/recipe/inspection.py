@@ -26,8 +26,8 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     if recipe.growth:
         summary["growth"] = _phase_costs(recipe)
     if baseline is not None:
-        flops = summary["baseline"]["flops_per_token"]["training"]
-        compute = pflops_days(flops, recipe.n_token_passes) if against is None else against.pflops_days
+        flops = recipe.train.flops_per_token(baseline, recipe.seq_len)
+        compute = pflops_days(flops, recipe.n_tokens) if against is None else against.pflops_days
         summary["baseline"]["pflops_days"] = compute
     return summary
 

@@ -160,16 +160,12 @@ class Recipe(Config):
         """Tokens of the whole run."""
         return self.train.steps * self.tokens_per_step
 
-    @property
-    def n_token_passes(self) -> int:
-        """Tokens of the whole run times the passes over each: what training compute is counted by."""
-        return self.n_tokens * self.train.n_passes
-
     def training_flops_until(self, step: int) -> float:
         """Training FLOPs of the first steps of the run, each counted with the model that makes it."""
-        n_token_passes = self.tokens_per_step * self.train.n_passes
         return sum(
-            phase.model.cost().training_flops(self.seq_len) * (min(step, phase.end) - phase.start) * n_token_passes
+            self.train.flops_per_token(phase.model, self.seq_len)
+            * (min(step, phase.end) - phase.start)
+            * self.tokens_per_step
             for phase in self.phases
             if phase.start < step
         )

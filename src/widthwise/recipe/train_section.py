@@ -7,6 +7,7 @@ from pydantic import Field
 
 from widthwise.computing import ActivationCheckpointing, Precision
 from widthwise.config_io import Config, UserError
+from widthwise.model.config import ModelConfig
 from widthwise.recipe.flop_budget import Steps
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
@@ -117,6 +118,12 @@ class TrainConfig(Config):
                 f"of {n} processes has of a step"
             )
         return n_rows
+
+    def flops_per_token(self, model: ModelConfig, seq_len: int) -> float:
+        """Training FLOPs of a step for each of its tokens, with every pass over it."""
+        if self.nested is None:
+            return model.cost().training_flops(seq_len)
+        return self.nested.flops_per_token(model, seq_len)
 
     @property
     def n_passes(self) -> int:

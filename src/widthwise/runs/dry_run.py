@@ -50,11 +50,11 @@ class _Predictor:
     def __init__(self, recipe: Recipe, model: ShardedModel, machines: Machines | None):
         self._recipe, self._train, self._model, self._machines = recipe, recipe.train, model, machines
         config, seq_len = recipe.final_model, recipe.seq_len
-        self._flops_per_token = config.cost().training_flops(seq_len)
+        self._flops_per_token = recipe.train.flops_per_token(config, seq_len)
         self._work = work(config, seq_len, recipe.train.activation_checkpointing)
 
     def deployment(self, layout: Layout) -> Deployment:
-        n_tokens = layout.batch_size * self._recipe.seq_len * layout.n_passes_each
+        n_tokens = layout.batch_size * self._recipe.seq_len
         memory, traffic = self._model.memory(self._train, self._recipe.seq_len, layout), self._model.traffic(layout)
         found = Deployment(
             n_devices=layout.n_devices,

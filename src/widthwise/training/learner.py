@@ -32,7 +32,7 @@ class Learner:
         self.objective = Objective(self._config, model.config, self.device)
         self._rates = _entry_rates(recipe, phase, model)
         self.gate = Gate(self._config.on_spike, processes)
-        self.flops_per_token = model.config.cost().training_flops(recipe.seq_len) * self._config.n_passes
+        self.flops_per_token = self._config.flops_per_token(model.config, recipe.seq_len)
         """Training FLOPs, with every pass of a step."""
 
     @classmethod

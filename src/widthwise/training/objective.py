@@ -8,6 +8,7 @@ from torch import Tensor
 
 from widthwise.config_io import UserError
 from widthwise.growth.plan.model_plan import GrowthPlan
+from widthwise.kernels import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
@@ -28,13 +29,23 @@ class Objective:
 
     def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
         budget, nested = config.width_budget, config.nested
-        self.z_loss = config.z_loss
+        self.z_loss, self.pull = config.z_loss, None if nested is None else nested.pull
         self._budget = None if budget is None or not dynamic_layers(model) else WidthBudget(budget, model, device)
         self._nested = None if nested is None else NestedPasses(nested, model)
 
     def draw_passes(self) -> Sequence[float | None]:
-        """The width fraction that each pass of the next step forces; None leaves it to the tokens."""
+        """The width fraction that each pass of the next step forces; None leaves it to the tokens.
+
+        Where narrow passes have a teacher, the pass at full width comes first.
+        """
         return (None,) if self._nested is None else self._nested.draw()
+
+    def teacher(self, first: Loss) -> Teacher | None:
+        """What the further passes over the same tokens learn from the first, whose `hidden` is kept for it; None where
+        they learn from targets alone."""
+        if self.pull is None or first.hidden is None:
+            return None
+        return Teacher(first.hidden, self.pull.weight, self.pull.temperature)
 
     def term(self, loss: Loss, width_fraction: float | None) -> Tensor:
         """The term of one pass, a scalar to differentiate. The budget joins only where tokens chose their widths."""
@@ -133,8 +144,12 @@ class NestedPasses:
         self._fractions = forced_fractions(dynamic_layers(model), config.n_widths)
 
     def draw(self) -> list[float | None]:
-        """The widths of one step, None for what tokens choose; draws from torch's generator."""
+        """The widths of one step, None for what tokens choose, which comes first unless the full width teaches it.
+
+        Draws from torch's generator.
+        """
         config, fractions = self._config, self._fractions
         between = fractions[config.sandwich : -1]
         drawn = between[int(torch.randint(len(between), ()))]
-        return [None] * config.chosen + [1.0, drawn] + fractions[:1] * config.sandwich
+        first = [None] * config.chosen + [1.0]
+        return first[:: -1 if config.pull else 1] + [drawn] + fractions[:1] * config.sandwich

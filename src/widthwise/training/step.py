@@ -27,12 +27,12 @@ class StepOutcome:
     """Tensors that still live on the device: reading one waits for the step to finish."""
 
     loss: Tensor
-    """Mean language-model loss of the batch in nats per token, float64, without any auxiliary term; of the first pass
-    where there are several."""
+    """Mean language-model loss of the batch in nats per token, float64, without any auxiliary term; where there are
+    several passes, of the one at the widths that tokens choose, or at full width."""
     grad_norm: Tensor
     """Global norm of the gradient before clipping."""
     choices: ChoiceMeans
-    """What the layers chose, averaged over the batch; of the first pass too."""
+    """What the layers chose, averaged over the batch; of the same pass."""
     mtp_losses: MTPLosses
     """The losses of the further heads, likewise."""
     n_skipped: int = 0
@@ -65,16 +65,22 @@ def optimizer_step(
     loss = torch.zeros((), dtype=torch.float64, device=batch.device)
     choices, mtp_losses = ChoiceMeans(), MTPLosses()
     parts, passes = batch.split(config.sequences_per_pass), objective.draw_passes()
+    reported = passes.index(None) if None in passes else 0
     for part, rows in enumerate(parts, start=1):
-        weight = len(rows) / len(batch)
-        for index, width_fraction in enumerate(passes, start=1):
-            processes.accumulate(model, is_last=(part, index) == (len(parts), len(passes)))
+        weight, teacher = len(rows) / len(batch), None
+        for index, width_fraction in enumerate(passes):
+            processes.accumulate(model, is_last=(part, index) == (len(parts), len(passes) - 1))
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
+            teaches = index == 0 and objective.pull is not None
             with autocast(batch.device, config.precision):
-                found = model.loss(tokens, targets, objective.z_loss, width_fraction, documents, positions)
+                found = model.loss(
+                    tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher, teaches
+                )
             (objective.term(found, width_fraction) * weight).backward()
-            if index == 1:
+            if teaches:
+                teacher = objective.teacher(found)
+            if index == reported:
                 loss += found.losses.sum(dtype=torch.float64)
                 choices.add(found.choices, len(rows))
                 mtp_losses.add(found.mtp_losses)
