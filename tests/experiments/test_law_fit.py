@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import Fit, fit_law, students_t, undetermined
+from widthwise.experiments.scaling.law_fit import Fit, fit_law, t_interval, undetermined
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.experiments.scaling.points import CurveGroup, Point
 
@@ -103,7 +103,7 @@ def test_the_largest_point_is_that_of_the_largest_x_and_of_several_the_best() ->
 
 
 def test_what_has_no_number_in_a_draw_has_no_interval() -> None:
-    interval = students_t(2.0, np.array([1.9, np.nan, 2.1]), 3, 0.95, as_factor=True)
+    interval = t_interval(2.0, np.array([1.9, np.nan, 2.1]), 3, 0.95, as_factor=True)
     assert interval.mean == 2
     assert (interval.low, interval.high) == (None, None)
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widthwise.evaluation.estimate import CONFIDENCE, FEWEST_BLOCKS, Metrics
+from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
 from widthwise.evaluation.paper_tasks import UNITS
 from widthwise.evaluation.perplexity import BLOCK_BYTES
+from widthwise.records.estimate import CONFIDENCE
 from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, shorten, signed
 from widthwise.reports.page.table import Table
 

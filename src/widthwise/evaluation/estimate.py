@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from widthwise.records.estimate import CONFIDENCE
+
 FEWEST_BLOCKS = 10
 """Fewer blocks of text than this say too little about their spread for a standard error."""
-
-CONFIDENCE = 0.95
-"""Of all intervals."""
 
 Metrics = Mapping[str, Mapping[str, float | None]]
 """Metric -> value and stderr."""
@@ -43,9 +42,7 @@ class SampleEstimate(NamedTuple):
         """Lower and upper end of Student's t interval at CONFIDENCE; nan where there is no standard error."""
         if not math.isfinite(self.stderr):
             return math.nan, math.nan
-        from scipy.special import stdtrit  # takes long to import
-
-        half_width = float(stdtrit(min(self.df, 1e9), (1 + CONFIDENCE) / 2)) * self.stderr
+        half_width = students_t(self.df) * self.stderr
         return self.value - half_width, self.value + half_width
 
     def scaled(self, factor: float) -> "SampleEstimate":
@@ -55,6 +52,13 @@ class SampleEstimate(NamedTuple):
         """The perplexity of a mean loss in nats, its error by the delta method; inf beyond the range of floats."""
         value = math.exp(self.value) if self.value < 700 else math.inf
         return SampleEstimate(value, value * self.stderr, self.df)
+
+
+def students_t(df: float, confidence: float = CONFIDENCE) -> float:
+    """How many standard errors Student's t interval reaches to each side; nan for 0 degrees of freedom, df."""
+    from scipy.special import stdtrit  # takes long to import
+
+    return float(stdtrit(min(df, 1e9), (1 + confidence) / 2))
 
 
 def _finite(number: float) -> float | None:

@@ -14,14 +14,14 @@ from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.equal_loss import Course, Courses, validations_of
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, variant_of, windows
+from widthwise.experiments.runs import Results, arrived, check_same_data, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds, too_few_validations
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.trend import fit_trend
 from widthwise.records.comparison import Comparison, Trend
-from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir

@@ -12,10 +12,11 @@ from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.agenda import Agenda, Work
 from widthwise.experiments.jobs import Jobs, do_all
-from widthwise.experiments.runs import CONFIDENCE, arrived, seeded, windows
+from widthwise.experiments.runs import arrived, seeded, windows
 from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
+from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.family import Alone, Family, FamilyControl, FamilyMember, FamilySize
 from widthwise.records.record import finite
 from widthwise.records.run import RunResult

@@ -14,7 +14,7 @@ from widthwise.experiments.statistics import paired_difference, seed_interval, v
 from widthwise.experiments.validated import validated
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Variant
-from widthwise.records.estimate import Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT, OF_RUNS
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
@@ -23,7 +23,6 @@ from widthwise.runs.other_work import is_shared
 from widthwise.shape.breakdown import ratios
 
 ALLOWED_IN_NAMES = frozenset(string.ascii_letters + string.digits + "._+-")
-CONFIDENCE = 0.95
 ARRIVAL_SECONDS = 60.0
 """How long a result written by another machine may take to appear on a network file system."""
 

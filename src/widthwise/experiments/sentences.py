@@ -1,9 +1,8 @@
 """Results of comparisons and sweeps, in words."""
 
-from widthwise.experiments.runs import CONFIDENCE
 from widthwise.records.comparison import Variant
 from widthwise.records.equal_loss import EqualLoss, Validations
-from widthwise.records.estimate import NO_VERDICT, Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 

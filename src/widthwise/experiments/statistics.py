@@ -4,36 +4,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from widthwise.records.estimate import FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
+from widthwise.evaluation.estimate import students_t
+from widthwise.records.estimate import CONFIDENCE, FEWEST_SEEDS, TIE_MARGIN, Estimate, Verdict
 
 N_RESAMPLES = 4000
 
 
-def seed_interval(per_seed: Sequence[float], confidence: float = 0.95) -> Estimate:
+def seed_interval(per_seed: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Student's t interval of the mean over seeds; one seed gives no interval (None).
 
     per_seed: one number per seed.
     """
     values = np.asarray(per_seed, dtype=np.float64)
     standard_error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
-    return _students_t(float(values.mean()), standard_error, values.tolist(), confidence)
+    return _interval(float(values.mean()), standard_error, values.tolist(), confidence)
 
 
-def _students_t(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
-    """The t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
-    from scipy import stats  # slow to import, and not needed to plan an experiment
-
-    half_width = float(stats.t.ppf((1 + confidence) / 2, len(per_seed) - 1) * standard_error)
+def _interval(mean: float, standard_error: float, per_seed: list[float], confidence: float) -> Estimate:
+    """Student's t interval with n_seeds - 1 degrees of freedom; no interval if the standard error is nan."""
+    half_width = float(students_t(len(per_seed) - 1, confidence) * standard_error)
     return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, per_seed=per_seed)
 
 
-def paired_difference(variant: np.ndarray, baseline: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
+def paired_difference(
+    variant: np.ndarray, baseline: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0
+) -> Estimate:
     """Mean of variant - baseline, as `paired_mean` estimates it. Both: (n_seeds, n_windows) losses, paired alike."""
     differences = np.asarray(variant, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
     return paired_mean(differences, confidence, seed)
 
 
-def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0) -> Estimate:
+def paired_mean(differences: np.ndarray, confidence: float = CONFIDENCE, seed: int = 0) -> Estimate:
     """Mean of differences of losses, or of other sums of them; its interval is Student's t times a bootstrap standard
     error.
 
@@ -49,7 +50,7 @@ def paired_mean(differences: np.ndarray, confidence: float = 0.95, seed: int = 0
     window_weights = random.multinomial(n_windows, np.full(n_windows, 1 / n_windows), size=N_RESAMPLES) / n_windows
     means = np.einsum("rs,sw,rw->r", seed_weights, differences, window_weights, optimize=True)
     standard_error = means.std() * np.sqrt(n_seeds / (n_seeds - 1)) if n_seeds > 1 else float("nan")
-    return _students_t(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
+    return _interval(float(differences.mean()), standard_error, differences.mean(axis=1).tolist(), confidence)
 
 
 def verdict(difference: Estimate) -> Verdict:

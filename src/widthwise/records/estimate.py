@@ -7,6 +7,8 @@ from widthwise.records.record import Known, Record
 
 Verdict = Literal["baseline", "better", "worse", "tie", "cannot tell", "no verdict"]
 
+CONFIDENCE = 0.95
+"""How often an interval holds what it estimates; that of all that are shown, unless a page says otherwise."""
 FEWEST_SEEDS = 3
 """With fewer seeds a difference cannot be told from the noise of a seed, whatever the interval."""
 NO_VERDICT = "fewer than three seeds, so no verdict"

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from widthwise.records.estimate import CONFIDENCE
+
 N_RESAMPLES = 1000
 
 

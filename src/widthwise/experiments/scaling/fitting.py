@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.runs import CONFIDENCE
 from widthwise.experiments.scaling.from_runs import read_measured
 from widthwise.experiments.scaling.from_table import read_table
 from widthwise.experiments.scaling.law_fit import Fit, fit_law, undetermined
@@ -18,6 +17,7 @@ from widthwise.experiments.scaling.laws import LAWS, Law, leave_one_out_errors
 from widthwise.experiments.scaling.points import Axes, CurveGroup, grouped
 from widthwise.experiments.scaling.savings import savings
 from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
+from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from widthwise.evaluation.estimate import students_t
 from widthwise.experiments.scaling.laws import Law
 from widthwise.experiments.scaling.points import CurveGroup
 from widthwise.records.estimate import Estimate
@@ -75,7 +76,7 @@ class Fit:
     def intervals(self, confidence: float) -> dict[str, Estimate]:
         """Parameter name -> its value and interval."""
         return {
-            symbol: students_t(
+            symbol: t_interval(
                 float(value), drawn, self.degrees_of_freedom, confidence, as_factor=symbol in self.law.factors
             )
             for symbol, value, drawn in zip(self.law.symbols, self.parameters, self.drawn_parameters.T)
@@ -87,7 +88,7 @@ class Fit:
         scale = self.law.residual_scale
         centre = scale(self.law.y(self.parameters, x))
         spread = scale(self.law.y(self.drawn_parameters[:, None, :], x)).std(axis=0)
-        half_width = stats.t.ppf((1 + confidence) / 2, self.degrees_of_freedom) * spread
+        half_width = students_t(self.degrees_of_freedom, confidence) * spread
         low, high = (self.law.from_residual_scale(centre + sign * half_width).tolist() for sign in (-1, 1))
         return Band(x=x.tolist(), low=low, high=high)
 
@@ -135,7 +136,7 @@ def _drawn(residuals: np.ndarray, n_free: int, n_drawn: int, random: np.random.G
     return widened[random.integers(len(residuals), size=(N_RESAMPLES, n_drawn))]
 
 
-def students_t(
+def t_interval(
     value: float, drawn: np.ndarray, degrees_of_freedom: float, confidence: float, as_factor: bool
 ) -> Estimate:
     """Student's t times the standard error of the resampled values; no interval if one of them is nan.
@@ -145,7 +146,7 @@ def students_t(
     if as_factor and (value <= 0 or (drawn <= 0).any()):
         return Estimate(mean=value, low=None, high=None)
     centre, spread = (np.log(value), np.log(drawn).std()) if as_factor else (value, drawn.std())
-    half_width = stats.t.ppf((1 + confidence) / 2, degrees_of_freedom) * spread
+    half_width = students_t(degrees_of_freedom, confidence) * spread
     low, high = centre - half_width, centre + half_width
     with np.errstate(over="ignore"):
         ends = np.exp([low, high]) if as_factor else (low, high)

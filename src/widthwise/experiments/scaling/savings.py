@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from widthwise.experiments.scaling.law_fit import Fit, students_t
+from widthwise.experiments.scaling.law_fit import Fit, t_interval
 from widthwise.records.scaling import Saving, ScalingPoint
 
 
@@ -47,7 +47,7 @@ def _saving(
         fit=law.kind,
         kind=kind,
         at=ScalingPoint(name=point.name, x=point.x, y=y),
-        ratio=students_t(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
+        ratio=t_interval(x / point.x, drawn / point.x, n_free, confidence, as_factor=True),
         is_extrapolated=not bool(group.group.x.min() <= x <= group.group.x.max()),
     )
 

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from widthwise.experiments.runs import CONFIDENCE
 from widthwise.experiments.scaling.law_fit import N_RESAMPLES, Fit
 from widthwise.experiments.scaling.points import Axes
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import CONFIDENCE, Estimate
 from widthwise.records.scaling import Saving
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.experiments.runs import CONFIDENCE, Results, arrived, check_same_data, run_path, variant_of, windows
+from widthwise.experiments.runs import Results, arrived, check_same_data, run_path, variant_of, windows
 from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
 from widthwise.experiments.sharing.trials import TaskState
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.records.comparison import Variant
-from widthwise.records.estimate import NO_VERDICT, Estimate
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
 from widthwise.run_dir import RunDir
