@@ -64,12 +64,16 @@ class Page:
 
     def open(self, path: Path, width: int, height: int = 1000, scheme: str = "light") -> None:
         """Loads a file in a window of so many pixels and waits for its load event."""
+        self.visit(path.resolve().as_uri(), width, height, scheme)
+
+    def visit(self, url: str, width: int, height: int = 1000, scheme: str = "light") -> None:
+        """The same for an address."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive())
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from widthwise.cli.inspect import cost_table, layer_table
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
 from widthwise.config_io import UserError
-from widthwise.reports.page.formats import si, signed
+from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
 
 if TYPE_CHECKING:
     from widthwise.recipe.design import ShapeRequest
@@ -91,8 +90,3 @@ def step_time_line(found: dict[str, Any]) -> str:
         f"step: {own:.3g} s predicted, uniform {uniform:.3g} s ({own / uniform:.3f}); the shortest of "
         f"{found['n_candidates']} shapes of equal parameters{left_out}, whatever their loss"
     )
-
-
-def budget_line(budget: dict[str, Any]) -> str:
-    """How far a designed model is from the budget it was asked to meet, from its inspection."""
-    return f"budget: {si(budget['asked'])} {budget['match']}, missed by {signed(100 * budget['miss'], 2)}%"

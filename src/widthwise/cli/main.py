@@ -15,6 +15,7 @@ from widthwise.cli.compare import compare
 from widthwise.cli.data import data_app
 from widthwise.cli.design import design
 from widthwise.cli.eval import evaluate
+from widthwise.cli.explore import explore
 from widthwise.cli.export import export
 from widthwise.cli.family import family
 from widthwise.cli.fit import fit
@@ -56,6 +57,7 @@ for verb in (
     init,
     inspect,
     design,
+    explore,
     search,
     plan,
     train,

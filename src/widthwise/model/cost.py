@@ -6,7 +6,7 @@ softmax, rotary embedding and the embedding lookup are not counted, as in the pa
 too: the shape solver counts before it rounds.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,8 @@ class Cost:
     """Matrix products of a forward pass, however many tokens it has; attention apart."""
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(**{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(Cost)})
+        theirs = vars(other)
+        return Cost(**{name: value + theirs[name] for name, value in vars(self).items()})
 
     def shared(self) -> "Cost":
         """The cost of using parameters that are counted elsewhere."""

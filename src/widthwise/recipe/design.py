@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from widthwise.merging import difference, merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import QUANTITIES, ModelTemplate
@@ -72,24 +72,32 @@ def design_recipe(
     if out is not None and out.exists():
         raise UserError(f"{out}: exists already; choose another --out")
     base_data = read_recipe(base, overrides)
-    base_recipe = parse_recipe(base_data, str(base))
-    change = difference(read_recipe(base), base_data)
-    if request.budget is not None:
-        d_model = fitting_d_model(base_recipe, request)
-        change = merge(change, {"model": {"d_model": d_model}})
-    change = merge(change, {"model": {"shape": request.shape()}})
-    recipe = parse(Recipe, merge(base_data, change), "design")
-    summary = inspect_recipe(recipe)
-    if request.budget is not None:
-        asked, found = parse_quantity(request.budget), CostSummary.model_validate(summary)
-        miss = OF_MODELS[request.match].of_cost(found) / asked - 1
-        summary["budget"] = {"match": request.match, "asked": asked, "miss": miss}
+    solved = solved_change(parse_recipe(base_data, str(base)), request)
+    recipe = parse(Recipe, merge(base_data, solved), "design")
+    summary = inspect_recipe(recipe) | budget_met(recipe, request)
     folder = Path.cwd() if out is None else out.resolve().parent
     parent = os.path.relpath(base.resolve(), folder) if base.exists() else base.name
-    text = dump_yaml({"extends": parent, **change})
+    text = dump_yaml({"extends": parent, **merge(difference(read_recipe(base), base_data), solved)})
     if out is not None:
         write_atomic(out, text)
     return text, summary
+
+
+def solved_change(base: Recipe, request: ShapeRequest) -> dict[str, Any]:
+    """What a request changes in a recipe, to be laid over its data. Raises UserError where it cannot be met."""
+    section: dict[str, Any] = {"shape": request.shape()}
+    if request.budget is not None:
+        section["d_model"] = fitting_d_model(base, request)
+    return {"model": section}
+
+
+def budget_met(recipe: Recipe, request: ShapeRequest) -> dict[str, Any]:
+    """How far a designed recipe's model is from the budget, as `budget` of its inspection; nothing without one."""
+    if request.budget is None:
+        return {}
+    asked, found = parse_quantity(request.budget), cost_summary(recipe.final_model, recipe.seq_len)
+    miss = OF_MODELS[request.match].of_cost(found) / asked - 1
+    return {"budget": {"match": request.match, "asked": asked, "miss": miss}}
 
 
 def parse_quantity(text: str, option: str = "--budget") -> float:
@@ -126,6 +134,7 @@ def fitting_d_model(recipe: Recipe, request: ShapeRequest) -> int:
     budget = parse_quantity(request.budget)
     quantum = math.lcm(request.quantum or template.attention.quantum, template.residual.d_model_quantum)
 
+    @cache
     def cost(n_quanta: int) -> float:
         sized = template.uniform().model_copy(update={"d_model": n_quanta * quantum})
         return OF_MODELS[request.match].of_cost(cost_summary(sized.resolve(recipe.seq_len), recipe.seq_len))

@@ -1,7 +1,8 @@
 """What a recipe takes on devices of a kind: memory by part, what fits, time, data. Nothing is trained."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from widthwise.computing import ActivationCheckpointing
@@ -49,9 +50,18 @@ def hours_on_known(
     recipe: Recipe, memory_bytes: int, n_devices: int = 1, mfu: float | None = None
 ) -> list[tuple[str, float]]:
     """The devices by name that have about so much memory, and the hours of a run on each, fastest first."""
-    planners = [Planner(recipe, device, n_devices, mfu) for device in known_with(memory_bytes)]
-    hours = [(each.device.name, each.run_hours(recipe.train)) for each in planners]
+    devices = known_with(memory_bytes)
+    if not devices:
+        return []
+    planner = Planner(recipe, devices[0], n_devices, mfu)
+    hours = [(device.name, planner.on(device).run_hours(recipe.train)) for device in devices]
     return sorted([(name, found) for name, found in hours if found is not None], key=lambda pair: pair[1])
+
+
+def setups_on(recipe: Recipe, devices: Sequence[Device]) -> list[Setup]:
+    """What fits on one device of each kind with the recipe's own activation checkpointing."""
+    planner = Planner(recipe, devices[0], 1, None)
+    return [planner.on(device).setup(recipe.train.activation_checkpointing) for device in devices]
 
 
 @dataclass
@@ -70,6 +80,13 @@ class Planner:
             self._model, sharded_units(self._model), self.recipe.optimizer, packing=self.recipe.data
         )
         self._layout = Layout.of(self.recipe.train, self.n_devices)
+        self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
+
+    def on(self, device: Device) -> "Planner":
+        """The same recipe on as many devices of another kind; what was counted is not counted anew."""
+        other = copy(self)
+        other.device, other._rate = device, device.rate(self.mfu)
+        return other
 
     def plan(self, days: float | None) -> Plan:
         """See `plan`."""
@@ -109,7 +126,8 @@ class Planner:
             if rows % n:
                 continue
             sized = train.model_copy(update={"micro_batch_size": n})
-            memory = self.memory(sized)
+            if (memory := self._memory_of_pass.get((kind, n))) is None:
+                memory = self._memory_of_pass[kind, n] = self.memory(sized)
             if memory.total_bytes <= self.device.memory_bytes or n == 1:
                 fits = memory.total_bytes <= self.device.memory_bytes
                 return Setup(

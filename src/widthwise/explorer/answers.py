@@ -1,0 +1,97 @@
+"""What the page asks: the numbers of a setting, and what fits on which device."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from widthwise.bundled import recipe_name
+from widthwise.explorer.setting import Setting, controls
+from widthwise.recipe.design import budget_met
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.reports.page.formats import MISSING, duration, si
+from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
+from widthwise.reports.page.table import Table
+from widthwise.yaml_io import dump_yaml, read_recipe
+
+N_KEPT = 256
+"""Answers that are remembered: a slider comes back to where it was."""
+
+
+class Answers:
+    """Of one recipe, which is read once. Every method raises UserError for a setting that cannot be had.
+
+    Threads may ask at the same time; what takes long is counted once.
+    """
+
+    def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
+        self._where = str(recipe)
+        self._base = read_recipe(recipe, overrides)
+        self.controls = {
+            "name": recipe_name(recipe),
+            **controls(parse_recipe(self._base, self._where), self._where),
+        }
+        self.costs = _one_by_one(self._costs)
+        self.memory = _one_by_one(self._memory)
+        self.costs(Setting())  # refuses a recipe that `inspect` refuses
+
+    def recipe_yaml(self, setting: Setting) -> str:
+        """A whole recipe that extends no other, so that it can be moved anywhere."""
+        return dump_yaml(setting.applied(self._base, self._where)[0])
+
+    def recipe(self, setting: Setting) -> Recipe:
+        return parse_recipe(setting.applied(self._base, self._where)[0], self._where)
+
+    def _costs(self, setting: Setting) -> dict[str, Any]:
+        """The inspection, as `inspect --json` prints it for the recipe, its tables, and how near a budget is."""
+        data, request = setting.applied(self._base, self._where)
+        recipe = parse_recipe(data, self._where)
+        inspection = inspect_recipe(recipe)
+        met = budget_met(recipe, request)
+        return {
+            "inspection": inspection,
+            "costs": _cells(cost_table(inspection)),
+            "layers": _cells(layer_table(inspection)),
+            "budget": budget_line(met["budget"]) if met else "",
+            "yaml": dump_yaml(data),
+        }
+
+    def _memory(self, setting: Setting) -> dict[str, Any]:
+        """What fits on every device known by name, as `plan` says; imports torch."""
+        from widthwise.runs.devices import DEVICES
+        from widthwise.runs.plan import setups_on
+
+        recipe = self.recipe(setting)
+        kind = recipe.train.activation_checkpointing
+        devices = sorted(DEVICES, key=lambda device: device.memory_bytes)
+        rows = [
+            [
+                device.name,
+                f"{si(device.memory_bytes)}B",
+                MISSING if found.micro_batch_size is None else str(found.micro_batch_size),
+                f"{si(found.memory.total_bytes)}B",
+                MISSING if found.micro_batch_size is None else duration(found.run_hours),
+            ]
+            for device, found in zip(devices, setups_on(recipe, devices), strict=True)
+        ]
+        header = ["one device", "has", "largest pass", "needs", "time of the run"]
+        caption = f"training memory, activation checkpointing {kind}; a pass in sequences of {recipe.seq_len:,} tokens"
+        return _cells(Table(caption, header, rows))
+
+
+def _one_by_one(count: Any) -> Any:
+    """Remembered, and one at a time: whoever asks for the same waits and finds it."""
+    lock = Lock()
+    remembered: Any = lru_cache(N_KEPT)(count)
+
+    def locked(setting: Setting) -> Any:
+        with lock:
+            return remembered(setting)
+
+    return locked
+
+
+def _cells(table: Table) -> dict[str, Any]:
+    return {"caption": table.caption, "header": list(table.header), "rows": [list(row) for row in table.rows]}

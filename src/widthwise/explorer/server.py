@@ -1,0 +1,115 @@
+"""The page's server: on this machine alone, for whoever opens it under its own address."""
+
+import json
+import sys
+from functools import cache
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from widthwise.config_io import UserError, parse
+from widthwise.explorer.answers import Answers
+from widthwise.explorer.setting import Setting
+
+ADDRESS = "127.0.0.1"
+FILES = {
+    "/": ("page.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class ExplorerServer(ThreadingHTTPServer):
+    """Answers until `shutdown`. Other machines cannot reach it."""
+
+    daemon_threads = False  # on leaving, whoever is still counting is waited for
+
+    def __init__(self, answers: Answers, port: int = 0):
+        """port: 0 takes any that is free. Raises OSError for one that is taken."""
+        super().__init__((ADDRESS, port), _Handler)
+        self.answers = answers
+        self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away before it has its answer is no error; others are ours, with their traceback."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    timeout = 2.0
+    """Seconds for a request to arrive: browsers open connections that they may never use."""
+
+    @property
+    def _own(self) -> ExplorerServer:
+        assert isinstance(self.server, ExplorerServer)
+        return self.server
+
+    def do_GET(self) -> None:
+        # A name that somebody has turned to this machine's address would let their page read the answers.
+        if self.headers.get("Host") not in self._own.hosts:
+            self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self._own.url} instead\n")
+            return
+        address = urlsplit(self.path)
+        if address.path in FILES:
+            name, kind = FILES[address.path]
+            self._send(HTTPStatus.OK, kind, _text(name))
+            return
+        try:
+            self._answer(address.path, dict(parse_qsl(address.query)))
+        except UserError as error:
+            self._send_json(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
+
+    def _answer(self, path: str, query: dict[str, str]) -> None:
+        answers = self._own.answers
+        match path:
+            case "/controls":
+                self._send_json(HTTPStatus.OK, answers.controls)
+            case "/costs":
+                self._send_json(HTTPStatus.OK, answers.costs(_setting(query)))
+            case "/memory":
+                self._send_json(HTTPStatus.OK, answers.memory(_setting(query)))
+            case "/recipe.yaml":
+                self._send(HTTPStatus.OK, "application/yaml", answers.recipe_yaml(_setting(query)))
+            case _:
+                self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
+
+    def _send_json(self, status: HTTPStatus, data: Any) -> None:
+        self._send(status, "application/json", json.dumps(data))
+
+    def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the page shows what goes wrong."""
+
+
+def _setting(query: dict[str, str]) -> Setting:
+    return parse(Setting, query, "setting")
+
+
+@cache
+def _text(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")

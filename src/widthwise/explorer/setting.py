@@ -1,0 +1,186 @@
+"""What the page lets a user set, and what that changes in a recipe."""
+
+import math
+from typing import Any, Literal, get_args
+
+import pydantic
+
+from widthwise.config_io import Config, UserError
+from widthwise.merging import merge
+from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
+from widthwise.model.kinds import kind_of
+from widthwise.recipe.design import ShapeRequest, solved_change
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
+from widthwise.shape.schedule import SCHEDULES
+from widthwise.shape.template import ModelTemplate
+
+
+class Setting(Config):
+    """A position of all controls. None leaves what the recipe says or, where the kind differs, what that usually has.
+
+    Values may be text, as they stand in an address.
+    """
+
+    model_config = pydantic.ConfigDict(strict=False)
+
+    shape: str | None = None
+    """Kind of the shape."""
+    turn_layer: float | None = None
+    """Depth of its narrowest or widest layer, as a share of n_layers."""
+    turn_width: float | None = None
+    """Width of that layer, as a share of d_model."""
+    quantum: Literal["smallest"] | int | None = None
+    """`smallest`: what whole heads need, whatever the recipe says."""
+    match: str | None = None
+    rounding: str | None = None
+    budget: str | None = None
+    """How much of what is matched, such as "30M"; d_model is solved for it."""
+    d_model: int | None = None
+    n_layers: int | None = None
+    n_heads: int | None = None
+    """In every layer, in place of head_dim."""
+    head_dim: int | None = None
+    """In every layer, in place of n_heads."""
+    kv_group_size: int | None = None
+    ffn: str | None = None
+    """Kind of the feed-forward."""
+    ratio: float | None = None
+    """Hidden width of the feed-forward over the width of its layer."""
+
+    def applied(self, base: dict[str, Any], where: str) -> tuple[dict[str, Any], ShapeRequest]:
+        """The data of a recipe with this setting, and what was asked of its shape.
+
+        Raises UserError for whatever `inspect` or `design` would refuse.
+        """
+        data = {**base, "model": self._sized(base["model"])}
+        recipe = parse_recipe(data, where)
+        request = self.request(template_of(recipe, where))
+        return merge(data, solved_change(recipe, request)), request
+
+    def request(self, template: ModelTemplate) -> ShapeRequest:
+        """What it asks of the shape of a recipe's model, as `widthwise design` takes it."""
+        shape = template.shape
+        own = {"match": shape.match}
+        if isinstance(shape, SolvedShape) and self.shape in (None, shape.kind):
+            own["rounding"] = shape.rounding
+        asked = {"match": self.match, "rounding": self.rounding, "budget": self.budget}
+        return ShapeRequest(
+            kind=self.shape or shape.kind,
+            turn_layer=self.turn_layer,
+            turn_width=self.turn_width,
+            quantum=None if self.quantum == "smallest" else self.quantum,
+            **own | {key: value for key, value in asked.items() if value is not None},
+        )
+
+    def _sized(self, model: dict[str, Any]) -> dict[str, Any]:
+        """The model section with other sizes, its shape apart."""
+        sizes = {"d_model": self.d_model, "n_layers": self.n_layers}
+        sized = {**model, **{key: value for key, value in sizes.items() if value is not None}}
+        if self.quantum == "smallest":
+            sized["shape"] = {key: value for key, value in (model.get("shape") or {}).items() if key != "quantum"}
+        if self.n_heads is not None or self.head_dim is not None or self.kv_group_size is not None:
+            sized["attention"] = self._attention(model.get("attention") or {})
+        if self.ffn is not None or self.ratio is not None:
+            sized["ffn"] = self._ffn(model.get("ffn") or {})
+        return sized
+
+    def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
+        heads = {"n_heads": self.n_heads, "head_dim": self.head_dim}
+        if any(value is not None for value in heads.values()):
+            attention = {key: value for key, value in attention.items() if key not in heads}
+        asked = {**heads, "kv_group_size": self.kv_group_size}
+        return {**attention, **{key: value for key, value in asked.items() if value is not None}}
+
+    def _ffn(self, ffn: dict[str, Any]) -> dict[str, Any]:
+        kind = ffn.get("kind", DEFAULT_FFN) if self.ffn is None else self.ffn
+        own = ffn if kind == ffn.get("kind", DEFAULT_FFN) else {}
+        if self.ratio is None:
+            return {**own, "kind": kind}
+        keys = {each.hidden_key for each in _with_ratio().values()}
+        return {**{key: value for key, value in own.items() if key not in keys}, "kind": kind, "ratio": self.ratio}
+
+
+SOLVED: dict[str, type[SolvedShape]] = {
+    kind_of(each): each for each in get_args(get_args(Shape)[0]) if issubclass(each, SolvedShape)
+}
+DEFAULT_FFN = kind_of(type(ModelTemplate.model_fields["ffn"].default))
+
+
+def template_of(recipe: Recipe, where: str) -> ModelTemplate:
+    """The model of a recipe, as far as the page can draw it. Raises UserError for one without a rule for its widths."""
+    template = recipe.model
+    if not isinstance(template, ModelTemplate):
+        raise UserError(f"{where}: needs a recipe with d_model and n_layers, not one with explicit layers")
+    if not isinstance(template.shape, (SolvedShape, UniformShape)):
+        raise UserError(
+            f"{where}: model.shape.kind: got {template.shape.kind!r}; must be {', '.join(SCHEDULES)} or uniform, as "
+            f"with model.shape={{kind: x}}"
+        )
+    return template
+
+
+def controls(recipe: Recipe, where: str) -> dict[str, Any]:
+    """Where every control stands for a recipe as it is, and what it may be set to.
+
+    Raises UserError for a recipe that the page cannot draw; see `template_of`.
+    """
+    template = template_of(recipe, where)
+    shape, attention, ffn = template.shape, template.attention, template.ffn
+    schedule = SCHEDULES.get(shape.kind)
+    start: dict[str, Any] = {
+        "shape": shape.kind,
+        "match": shape.match,
+        "d_model": template.d_model,
+        "n_layers": template.n_layers,
+        "n_heads": attention.n_heads,
+        "head_dim": None if attention.n_heads is not None else attention.constant_head_dim,
+        "kv_group_size": attention.kv_group_size,
+        "ffn": ffn.kind,
+    }
+    if isinstance(ffn, HiddenWidthTemplate):
+        is_given = getattr(ffn, ffn.hidden_key) is not None
+        start["ratio"] = None if is_given else ffn.ratio or ffn.usual_ratio
+    if isinstance(shape, SolvedShape) and schedule is not None:
+        start |= {
+            "quantum": shape.quantum,
+            "rounding": shape.rounding,
+            "turn_width": getattr(shape, schedule.ratio_key),
+        }
+        start["turn_layer"] = getattr(shape, schedule.layer_key) if schedule.layer_key else None
+    return {
+        "start": start,
+        "shapes": _shapes(),
+        "matches": list(get_args(Match)),
+        "roundings": list(get_args(SolvedShape.model_fields["rounding"].annotation)),
+        "ffns": _ffns(ffn.kind),
+        "d_model_step": attention.quantum,
+    }
+
+
+def _shapes() -> dict[str, dict[str, Any]]:
+    """Kind of shape -> its usual turn, and between which widths that may be set."""
+    found: dict[str, dict[str, Any]] = {"uniform": {}}
+    for kind, schedule in SCHEDULES.items():
+        usual = {name: field.default for name, field in SOLVED[kind].model_fields.items()}
+        ratio, (low, high) = usual[schedule.ratio_key], schedule.ratios
+        found[kind] = {
+            "turn_layer": usual[schedule.layer_key] if schedule.layer_key else None,
+            "turn_width": ratio,
+            "low": low,
+            "high": high if math.isfinite(high) else 2 * ratio,
+        }
+    return found
+
+
+def _with_ratio() -> dict[str, type[HiddenWidthTemplate]]:
+    return {kind_of(each): each for each in FEED_FORWARDS.templates if issubclass(each, HiddenWidthTemplate)}
+
+
+def _ffns(own: str) -> dict[str, float]:
+    """Kind of feed-forward -> its usual ratio. Those that need more to be said are there only if the recipe says it."""
+    return {
+        kind: each.usual_ratio
+        for kind, each in _with_ratio().items()
+        if kind == own or not any(field.is_required() for field in each.model_fields.values())
+    }

@@ -1,0 +1,165 @@
+"""What the page says of a setting is what the other verbs say of the recipe that it gives."""
+
+import json
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from widthwise.config_io import UserError, parse
+from widthwise.explorer.answers import Answers
+from widthwise.explorer.setting import Setting
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import load_recipe
+from widthwise.reports.page.formats import MISSING, duration, si
+
+SHAPES = ("uniform", "x", "diamond", "growing", "narrowing")
+
+
+@pytest.fixture(scope="module")
+def answers() -> Answers:
+    return Answers("x_200m", ["train.batch_size=24", "train.micro_batch_size=null"])
+
+
+def _drawn(draw: random.Random) -> dict[str, Any]:
+    """A setting with about half of the controls moved."""
+    shape = draw.choice(SHAPES)
+    asked = {
+        "shape": shape,
+        "quantum": "smallest",
+        "d_model": 64 * draw.randint(4, 20),
+        "n_layers": draw.randint(5, 23),
+        "kv_group_size": draw.choice([1, 2]),
+        "ffn": draw.choice(["swiglu", "mlp", "hourglass", "dynamic"]),
+        draw.choice(["n_heads", "head_dim"]): draw.choice([8, 16, 32]),
+    }
+    if shape != "uniform":
+        asked |= {"turn_width": 1.25 if shape == "diamond" else draw.randint(30, 90) / 100}
+        asked |= {
+            "match": draw.choice(["params", "flops", "kv_bytes"]),
+            "rounding": draw.choice(["nearest", "balanced"]),
+        }
+    if draw.random() < 0.5:
+        asked["ratio"] = draw.randint(2, 17) / 4
+    if draw.random() < 0.3:
+        asked["budget"] = f"{draw.randint(80, 300)}M"
+        asked["match"] = "params"
+    return {name: asked[name] for name in asked if name in ("shape", "quantum") or draw.random() < 0.6}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_numbers_are_those_of_inspect_for_the_recipe_that_it_gives(
+    answers: Answers, tmp_path: Path, seed: int, record_property
+) -> None:
+    draw = random.Random(seed)
+    for _ in range(50):
+        asked = _drawn(draw)
+        setting = parse(Setting, {name: str(value) for name, value in asked.items()})
+        began = time.perf_counter()
+        with suppress(UserError):
+            found = answers.costs(setting)
+            break
+    else:
+        pytest.fail("none of the settings can be had")
+    record_property("answer_seconds", time.perf_counter() - began)
+    path = tmp_path / "explored.yaml"
+    path.write_text(answers.recipe_yaml(setting))
+    recipe = load_recipe(path)
+    assert json.dumps(found["inspection"]) == json.dumps(inspect_recipe(recipe))
+    assert found["yaml"] == path.read_text()
+    _check_asked(asked, found)
+
+
+def _check_asked(asked: dict[str, Any], found: dict[str, Any]) -> None:
+    """What was asked is there."""
+    inspection, model = found["inspection"], found["inspection"]["layers"]
+    assert inspection["n_layers"] == asked.get("n_layers", 16)
+    assert {"budget" in asked, bool(found["budget"])} in ({True}, {False})
+    if "budget" not in asked:
+        assert inspection["d_model"] == asked.get("d_model", 640)
+    if "n_heads" in asked:
+        assert set(inspection["n_heads"]) == {asked["n_heads"]}
+    if "head_dim" in asked:
+        assert set(inspection["head_dim"]) == {asked["head_dim"]}
+    assert {layer["n_heads"] // layer["n_kv_heads"] for layer in model} == {asked.get("kv_group_size", 1)}
+    assert (len(set(inspection["widths"])) == 1) == (asked["shape"] == "uniform")
+    if asked["shape"] == "diamond":
+        assert max(inspection["widths"][1:-1]) > inspection["widths"][0]
+    if "ratio" in asked and asked.get("ffn", "swiglu") == "swiglu":
+        assert [sum(hidden) for hidden in inspection["hidden_widths"]] == [
+            round(asked["ratio"] * width) for width in inspection["widths"]
+        ]
+
+
+def test_untouched_it_is_the_recipe(answers: Answers) -> None:
+    recipe = load_recipe("x_200m", ["train.batch_size=24", "train.micro_batch_size=null"])
+    assert json.dumps(answers.costs(Setting())["inspection"]) == json.dumps(inspect_recipe(recipe))
+    start = answers.controls["start"]
+    assert (start["shape"], start["turn_layer"], start["turn_width"], start["quantum"]) == ("x", 0.75, 0.3, 32)
+    assert (start["d_model"], start["n_layers"], start["n_heads"], start["ratio"]) == (640, 16, 16, 4)
+
+
+def test_every_control_at_its_start_changes_nothing(answers: Answers) -> None:
+    start = {name: value for name, value in answers.controls["start"].items() if value is not None}
+    found = answers.costs(parse(Setting, start))["inspection"]
+    assert found == answers.costs(Setting())["inspection"]
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    shape=st.sampled_from(SHAPES),
+    turn_width=st.floats(0.01, 3) | st.none(),
+    turn_layer=st.floats(0, 1) | st.none(),
+    n_layers=st.integers(1, 9),
+    d_model=st.integers(1, 700),
+)
+def test_a_combination_that_cannot_be_had_is_a_mistake_in_one_line(
+    answers: Answers, shape: str, turn_width: float, turn_layer: float, n_layers: int, d_model: int
+) -> None:
+    setting = Setting(
+        shape=shape,
+        turn_width=turn_width,
+        turn_layer=turn_layer,
+        n_layers=n_layers,
+        d_model=d_model,
+        quantum="smallest",
+    )
+    try:
+        n_found, message = len(answers.costs(setting)["inspection"]["widths"]), ""
+    except UserError as error:
+        n_found, message = n_layers, str(error)
+    assert n_found == n_layers
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("quickstart", [], "describes several runs"),
+        ("x_200m", ["model.shape={kind: explicit, widths: [64]}"], "model.shape.kind: got 'explicit'"),
+        ("x_200m", ["model.shape.bottleneck_width=3"], "bottleneck_width"),
+    ],
+)
+def test_a_recipe_that_cannot_be_explored_is_refused(recipe: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Answers(recipe, overrides)
+
+
+def test_memory_is_that_of_plan(answers: Answers) -> None:
+    from widthwise.runs.devices import DEVICES
+    from widthwise.runs.plan import plan
+
+    setting = Setting(n_layers=5, turn_layer=0.5)
+    recipe = answers.recipe(setting)
+    rows = {row[0]: row[1:] for row in answers.memory(setting)["rows"]}
+    assert set(rows) == {device.name for device in DEVICES}
+    for device in DEVICES:
+        (none,) = (each for each in plan(recipe, device).setups if each.activation_checkpointing == "none")
+        size = MISSING if none.micro_batch_size is None else str(none.micro_batch_size)
+        hours = MISSING if none.micro_batch_size is None else duration(none.run_hours)
+        assert rows[device.name] == [f"{si(device.memory_bytes)}B", size, f"{si(none.memory.total_bytes)}B", hours]

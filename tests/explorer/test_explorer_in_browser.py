@@ -1,0 +1,179 @@
+"""The page in a headless Chromium: sliders are dragged, buttons clicked, nothing leaves the machine."""
+
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "reports"))
+
+from chromium_pipe import Page, chromium_page
+
+from widthwise.explorer.answers import Answers
+from widthwise.explorer.server import ExplorerServer
+from widthwise.explorer.setting import Setting
+from widthwise.recipe.inspection import inspect_recipe
+from widthwise.recipe.recipe import load_recipe
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
+    ),
+]
+
+ROOM = "[document.documentElement.scrollWidth, innerWidth]"
+CENTRE = "(box => [box.x + box.width / 2, box.y + box.height / 2, box.width])({}.getBoundingClientRect())"
+MISSED = """[...document.querySelectorAll('input, select, button, a[href], summary, .scroll')].filter(
+  each => !each.disabled && each.offsetParent && !reached.has(each)
+).map(each => each.outerHTML)"""
+SLIDER = "document.querySelector('.pair[data-name={}] input[type=range]')"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ExplorerServer]:
+    with ExplorerServer(Answers("x_200m", ["model.n_layers=9"])) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        yield page
+
+
+def _wait(page: Page, condition: str, seconds: float = 60.0) -> Any:
+    """The value of an expression as soon as it is true."""
+    end = time.monotonic() + seconds
+    while not (found := page.evaluate(condition)):
+        assert time.monotonic() < end, condition
+        time.sleep(0.05)
+    return found
+
+
+def _open(page: Page, server: ExplorerServer, query: str = "", width: int = 1280, scheme: str = "light") -> None:
+    page.visit(server.url + query, width, scheme=scheme)
+    _wait(page, "(byId('costs').rows.length > 5 || !byId('error').hidden) && !isAsking")
+
+
+def _mouse(page: Page, kind: str, x: float, y: float) -> None:
+    page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
+
+
+def _click(page: Page, element: str) -> None:
+    page.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
+    x, y, _ = page.evaluate(CENTRE.format(element))
+    _mouse(page, "mousePressed", x, y)
+    _mouse(page, "mouseReleased", x, y)
+
+
+def _drag(page: Page, name: str, to: float) -> None:
+    """Drags a slider's thumb from where it is to a share of the track."""
+    slider = SLIDER.format(name)
+    page.evaluate(f"{slider}.scrollIntoView({{block: 'center'}})")
+    x, y, width = page.evaluate(CENTRE.format(slider))
+    share = page.evaluate(f"(({slider}.value - {slider}.min) / ({slider}.max - {slider}.min))")
+    begin, end = (x - width / 2 + 8 + each * (width - 16) for each in (share, to))
+    _mouse(page, "mousePressed", begin, y)
+    for step in range(1, 6):
+        _mouse(page, "mouseMoved", begin + (end - begin) * step / 5, y)
+    _mouse(page, "mouseReleased", end, y)
+
+
+def _bars(page: Page) -> list[int]:
+    """The widths that are drawn, from their labels for a pointer."""
+    return page.evaluate(
+        "[...document.querySelectorAll('.bar title')].map(each => +each.textContent.match(/width (\\d+)/)[1])"
+    )
+
+
+def test_dragging_a_slider_moves_widths_numbers_and_address(browser: Page, server: ExplorerServer) -> None:
+    _open(browser, server)
+    before = _bars(browser)
+    _drag(browser, "turn_width", 0.7)
+    _wait(browser, "location.search.includes('turn_width') && !isAsking && !isStale")
+    share = float(browser.evaluate("set.get('turn_width')"))
+    assert 0.6 < share < 0.8
+    inspection = server.answers.costs(Setting(turn_width=share))["inspection"]
+    assert _bars(browser) == inspection["widths"] != before
+    first = browser.evaluate("document.querySelector('#costs tbody td').textContent")
+    assert int(first.replace(",", "")) == inspection["params"]["total"]
+    assert browser.evaluate("document.querySelector('#turn_width').value") == str(share)
+
+
+def test_a_shared_address_opens_the_setting_and_its_recipe_has_its_numbers(
+    browser: Page, server: ExplorerServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    browser.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+    _open(browser, server, "?shape=diamond&turn_width=1.4&d_model=704&quantum=smallest")
+    assert browser.evaluate("[byId('shape').value, byId('turn_width').value, byId('d_model').value]") == [
+        *("diamond", "1.4", "704")
+    ]
+    _click(browser, "byId('download')")
+    path, end = folder / "x_200m_explored.yaml", time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    found = inspect_recipe(load_recipe(path))
+    assert found["widths"] == _bars(browser)
+    assert browser.evaluate("shown") == json.loads(json.dumps(found))
+    assert browser.evaluate("byId('yaml').textContent") == path.read_text()
+
+
+def test_the_recipe_is_copied(browser: Page, server: ExplorerServer) -> None:
+    _open(browser, server)
+    browser.evaluate("navigator.clipboard.writeText = text => { window.written = text; return Promise.resolve(); }")
+    _click(browser, "byId('copy')")
+    assert _wait(browser, "window.written") == server.answers.recipe_yaml(Setting())
+
+
+def test_a_mistake_is_said_in_its_line_and_mended_by_going_back(browser: Page, server: ExplorerServer) -> None:
+    _open(browser, server, "?n_heads=20")
+    assert "model.shape.quantum: got 32" in browser.evaluate("byId('error').textContent")
+    assert browser.evaluate("[byId('error').hidden, byId('download').hasAttribute('href')]") == [False, False]
+    _click(browser, "byId('reset')")
+    _wait(browser, "byId('error').hidden && location.search === ''")
+
+
+def test_the_keyboard_reaches_every_control_and_moves_a_slider(browser: Page, server: ExplorerServer) -> None:
+    _open(browser, server)
+    browser.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    browser.evaluate("window.reached = new Set(); document.addEventListener('focusin', e => reached.add(e.target))")
+    for _ in range(45):
+        browser.press_tab()
+    assert browser.evaluate(MISSED) == []
+    browser.evaluate(f"{SLIDER.format('n_layers')}.focus()")
+    for kind in ("keyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    _wait(browser, "location.search === '?n_layers=10' && !isAsking")
+    assert len(_bars(browser)) == 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_it_fits_the_window_and_asks_nobody_else(
+    browser: Page, server: ExplorerServer, width: int, scheme: str
+) -> None:
+    _open(browser, server, "?budget=150M", width, scheme)
+    _wait(browser, "byId('memory').rows.length > 10")
+    scroll_width, inner_width = browser.evaluate(ROOM)
+    assert scroll_width <= inner_width == width
+    colours = {"light": "rgb(27, 29, 32)", "dark": "rgb(232, 232, 228)"}
+    assert browser.evaluate("getComputedStyle(document.body).color") == colours[scheme]
+    assert all(url.startswith(server.url) for url in browser.requests())
+    assert browser.complaints() == []
+    assert "missed by" in browser.evaluate("byId('summary').textContent")
+    assert browser.evaluate("[byId('d_model').disabled, +byId('d_model').value === shown.d_model]") == [True, True]
