@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled_layers import assert_compiled_layers_show_the_same
 from profiled_models import (
     MODELS,
     SEQ_LEN,
@@ -194,20 +195,7 @@ def test_units_that_a_token_leaves_out_are_not_active():
 
 @pytest.mark.usefixtures("float64")
 def test_compiled_layers_show_the_same_and_stay_compiled():
-    model, windows = model_of("uniform"), windows_of(2)
-    expected, graphs = summary(model, windows), []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    for layer in model.layers:
-        layer.compile(backend=backend, fullgraph=True, dynamic=False)
-    with torch.no_grad():
-        before, n_graphs = model(windows), len(graphs)
-        assert summary(model, windows) == expected
-        assert torch.equal(model(windows), before)
-    assert n_graphs == len(graphs) > 0
+    assert_compiled_layers_show_the_same(model_of("uniform"), windows_of(2), summary)
 
 
 @pytest.mark.parametrize("name", ["dynamic", "moe", "hourglass"])

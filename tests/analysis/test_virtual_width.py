@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from compiled_layers import assert_compiled_layers_show_the_same
 from connected_models import Traffic, connected_model, tokens
 from torch import Tensor
 
@@ -187,21 +188,7 @@ def test_further_heads_are_not_looked_at():
 
 
 def test_compiled_layers_show_the_same_and_stay_compiled():
-    model, ids = connected_model(), tokens(2)
-    expected = summary(model, ids)
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    for layer in model.layers:
-        layer.compile(backend=backend, fullgraph=True, dynamic=False)
-    with torch.no_grad():
-        before, n_graphs = model(ids), len(graphs)
-        assert summary(model, ids) == expected
-        assert torch.equal(model(ids), before)
-    assert n_graphs == len(graphs) > 0
+    assert_compiled_layers_show_the_same(connected_model(), tokens(2), summary)
 
 
 def test_the_model_is_left_as_it_was_even_after_an_error():

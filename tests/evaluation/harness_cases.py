@@ -24,6 +24,12 @@ SEQ_LEN = 301
 
 CLOZES = [*SHORT_CLOZES, {"context": "In the naïve reading it is a noun; " * 50 + "it is a", "continuation": "noun"}]
 CHOICES = [*SHORT_CHOICES, {"query": "Question: A long one. " * 90, "choices": ["yes", "no"], "gold": 0}]
+QUESTIONS = [
+    {"query": "2 + 2 is", "choices": ["4", "five"], "gold": 0},
+    {"query": "The sky is", "choices": ["blue", "a"], "gold": 0},
+    {"query": "Ice is", "choices": ["hot", "cold"], "gold": 1},
+]
+"""Short ones, which are never cut."""
 
 UNIFORM: dict[str, dict[str, Any]] = {
     "llama": {"attention": {"n_heads": None, "head_dim": 6, "kv_group_size": 2}},

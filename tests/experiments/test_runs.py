@@ -4,23 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from small_costs import small_cost
 
 from widthwise.experiments.runs import variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
-from widthwise.records.cost import CostSummary, FlopsPerToken
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
 from widthwise.records.run import RunResult
 
-COST = CostSummary(
-    d_model=8,
-    widths=[8],
-    average_width=8,
-    params={"total": 5, "active": 5, "attention": 1, "ffn": 2, "residual": 0},
-    flops_per_token=FlopsPerToken(forward=10, forward_causal=9, training=30),
-    kv_bytes_per_token=4,
-    activation_bytes_per_token=7,
-)
+COST = small_cost()
 RANDOM = np.random.default_rng(3)
 SEEDS = (1, 2, 5)
 WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, len(SEEDS), 7))

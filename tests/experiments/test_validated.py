@@ -1,22 +1,14 @@
 """Further texts and tasks of a comparison: paired like the held-out loss, as far as all runs have them."""
 
 import numpy as np
+from small_costs import small_cost
 
 from widthwise.experiments.runs import variant_of
 from widthwise.experiments.statistics import paired_difference, seed_interval
-from widthwise.records.cost import CostSummary, FlopsPerToken
 from widthwise.records.evaluation import Score
 from widthwise.records.run import RunResult, TaskResult, TextResult
 
-COST = CostSummary(
-    d_model=8,
-    widths=[8],
-    average_width=8,
-    params={"total": 5, "active": 5, "attention": 1, "ffn": 2, "residual": 0},
-    flops_per_token=FlopsPerToken(forward=10, forward_causal=9, training=30),
-    kv_bytes_per_token=4,
-    activation_bytes_per_token=7,
-)
+COST = small_cost()
 SEEDS = (1, 2, 5)
 RANDOM = np.random.default_rng(4)
 WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, 7))

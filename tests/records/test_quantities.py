@@ -1,20 +1,14 @@
 """Quantities of records that older versions wrote."""
 
+from small_costs import small_cost
+
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Variant
-from widthwise.records.cost import CostSummary, FlopsPerToken
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_RUNS
 from widthwise.records.run import RunResult
 
-COST = CostSummary(
-    d_model=8,
-    widths=[8],
-    average_width=8,
-    params={"total": 5},
-    flops_per_token=FlopsPerToken(forward=10, training=30),
-    kv_bytes_per_token=4,
-)
+COST = small_cost()
 
 
 def test_training_flops_follow_from_pflops_days() -> None:

@@ -111,6 +111,12 @@ def estimate(mean: float, half_width: float) -> dict[str, Any]:
     }
 
 
+def add_to_result(run: Path, **changes: Any) -> None:
+    """What a run found besides. changes: of the fields of its result."""
+    file = run / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x", "hourglass")) -> Path:
     """A comparison of a baseline with two variants under the given names; returns the folder."""
     variants: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness_cases import keep_harness_in, write_lines
+from harness_cases import QUESTIONS, keep_harness_in, write_lines
 from scipy import stats
 from tiny_runs import tiny_recipe
 
@@ -30,11 +30,6 @@ KINDS = {
     "virtual_width": "model.residual={kind: hyper_connections, n_slots: 3, slot_width: 8}",
     "learned_positions": "model.positions={n_positions: 17}",
 }
-QUESTIONS = [
-    {"query": "2 + 2 is", "choices": ["4", "five"], "gold": 0},
-    {"query": "The sky is", "choices": ["blue", "a"], "gold": 0},
-    {"query": "Ice is", "choices": ["hot", "cold"], "gold": 1},
-]
 
 
 @pytest.fixture(scope="module")

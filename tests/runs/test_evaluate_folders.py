@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness_cases import keep_harness_in, write_lines
+from harness_cases import QUESTIONS, keep_harness_in, write_lines
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError, parse
@@ -32,11 +32,6 @@ SHAPES = {
     "llama": "model.shape={kind: explicit, widths: [16, 16, 16]}",
     "widthwise": "model.shape={kind: explicit, widths: [24, 8, 24]}",
 }
-QUESTIONS = [
-    {"query": "2 + 2 is", "choices": ["4", "five"], "gold": 0},
-    {"query": "The sky is", "choices": ["blue", "a"], "gold": 0},
-    {"query": "Ice is", "choices": ["hot", "cold"], "gold": 1},
-]
 
 
 @pytest.fixture(scope="module")

@@ -20,30 +20,10 @@ def test_killed_at_12_random_moments(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_before_every_file_operation(tmp_path):
-    assert n_killed("operations", tmp_path) > 30
-
-
-@pytest.mark.slow
-def test_killed_before_every_file_operation_of_a_run_that_grows(tmp_path):
-    assert n_killed("growth", tmp_path) > 10
-
-
-@pytest.mark.slow
-def test_killed_before_every_file_operation_of_a_run_that_keeps_its_best_checkpoint(tmp_path):
-    assert n_killed("keep", tmp_path) > 20
-
-
-@pytest.mark.slow
-def test_killed_before_every_file_operation_of_a_run_that_is_validated_on_more(tmp_path):
-    assert n_killed("validated", tmp_path) > 20
-
-
-@pytest.mark.slow
-def test_killed_before_every_file_operation_of_a_run_on_a_mixture(tmp_path):
-    assert n_killed("mixture", tmp_path) > 10
-
-
-@pytest.mark.slow
-def test_killed_before_every_file_operation_of_a_run_that_goes_back(tmp_path):
-    assert n_killed("rewind", tmp_path) > 10
+@pytest.mark.parametrize(
+    ("run", "n_at_least"),
+    [("operations", 31), ("growth", 11), ("keep", 21), ("validated", 21), ("mixture", 11), ("rewind", 11)],
+)
+def test_killed_before_every_file_operation(run, n_at_least, tmp_path):
+    """A plain run; one that grows, keeps its best checkpoint, is validated on more, is on a mixture, or goes back."""
+    assert n_killed(run, tmp_path) >= n_at_least

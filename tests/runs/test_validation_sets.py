@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import ranks
 import torch
-from harness_cases import write_lines
+from harness_cases import QUESTIONS, write_lines
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
@@ -28,11 +28,6 @@ from widthwise.training.validation_sets import ValidationSets
 
 EOS = 256
 TEXTS = ["a text of its own\n", "and — another one, longer than a window is\n"]
-QUESTIONS = [
-    {"query": "2 + 2 is", "choices": ["4", "five"], "gold": 0},
-    {"query": "Ice is", "choices": ["hot", "cold"], "gold": 1},
-    {"query": "The sky is", "choices": ["blue", "a"], "gold": 0},
-]
 
 
 @pytest.fixture(scope="module")

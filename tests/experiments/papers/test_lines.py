@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from small_costs import small_cost
 
 from widthwise.config_io import parse
 from widthwise.experiments.papers.item import Item
 from widthwise.experiments.papers.lines import item_record
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.cost import CostSummary, FlopsPerToken
 from widthwise.records.estimate import Estimate
 
 ITEM = {
@@ -26,16 +26,15 @@ ITEM = {
 
 
 def variant(name: str, loss: float, difference: Estimate | None) -> Variant:
-    cost = CostSummary(
-        d_model=8,
-        widths=[8],
-        average_width=8,
-        params={"total": 1000},
-        flops_per_token=FlopsPerToken(forward=1, training=3),
-        kv_bytes_per_token=1,
-    )
     measured = Estimate(mean=loss, low=loss - 0.1, high=loss + 0.1, per_seed=[loss, loss])
-    return Variant(name=name, runs=["run"], val_loss=measured, difference=difference, cost=cost, ratio={})
+    return Variant(
+        name=name,
+        runs=["run"],
+        val_loss=measured,
+        difference=difference,
+        cost=small_cost(params={"total": 1000}),
+        ratio={},
+    )
 
 
 @pytest.fixture

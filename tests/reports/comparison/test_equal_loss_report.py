@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_comparison import estimate, write_comparison
+from page_section import section
 
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
@@ -51,16 +52,12 @@ def write(folder: Path, n_fewest: int = 12, share: float | None = 0.1, loss: str
     return folder
 
 
-def section(folder: Path) -> str:
-    page = write_comparison_report(folder)["html"].read_text(encoding="utf-8")
-    assert 'href="#equal-loss"' in page
-    found = re.search(r'<section id="equal-loss".*?</section>', page, re.DOTALL)
-    assert found
-    return found[0]
+def shown_in(folder: Path) -> str:
+    return section(write_comparison_report(folder)["html"], "equal-loss")
 
 
 def test_the_page_says_what_is_needed_and_how_far_apart_they_are(tmp_path: Path) -> None:
-    shown = section(write(tmp_path))
+    shown = shown_in(write(tmp_path))
     for cells in (
         ("x", "2 of 2", "20.5M", "0.812", "0.782 to 0.843", "0.875", "0.835 to 0.915"),
         ("hourglass", "0 of 2", "–", "1.250", "1.150 to 1.350"),  # noqa: RUF001
@@ -76,16 +73,16 @@ def test_the_page_says_what_is_needed_and_how_far_apart_they_are(tmp_path: Path)
 
 
 def test_the_page_says_what_the_schedule_does_to_the_numbers(tmp_path: Path) -> None:
-    falling = section(write(tmp_path / "falling"))
+    falling = shown_in(write(tmp_path / "falling"))
     assert "The learning rate fell to 0.1 of its highest." in falling
     assert "nearer to 1 than those of runs with a schedule of their own" in falling
-    constant = section(write(tmp_path / "constant", share=1.0))
+    constant = shown_in(write(tmp_path / "constant", share=1.0))
     assert "The learning rate did not fall" in constant
-    assert "The learning rate" not in section(write(tmp_path / "unknown", share=None))
+    assert "The learning rate" not in shown_in(write(tmp_path / "unknown", share=None))
 
 
 def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> None:
-    shown = section(write(tmp_path, n_fewest=1))
+    shown = shown_in(write(tmp_path, n_fewest=1))
     assert "Too few validations" in shown
     assert "takes 5 of every run, and one has 1 validation. train.validate_every" in shown
     assert "<table" not in shown
@@ -93,7 +90,7 @@ def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> No
 
 
 def test_further_heads_have_a_table_and_a_figure_of_their_own(tmp_path: Path) -> None:
-    shown = section(write(tmp_path, loss="val_loss_next_2"))
+    shown = shown_in(write(tmp_path, loss="val_loss_next_2"))
     assert "To the final next-2 held-out loss of uniform" in shown
     assert "Next-2 held-out loss minus that of uniform" in shown
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fake_comparison import write_comparison
+from page_section import section
 
 from widthwise.config_io import UserError
 from widthwise.reports.comparison.report import write_comparison_report
@@ -32,17 +33,12 @@ def with_trend(folder: Path, trend: dict[str, Any], **changes: Any) -> Path:
     return folder
 
 
-def section(folder: Path) -> str:
-    """The part of the page about the trend."""
-    page = write_comparison_report(folder)["html"].read_text(encoding="utf-8")
-    assert 'href="#trend"' in page
-    found = re.search(r'<section id="trend".*?</section>', page, re.DOTALL)
-    assert found
-    return found[0]
+def shown_in(folder: Path) -> str:
+    return section(write_comparison_report(folder)["html"], "trend")
 
 
 def test_figure_and_tables_say_what_the_line_is(tmp_path: Path) -> None:
-    shown = section(with_trend(tmp_path, TREND))
+    shown = shown_in(with_trend(tmp_path, TREND))
     (label,) = re.findall(r'aria-label="([^"]*)" class="plot"', shown)
     assert "−0.0125 with each doubling (−0.0375 to +0.0125)" in label  # noqa: RUF001
     assert label.index("uniform at 1: 3.0500, line 3.0525") < label.index("x at 1.5") < label.index("hourglass at 6")
@@ -58,14 +54,14 @@ def test_the_line_of_another_loss_is_drawn_through_that_loss(tmp_path: Path) -> 
     for i, variant in enumerate(data["variants"]):
         variant["measured"] = {"val_loss_next_2": {"mean": 4.5 + i, "per_seed": [4.25 + i, 4.75 + i]}}
     (folder / "comparison.json").write_text(json.dumps(data))
-    shown = section(folder)
+    shown = shown_in(folder)
     assert "Next-2 held-out loss over virtual_width" in shown
     assert "uniform at 1: 4.5000, line 3.0525" in shown
 
 
 def test_labels_that_would_overlap_are_left_out(tmp_path: Path) -> None:
     points = [point | {"value": value} for point, value in zip(TREND["points"], (6.0, 1.0, 1.01))]
-    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", section(with_trend(tmp_path, TREND | {"points": points})))
+    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", shown_in(with_trend(tmp_path, TREND | {"points": points})))
     assert "1" in ticks
     assert "1.01" not in ticks
 
@@ -78,11 +74,11 @@ def test_numbers_that_do_not_exist_are_left_open(tmp_path: Path) -> None:
     nothing = {"mean": None, "low": None, "high": None, "per_seed": [None, None]}
     points = [point | {"line": None, "residual": None} for point in TREND["points"]]
     lost = TREND | {"slope": nothing, "intercept": nothing, "r_squared": None, "points": points}
-    assert "no interval" in section(with_trend(tmp_path, lost))
+    assert "no interval" in shown_in(with_trend(tmp_path, lost))
 
 
 def test_a_hostile_quantity_is_shown_and_not_interpreted(tmp_path: Path) -> None:
-    shown = section(with_trend(tmp_path, TREND | {"over": "<script>alert(1)</script>\x1b"}))
+    shown = shown_in(with_trend(tmp_path, TREND | {"over": "<script>alert(1)</script>\x1b"}))
     assert "<script>" not in shown
     assert "\x1b" not in shown
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown

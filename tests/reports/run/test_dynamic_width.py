@@ -3,28 +3,18 @@ import re
 from pathlib import Path
 
 import pytest
-from fake_comparison import token_widths, write_comparison, write_run
+from fake_comparison import add_to_result, token_widths, write_comparison, write_run
+from page_section import section
 
 from widthwise.config_io import UserError
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.run.report import write_run_report
 
 
-def give_widths(run: Path, widths: dict) -> None:
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"token_widths": widths}))
-
-
-def section(page: Path) -> str:
-    found = re.search(r'<section id="dynamic-width".*?</section>', page.read_text(), re.DOTALL)
-    assert found
-    return found[0]
-
-
 def test_a_run_shows_a_histogram_and_the_flops_asked_bucketed_and_executed(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "dynamic", 1, [64, 64, 64], 0.0)
-    give_widths(tmp_path / "r", token_widths(3))
-    text = section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", token_widths=token_widths(3))
+    text = section(write_run_report(tmp_path / "r"), "dynamic-width")
     assert "layer 1 0.25, layer 2 0.50, layer 3 0.75" in text
     for cell in ("1.80M (0.600)", "1.95M (0.650)", "3.00M (1.000)", "+0.21 (+0.18 to +0.24)", "0.125"):
         assert f"<td>{cell}</td>" in text
@@ -43,8 +33,8 @@ def test_a_run_shows_how_the_mean_width_moved(tmp_path: Path) -> None:
 
 def test_a_comparison_shows_only_the_variants_that_have_widths(tmp_path: Path) -> None:
     write_comparison(tmp_path)
-    give_widths(tmp_path / "runs/variant1-seed1", token_widths(2))
-    text = section(write_comparison_report(tmp_path)["html"])
+    add_to_result(tmp_path / "runs/variant1-seed1", token_widths=token_widths(2))
+    text = section(write_comparison_report(tmp_path)["html"], "dynamic-width")
     assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == ["x"]
 
 
@@ -57,6 +47,6 @@ def test_broken_widths_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "dynamic", 1, [64], 0.0)
     broken = token_widths(1)
     del broken["layers"][0]["histogram"]
-    give_widths(tmp_path / "r", broken)
+    add_to_result(tmp_path / "r", token_widths=broken)
     with pytest.raises(UserError, match=r"result.json: token_widths.layers.0.histogram: is required but missing"):
         write_run_report(tmp_path / "r")

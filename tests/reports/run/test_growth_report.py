@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_comparison import SHAPES, cost, write_comparison, write_run
+from fake_comparison import SHAPES, add_to_result, cost, write_comparison, write_run
 from fake_growth import CERTIFICATE, EVENT, write_grown_run
 
 from widthwise.records.run import Run, RunResult
@@ -31,9 +31,7 @@ def result_of(**values: Any) -> RunResult:
 
 
 def let_grow(run: Path, growths: list[dict[str, Any]]) -> None:
-    result = json.loads((run / "result.json").read_text())
-    flops = 3.0 * 4096 * 2000 + 7.0 * 4096 * 4000
-    (run / "result.json").write_text(json.dumps({**result, "training_flops": flops, "growth": growths}))
+    add_to_result(run, training_flops=3.0 * 4096 * 2000 + 7.0 * 4096 * 4000, growth=growths)
 
 
 def test_flops_of_a_run_that_grew_are_counted_phase_by_phase() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from fake_comparison import write_run
+from fake_comparison import add_to_result, write_run
 
 from widthwise.config_io import UserError
 from widthwise.reports.page.formats import MISSING
@@ -70,8 +70,7 @@ def test_heads_for_later_tokens_have_a_row_for_each_run_that_has_them(tmp_path: 
     for name, losses in {"none": None, "one": [3.21], "two": [3.3, 4.56]}.items():
         write_run(tmp_path / name, name, 1, [63], 0.0)
         if losses:
-            file = tmp_path / name / "result.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"val_mtp_losses": losses}))
+            add_to_result(tmp_path / name, val_mtp_losses=losses)
     text = write_runs_report([tmp_path / name for name in ("none", "one", "two")], tmp_path).read_text()
     rows = re.findall(r'<th scope="row">(\w+)</th><td>([\d.]+)</td><td>([^<]+)</td></tr>', text)
     assert rows == [("one", "3.2100", MISSING), ("two", "3.3000", "4.5600")]
@@ -82,8 +81,7 @@ def test_sources_of_a_mixture_have_a_column_each(tmp_path: Path) -> None:
     for name, losses in {"none": None, "two": {"b": 3.21, "a": 4.5}, "one": {"b": 3.3}}.items():
         write_run(tmp_path / name, name, 1, [63], 0.0)
         if losses:
-            file = tmp_path / name / "result.json"
-            file.write_text(json.dumps(json.loads(file.read_text()) | {"val_losses": losses}))
+            add_to_result(tmp_path / name, val_losses=losses)
     text = write_runs_report([tmp_path / name for name in ("none", "two", "one")], tmp_path).read_text()
     rows = re.findall(r'<th scope="row">(\w+)</th><td>([^<]+)</td><td>([\d.]+)</td></tr>', text)
     assert rows == [("two", "4.5000", "3.2100"), ("one", MISSING, "3.3000")]

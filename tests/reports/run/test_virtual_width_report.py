@@ -1,9 +1,9 @@
-import json
 import re
 from pathlib import Path
 
 import pytest
-from fake_comparison import write_comparison, write_run
+from fake_comparison import add_to_result, write_comparison, write_run
+from page_section import section
 
 from widthwise.config_io import UserError
 from widthwise.reports.comparison.report import write_comparison_report
@@ -32,25 +32,14 @@ def virtual_width(n_layers: int, n_slots: int = 3) -> dict:
     return {"n_tokens": 4096, "n_slots": n_slots, "slot_width": 24, "dynamic": True, "sites": sites}
 
 
-def give(run: Path, found: dict) -> None:
-    result = json.loads((run / "result.json").read_text())
-    (run / "result.json").write_text(json.dumps(result | {"virtual_width": found}))
-
-
-def section(page: Path) -> str:
-    found = re.search(r'<section id="virtual-width".*?</section>', page.read_text(), re.DOTALL)
-    assert found
-    return found[0]
-
-
 def test_carries_are_shown_where_they_were_looked_at(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64, 64, 64], 0.0)
     found = virtual_width(3)
     for index, site in enumerate(found["sites"]):
         spectrum = {"radius": 0.5, "norm": 0.75, "product_radius": 0.5**index, "product_norm": 0.625}
         site |= {"window_share": 0.875, "gate_distance": 0.0625, "spectrum": spectrum}
-    give(tmp_path / "r", found)
-    text = section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", virtual_width=found)
+    text = section(write_run_report(tmp_path / "r"), "virtual-width")
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert captions[2:4] == ["Carries of single sublayers", "Carries of all sublayers so far"]
     for value in ("0.875", "0.062", "0.500", "0.031, 0.625"):
@@ -59,8 +48,8 @@ def test_carries_are_shown_where_they_were_looked_at(tmp_path: Path) -> None:
 
 def test_a_run_shows_weights_distances_and_slots(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64, 64, 64], 0.0)
-    give(tmp_path / "r", virtual_width(3))
-    text = section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", virtual_width=virtual_width(3))
+    text = section(write_run_report(tmp_path / "r"), "virtual-width")
     assert re.findall(r"<figcaption>(.*?)</figcaption>", text) == [
         "over-wide",
         "Distance over which sublayers read",
@@ -82,8 +71,8 @@ def test_a_run_shows_weights_distances_and_slots(tmp_path: Path) -> None:
 
 def test_cells_follow_the_colours_of_the_page(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64], 0.0)
-    give(tmp_path / "r", virtual_width(1))
-    text = section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", virtual_width=virtual_width(1))
+    text = section(write_run_report(tmp_path / "r"), "virtual-width")
     assert "fill: var(--series-1); fill-opacity:" in text
     assert "<image" not in text
     assert not re.search(r"fill: #(?!fefefe)[0-9a-f]{6}", text)
@@ -92,8 +81,10 @@ def test_cells_follow_the_colours_of_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_layers", [1, 40])
 def test_any_depth_can_be_drawn(tmp_path: Path, n_layers: int) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64] * n_layers, 0.0)
-    give(tmp_path / "r", virtual_width(n_layers))
-    assert f'<th scope="row">layers.{n_layers - 1}.ffn</th>' in section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", virtual_width=virtual_width(n_layers))
+    assert f'<th scope="row">layers.{n_layers - 1}.ffn</th>' in section(
+        write_run_report(tmp_path / "r"), "virtual-width"
+    )
 
 
 def test_a_site_that_reads_nothing_has_no_distance(tmp_path: Path) -> None:
@@ -101,14 +92,16 @@ def test_a_site_that_reads_nothing_has_no_distance(tmp_path: Path) -> None:
     found = virtual_width(1)
     for site in found["sites"]:
         site |= {"reach": [0.0] * len(site["reach"]), "mean_distance": None}
-    give(tmp_path / "r", found)
-    assert f"<td>{MISSING}</td>" in section(write_run_report(tmp_path / "r"))
+    add_to_result(tmp_path / "r", virtual_width=found)
+    assert f"<td>{MISSING}</td>" in section(write_run_report(tmp_path / "r"), "virtual-width")
 
 
 def test_a_comparison_shows_only_the_variants_that_have_hyper_connections(tmp_path: Path) -> None:
     write_comparison(tmp_path)
-    give(tmp_path / "runs/variant1-seed1", virtual_width(2))
-    titles = re.findall(r"<figcaption>(.*?)</figcaption>", section(write_comparison_report(tmp_path)["html"]))
+    add_to_result(tmp_path / "runs/variant1-seed1", virtual_width=virtual_width(2))
+    titles = re.findall(
+        r"<figcaption>(.*?)</figcaption>", section(write_comparison_report(tmp_path)["html"], "virtual-width")
+    )
     assert titles[0] == "x"
     assert len(titles) == 5
 
@@ -122,9 +115,9 @@ def test_broken_numbers_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "over-wide", 1, [64], 0.0)
     broken = virtual_width(1)
     broken["sites"][1]["reach"].pop()
-    give(tmp_path / "r", broken)
+    add_to_result(tmp_path / "r", virtual_width=broken)
     with pytest.raises(UserError, match=r"virtual_width: sites.1.reach: expected 2 weights"):
         write_run_report(tmp_path / "r")
-    give(tmp_path / "r", virtual_width(1, n_slots=4))
+    add_to_result(tmp_path / "r", virtual_width=virtual_width(1, n_slots=4))
     with pytest.raises(UserError, match=r"sites.0: expected tables of n_slots = 4 rows"):
         write_run_report(tmp_path / "r")
