@@ -1,12 +1,14 @@
 """`widthwise compare`: matched recipes x seeds -> one report."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.config_io import UserError
 from widthwise.training.launch import is_silent
@@ -41,6 +43,7 @@ def compare(
     study: StudyOption = None,
     heartbeat: HeartbeatOption = 60,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
@@ -59,7 +62,7 @@ def compare(
     if study and storage is None:
         raise UserError(f"--study: got {study!r}; goes with --storage, the database that holds the study")
     plan = read_plan(paths, overrides, seed or (), match, adjust)
-    run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, storage, study, heartbeat)
+    run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, storage, study, heartbeat, track)
 
 
 def run_and_report(
@@ -70,10 +73,10 @@ def run_and_report(
     storage: str | None = None,
     study: str | None = None,
     heartbeat: int = 60,
+    track: Sequence[TrackerName] | None = None,
 ) -> None:
-    """Trains the runs of the plan, shows their progress, and prints the result. jobs, storage, study, heartbeat: as
-    `compare` takes them."""
-    from widthwise.cli.progress import shown_progress
+    """Trains the runs of the plan, shows their progress, and prints the result. jobs, storage, study, heartbeat, track:
+    as `compare` takes them."""
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.sharing.storage import Heartbeat
@@ -82,7 +85,7 @@ def run_and_report(
     from widthwise.runs.environment import command_line
 
     at_a_time = Jobs.of(plan.recipes.values(), len(plan.runs), jobs_asked(jobs))
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         for line in (*plan.adjustment_lines, plan.workload):
             observer.message(line)
         comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat), at_a_time)

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.track import TrackOption, training_progress
 from widthwise.cli.workers import JobsOption, jobs_asked
 
 
@@ -25,6 +26,7 @@ def family(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the new runs; default: RUN-family.")] = None,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the family as JSON.")] = False,
 ) -> None:
     """Grow one run into several sizes without changing what it computes, and train each to the end of its recipe.
@@ -33,7 +35,6 @@ def family(
 
     Example: `widthwise family runs/small --to configs/medium.yaml --to configs/large.yaml --out runs/family`
     """
-    from widthwise.cli.progress import shown_progress
     from widthwise.config_io import UserError
     from widthwise.experiments.family import plan_family, run_family
     from widthwise.experiments.jobs import Jobs
@@ -50,7 +51,7 @@ def family(
     branches = plan_family(Source.of(run), to, overrides or (), folder, further, alone)
     recipes = [recipe for branch in branches for recipe in branch.recipes]
     at_a_time = Jobs.of(recipes, len(recipes), jobs_asked(jobs))
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         found = run_family(branches, folder, observer, at_a_time, alone, command_line())
     files = write_report([folder])
     if as_json:

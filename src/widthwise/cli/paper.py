@@ -1,5 +1,6 @@
 """`widthwise paper`: the tables and figures of the papers, as they are printed, counted and measured."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json
+from widthwise.cli.terminal import say, say_json
+from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import JobsOption, jobs_asked
 from widthwise.config_io import UserError
 
@@ -42,6 +44,7 @@ def paper(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the work of --scale, and train nothing.")] = False,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
     """Show a table or figure of a paper: what it prints, what the recipes count, what was measured at a small size.
@@ -65,7 +68,7 @@ def paper(
     if dry_run and experiment is not None:
         say(f"{item}, {scale}: {experiment.recipe}, {experiment.workload}")
         return
-    written = [] if experiment is None else _trained(experiment, results / experiment.name, jobs)
+    written = [] if experiment is None else _trained(experiment, results / experiment.name, jobs, track)
     scales = () if scale is Scale.PAPER else SCALES if scale is None else (scale.value,)
     record = item_record(item, found, results, scales)
     if experiment is not None:
@@ -88,12 +91,11 @@ def _experiment(name: str, item: "Item", scale: Scale) -> "Experiment":
     return experiment
 
 
-def _trained(experiment: "Experiment", folder: Path, jobs: str) -> list[Path]:
+def _trained(experiment: "Experiment", folder: Path, jobs: str, track: Sequence[TrackerName] | None) -> list[Path]:
     """Trains what is not finished, and writes its reports. Returns their files."""
-    from widthwise.cli.progress import shown_progress
     from widthwise.reports.writing import write_report
 
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         observer.message(experiment.workload)
         folders = experiment.run(folder, observer, jobs_asked(jobs))
     return [file for each in folders for file in write_report([each])]

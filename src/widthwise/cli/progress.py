@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.records.run import REWOUND
@@ -74,6 +75,8 @@ class BarObserver:
             rate="MB" if rate is None else f"MB  {rate / 1e6:.1f} MB/s",
         )
 
+    def opened(self, run: Path) -> None: ...
+
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._begin(name, n_steps)
         # Counted from here, so that the steps of an earlier process do not enter the rate.
@@ -128,6 +131,8 @@ class LineObserver:
             if n_bytes_total:
                 line += f"  {_duration((n_bytes_total - n_bytes) / rate)} left"
         self.message(line)
+
+    def opened(self, run: Path) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._name, self._n_steps, self._remaining = name, n_steps, ""

@@ -9,6 +9,7 @@ from widthwise.bundled import recipe_name
 from widthwise.cli.compare import run_and_report
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json
+from widthwise.cli.track import TrackOption
 from widthwise.cli.workers import JobsOption
 from widthwise.config_io import UserError, parse
 from widthwise.records.quantities import QUANTITY
@@ -114,6 +115,7 @@ def search(
         typer.Option(rich_help_panel=RESULT, help="Seed for --train, repeat for several; default: 1, 2 and 3."),
     ] = None,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel=RESULT, help="Print JSON; with --train, the comparison.")
     ] = False,
@@ -161,7 +163,7 @@ def search(
     elif train is None:
         say_json(summary)
     if train is not None:
-        run_and_report(plan_of_search(summary, recipes[: 1 + train], seed or ()), folder, as_json, jobs)
+        run_and_report(plan_of_search(summary, recipes[: 1 + train], seed or ()), folder, as_json, jobs, track=track)
 
 
 def search_table(summary: dict[str, Any], base: str) -> Table:

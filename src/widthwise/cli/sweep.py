@@ -1,12 +1,14 @@
 """`widthwise sweep`: a grid, or a search, over keys of a recipe."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
@@ -65,6 +67,7 @@ def sweep(
     study: StudyOption = None,
     heartbeat: HeartbeatOption = 60,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     ladder: Annotated[
         bool, typer.Option("--ladder", rich_help_panel=LADDER, help="Train the sizes of the recipe's ladder section.")
     ] = False,
@@ -113,7 +116,9 @@ def sweep(
     else:
         plan = read_sweep(recipe, overrides or (), asked)
     if not dry_run:
-        _run_and_report(plan, out or Path("runs") / plan.title, storage, study, heartbeat, jobs_asked(jobs), as_json)
+        _run_and_report(
+            plan, out or Path("runs") / plan.title, storage, study, heartbeat, jobs_asked(jobs), as_json, track
+        )
     elif as_json:
         say_json(plan.workload())
     else:
@@ -135,8 +140,8 @@ def _run_and_report(
     heartbeat: int,
     n_jobs: int | None,
     as_json: bool,
+    track: Sequence[TrackerName] | None,
 ) -> None:
-    from widthwise.cli.progress import shown_progress
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.experiments.sweep.worker import run_sweep
@@ -147,7 +152,7 @@ def _run_and_report(
     check_kind(folder, "sweep.json")
     recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
     jobs = Jobs.of(recipes, plan.workload()["n_points"], n_jobs)
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         for line in (*plan.adjustment_lines, _workload_line(plan.workload())):
             observer.message(line)
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer, jobs)

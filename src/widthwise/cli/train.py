@@ -7,7 +7,7 @@ import typer
 
 from widthwise.bundled import recipe_name
 from widthwise.cli.run_result import show_result
-from widthwise.cli.terminal import progress_console
+from widthwise.cli.track import TrackOption, training_progress
 from widthwise.config_io import UserError
 
 DRY = "Dry run"
@@ -22,6 +22,7 @@ def train(
     variant: Annotated[
         str | None, typer.Option(help="Variant of a recipe with a compare section, or point of one with a sweep.")
     ] = None,
+    track: TrackOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     is_dry: Annotated[
         bool, typer.Option("--dry-run", rich_help_panel=DRY, help="Train nothing: predict memory, traffic and time.")
@@ -54,10 +55,9 @@ def train(
         return
     if unused := [name for name, value in asked.items() if value is not None]:
         raise UserError(f"--{unused[0]}: goes with --dry-run")
-    from widthwise.cli.progress import shown_progress
     from widthwise.runs.train import train as train_recipe
 
     folder = out or Path("runs") / "-".join(filter(None, [recipe_name(recipe), variant]))
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         result = train_recipe(loaded, folder, observer)
     show_result(result, folder, as_json)

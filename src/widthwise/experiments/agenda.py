@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from widthwise.recipe.recipe import Recipe
@@ -113,6 +114,9 @@ class _RunObserver:
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self._observer.preparing(stage, n_bytes, n_bytes_total)
+
+    def opened(self, run: Path) -> None:
+        self._observer.opened(run)
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._before = self.added_to({})

@@ -111,6 +111,7 @@ class TrainingLoop:
         return found
 
     def _train(self, watch: SignalWatch) -> None:
+        self.observer.opened(self.run.path)
         self.observer.starting(self.name, self.state.step, self.config.steps)
         self.learner.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step

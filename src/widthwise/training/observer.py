@@ -1,5 +1,6 @@
 """Observers, which receive the progress of a run."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -8,6 +9,9 @@ class Observer(Protocol):
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         """The data is being prepared; see `data.documents.ProgressCallback`."""
+
+    def opened(self, run: Path) -> None:
+        """The run in this folder, new or resumed, is about to go on; records are of this run until the next one."""
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""
@@ -33,6 +37,8 @@ class Silence:
     """An observer that shows nothing."""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None: ...
+
+    def opened(self, run: Path) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None: ...
 

@@ -1,0 +1,170 @@
+"""The observer that gives the records of runs to trackers, and what keeps a tracker from disturbing a run."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from widthwise.config_io import UserError
+from widthwise.data.extras import require
+from widthwise.files import read_json_mapping, read_text, write_atomic
+from widthwise.records.run import REWOUND
+from widthwise.run_dir import RunDir
+from widthwise.training.launch import is_silent
+from widthwise.training.observer import Observer, Silence
+from widthwise.training.tracking.interface import TrackedRun, Tracker, values_of
+from widthwise.training.tracking.mlflow_tracker import MLflowTracker
+from widthwise.training.tracking.tensorboard_tracker import TensorBoardTracker
+from widthwise.training.tracking.trackio_tracker import TrackioTracker
+from widthwise.training.tracking.wandb_tracker import WandbTracker
+from widthwise.yaml_io import parse_yaml
+
+TRACKERS: Mapping[str, type[Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "trackio": TrackioTracker,
+    "mlflow": MLflowTracker,
+}
+STATE = "tracking.json"
+"""File of a run: for each tracker what it calls the run, and how far it has been told of it."""
+
+
+@contextmanager
+def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observer]:
+    """An observer that also sends the records of every run to trackers, names of TRACKERS; only in the first process.
+
+    Raises UserError for a name that there is not, and where the extra of a tracker is not installed.
+    """
+    shown = observer or Silence()
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"track: got {name!r}; allowed: {', '.join(TRACKERS)}")
+        if not is_silent():
+            require(TRACKERS[name].module, TRACKERS[name].extra)
+    if not names or is_silent():
+        yield shown
+        return
+    family: list[_Tracked] = []
+    try:
+        yield _Tracked(shown, list(dict.fromkeys(names)), family)
+    finally:
+        for each in family:
+            each.close()
+
+
+class _Tracked:
+    """An observer that passes everything on to another one."""
+
+    def __init__(self, observer: Observer, names: Sequence[str], family: "list[_Tracked]"):
+        """family: all observers of the same command, each of which looks after one run at a time."""
+        self._observer, self._names, self._family = observer, names, family
+        self._followers: list[_Follower] = []
+        family.append(self)
+
+    def opened(self, run: Path) -> None:
+        self._observer.opened(run)
+        self.close()
+        self._followers = [_Follower(name, run, self.message) for name in self._names]
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._observer.record(record)
+        for each in self._followers:
+            each.take([record])
+
+    def close(self) -> None:
+        followers, self._followers = self._followers, []
+        for each in followers:
+            each.close()
+
+    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
+        self._observer.preparing(stage, n_bytes, n_bytes_total)
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._observer.starting(name, step, n_steps)
+
+    def step_done(self, step: int) -> None:
+        self._observer.step_done(step)
+
+    def remaining(self, seconds: float) -> None:
+        self._observer.remaining(seconds)
+
+    def message(self, text: str) -> None:
+        self._observer.message(text)
+
+    def beside(self) -> "_Tracked":
+        return _Tracked(self._observer.beside(), self._names, self._family)
+
+
+class _Follower:
+    """One tracker of one run. The first error ends it, with a message, and nothing else.
+
+    Each record is sent once: a resumed run, or one that is tracked only now, is completed from metrics.jsonl, and what
+    a run repeats after a kill is passed over.
+    """
+
+    def __init__(self, name: str, folder: Path, say: Callable[[str], None]):
+        self._name, self._folder, self._say = name, folder, say
+        self._tracker: Tracker | None = None
+        self._sent: dict[str, int] = {}
+        with self._harmless():
+            self._open()
+
+    def _open(self) -> None:
+        known = self._state().get(self._name, {})
+        self._sent = dict(known.get("sent", {}))
+        path = self._folder / "config.yaml"
+        recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
+        self._tracker = TRACKERS[self._name](TrackedRun(self._folder, recipe, known.get("id")))
+        self.take(RunDir(self._folder).metrics())
+
+    def take(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Sends what has not been sent."""
+        with self._harmless():
+            before = dict(self._sent)
+            for record in records:
+                if _place(record) > self._sent.get(record["event"], -1):
+                    self._send(record)
+            if self._sent != before:
+                self._keep_state()
+
+    def _send(self, record: Mapping[str, Any]) -> None:
+        if self._tracker is None:
+            return
+        if record["event"] == REWOUND:
+            self._tracker.rewind(record["step"])
+            self._sent = {event: min(place, record["step"]) for event, place in self._sent.items() if event != REWOUND}
+        self._tracker.log(record["step"], values_of(record))
+        self._sent[record["event"]] = _place(record)
+
+    def close(self) -> None:
+        with self._harmless():
+            if self._tracker is not None:
+                self._tracker.close(RunDir(self._folder).has_result)
+        self._tracker = None
+
+    def _state(self) -> dict[str, Any]:
+        path = self._folder / STATE
+        return read_json_mapping(path) if path.is_file() else {}
+
+    def _keep_state(self) -> None:
+        if self._tracker is not None and RunDir(self._folder).exists:  # else it was moved or deleted meanwhile
+            state = {**self._state(), self._name: {"id": self._tracker.id, "sent": self._sent}}
+            write_atomic(self._folder / STATE, json.dumps(state, indent=2) + "\n")
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Standard output belongs to the answer of the verb, whatever a tracker has to say."""
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:
+            self._tracker = None
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self._say(f"{self._folder}: --track {self._name} has failed, and the run goes on without it ({reason})")
+
+
+def _place(record: Mapping[str, Any]) -> int:
+    """Grows with the records of one event; a run may go back twice to the same step."""
+    return record["n_rewinds"] if record["event"] == REWOUND else record["step"]

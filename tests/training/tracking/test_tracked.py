@@ -1,0 +1,132 @@
+"""What keeps a tracker from disturbing a run, and what it is told; with one that writes into a list."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.records.run import REWOUND
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.training.tracking import tracked as tracked_module
+from widthwise.training.tracking.interface import TrackedRun, Tracker, Values, values_of
+from widthwise.training.tracking.tracked import TRACKERS, tracked
+
+
+class Kept(Tracker):
+    module, extra = "json", "none"
+    told: list = []  # noqa: RUF012
+
+    def __init__(self, run: TrackedRun):
+        self.id = run.id or run.name
+        self.told.append(("opened", run.id))
+
+    def log(self, step: int, values: Values) -> None:
+        self.told.append((step, dict(values)))
+
+    def rewind(self, step: int) -> None:
+        self.told.append(("rewind", step))
+
+    def close(self, is_finished: bool) -> None:
+        self.told.append(("closed", is_finished))
+
+
+class Failing(Kept):
+    def log(self, step: int, values: Values) -> None:
+        print("on standard output")
+        if step >= 5:
+            raise OSError("no\nspace")
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch):
+    monkeypatch.setattr(tracked_module, "TRACKERS", {**TRACKERS, "kept": Kept, "failing": Failing})
+    monkeypatch.setattr(Kept, "told", [])
+    return Kept.told
+
+
+@pytest.fixture(scope="module")
+def untracked(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_recipe(), path)
+    return path
+
+
+def logged(told):
+    return [each for each in told if isinstance(each[0], int)]
+
+
+def of_records(records):
+    return [(record["step"], values_of(record)) for record in records]
+
+
+def test_records_repeated_after_a_kill_are_sent_once(told, untracked, tmp_path):
+    run = unfinished_copy(untracked, tmp_path / "run", 3)
+    with tracked(None, ["kept"]) as observer:
+        observer.opened(run)  # its records reach beyond the checkpoint, as after a kill
+    before = logged(told)
+    with tracked(None, ["kept"]) as observer:
+        resume(run, observer)
+    assert [step for step, _ in logged(told)] == [step for step, _ in of_records(RunDir(run).metrics())]
+    assert before == of_records(RunDir(untracked).metrics())
+    assert [each for each in told if each[0] in ("opened", "closed")] == [
+        ("opened", None),
+        ("closed", False),
+        ("opened", "run"),
+        ("closed", True),
+    ]
+
+
+def test_what_follows_a_rewind_is_sent_again(told, untracked, tmp_path):
+    run = unfinished_copy(untracked, tmp_path / "run", 6)
+    lost = [{"step": 4, "event": "train", "loss": 1.0}, {"step": 8, "event": "train", "loss": 9.0}]
+    rewound = {"step": 6, "event": REWOUND, "n_rewinds": 1, "reason": "loss"}
+    again = [{"step": 8, "event": "train", "loss": 2.0}]
+    (run / "metrics.jsonl").unlink()
+    with tracked(None, ["kept"]) as observer:
+        observer.opened(run)
+        for record in (*lost, rewound, *again):
+            observer.record(record)
+        RunDir(run).metrics_file.append([lost[0], rewound, *again])
+        observer.opened(run)
+    assert [each for each in told if each[0] not in ("opened", "closed")] == [
+        *of_records(lost),
+        ("rewind", 6),
+        *of_records([rewound]),
+        *of_records(again),
+    ]
+
+
+def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, untracked, tmp_path, capsys):
+    listener, run = Listener(), tmp_path / "run"
+    with tracked(listener, ["failing", "kept"]) as observer:
+        train(tiny_recipe(), run, observer)
+    assert outcome(run) == outcome(untracked)
+    assert listener.messages == [f"{run}: --track failing has failed, and the run goes on without it (no space)"]
+    assert capsys.readouterr().out == ""
+    assert logged(told) == of_records(RunDir(run).metrics())
+
+
+def test_a_folder_that_was_moved_away_is_not_made_anew(told, untracked, tmp_path):
+    run = unfinished_copy(untracked, tmp_path / "run", 6)
+    with tracked(None, ["kept"]) as observer:
+        observer.opened(run)
+        run.rename(tmp_path / "moved")
+        observer.record({"step": 50, "event": "train", "loss": 1.0})
+    assert not run.exists()
+
+
+def test_names_and_missing_extras_are_refused_before_anything_begins(monkeypatch):
+    with pytest.raises(UserError, match=r"track: got 'nothing'; allowed: tensorboard, wandb, trackio, mlflow"):
+        with tracked(None, ["nothing"]):
+            raise AssertionError
+    monkeypatch.setattr(Kept, "module", "no_such_module")
+    with pytest.raises(UserError, match=r"no_such_module is not installed; run: pip install 'widthwise\[none\]'"):
+        with tracked(None, ["kept"]):
+            raise AssertionError
+
+
+def test_numbers_are_named_by_their_path_and_nulls_left_out():
+    record = {"step": 3, "event": "norms", "grad_norms": [0.5, None], "val": {"a": {"loss": 2}}, "reason": "why"}
+    assert values_of(record) == {"norms/grad_norms/1": 0.5, "norms/val/a/loss": 2, "norms/reason": "why"}
