@@ -104,7 +104,7 @@ def recorded(run: Path) -> Points:
 
 
 @pytest.fixture(params=READERS)
-def name(request, tmp_path, monkeypatch) -> Iterator[str]:
+def name(request, tmp_path, monkeypatch) -> str:
     """A tracker that is installed, which writes below tmp_path."""
     pytest.importorskip(TRACKERS[request.param].module, reason=f"the extra [{request.param}] is not installed")
     monkeypatch.chdir(tmp_path)
@@ -115,7 +115,7 @@ def name(request, tmp_path, monkeypatch) -> Iterator[str]:
     if request.param == "trackio":
         for module in ("trackio.utils", "trackio.sqlite_storage", "trackio"):
             monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path / "trackio", raising=False)
-    yield request.param
+    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ class Tracker(ABC):
     def log(self, step: int, values: Values) -> None:
         """Takes one record."""
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> None:  # noqa: B027 (most cannot take anything back)
         """The run goes back to a step: later values are void, if they can still be withdrawn."""
 
     @abstractmethod
