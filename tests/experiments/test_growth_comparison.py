@@ -1,5 +1,6 @@
 """A comparison whose variants grow, from recipe to report, and a family branched from one of its runs."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -10,11 +11,15 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments import family
 from widthwise.experiments.compare import run_plan
+from widthwise.experiments.equal_loss import Course, equal_losses
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.plan import read_plan
 from widthwise.experiments.sharing.storage import sqlite_url
+from widthwise.recipe.recipe import parse_recipe
+from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.source import Source
+from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Silence
@@ -106,6 +111,35 @@ def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], t
         assert result is not None
         assert member["val_loss"] == result["val_loss"]
         assert member["params"] == result["cost"]["params"]["total"]
+
+
+def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> None:
+    """What it shared with the others counts: its course begins with the first step of the run it was grown from."""
+    train_section = {**RECIPE["train"], "steps": 3, "validate_every": 1}
+    source = parse_recipe({**RECIPE, "train": train_section}, "small")
+    train(source, tmp_path / "small")
+    larger = {"model": {**RECIPE["model"], "d_model": 32}, "train": {**train_section, "steps": 6}}
+    wide = write(tmp_path / "wide.yaml", {**RECIPE, **larger})
+    out = tmp_path / "out"
+    branches = plan_family(Source.of(tmp_path / "small"), [wide], [], out, alone="tokens")
+    found = run_family(branches, out, Silence(), alone="tokens")
+    grown, alone = found.sizes[0].variants
+    assert ([grown.name], [alone.name]) == (grown.runs, alone.runs) == (["wide"], ["wide-alone"])
+    assert found.baseline_of(grown) == found.baseline_of(alone) == alone
+    assert (alone.verdict, grown.difference) == ("baseline", found.sizes[0].difference)
+    assert grown.gap["val_loss"].tokens == [step * 4 * 24 for step in range(1, 7)]
+    courses = [[Course.of(RunDir(out / name).metrics())] for name in ("wide", "wide-alone")]
+    assert grown.at_equal_loss == equal_losses(courses[0], courses[1], found.confidence)
+    assert courses[0][0].training_flops[-1] == found.members[0].flops
+    assert "wide-alone" in found.sentence
+    assert (found.validations and found.validations.n_fewest) == 6
+    page, *tables = write_report([out])
+    rows = {row["variant"]: row for row in csv.DictReader(tables[0].read_text().splitlines())}
+    assert list(rows) == ["wide", "wide-alone"]
+    assert float(rows["wide"]["tokens_at_equal_loss_mean"]) == grown.at_equal_loss["val_loss"].tokens_ratio.mean
+    assert "the same model trained alone" in tables[1].read_text()
+    assert "To the final held-out loss of the same model trained alone" in page.read_text()
+    assert "Tokens at equal loss" not in write_report([out], columns=["val_loss"])[2].read_text()
 
 
 def test_an_interrupted_family_goes_on_and_does_nothing_twice(branching, tmp_path: Path, monkeypatch) -> None:

@@ -1,8 +1,10 @@
 """A ladder's sizes, steps and hours before it is trained, and the law that comes of it."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -12,6 +14,8 @@ from widthwise.experiments.scaling.fitting import fit_groups, gather
 from widthwise.experiments.scaling.points import Axes
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.model.config import cost_summary
+from widthwise.records.sweep import Sweep
+from widthwise.reports.writing import write_report
 from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
 
 RECIPE: dict[str, Any] = {
@@ -162,15 +166,65 @@ def test_seeds_of_the_command_line_replace_those_of_the_ladder(tmp_path: Path) -
     assert read_ladder(recipe_file(tmp_path), seeds=[9]).config.seeds == (9,)
 
 
-def test_a_trained_ladder_is_fitted_over_compute(tmp_path: Path) -> None:
-    """Through the sweep's own machinery: as many runs as planned, x as planned."""
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[LadderPlan, Path, Sweep]:
+    """A ladder with a twin of its first variant, which only writes more records; validated in every step."""
     pytest.importorskip("optuna")
-    plan = read(tmp_path, tokens_per_param=0.01, seeds=[1])
-    run_sweep(plan, tmp_path / "out", "command")
-    gathered = gather([tmp_path / "out"], Axes("training_flops", "val_loss"), baseline="uniform")
-    assert [group.name for group in gathered.groups] == ["uniform", "x"]
+    folder = tmp_path_factory.mktemp("ladder")
+    variants = {"uniform": {}, "x": X, "twin": {"train": {"log_every": 1}}}
+    train = {**RECIPE["train"], "validate_every": 1}
+    path = recipe_file(folder, variants=variants, tokens_per_param=0.01)
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "train": train}, sort_keys=False))
+    plan = read_ladder(path)
+    return plan, folder / "out", run_sweep(plan, folder / "out", "command")
+
+
+def test_a_trained_ladder_is_fitted_over_compute(done: tuple[LadderPlan, Path, Sweep]) -> None:
+    """Through the sweep's own machinery: as many runs as planned, x as planned, beside the first variant."""
+    plan, folder, _ = done
+    gathered = gather([folder], Axes("training_flops", "val_loss"))
+    assert [group.name for group in gathered.groups] == ["uniform", "x", "twin"]
+    assert gathered.baseline == "uniform"
     for group in gathered.groups:
         assert [(point.name, point.x) for point in group.points] == [
             (name, point.recipe.training_flops) for name, point in plan.grid.items() if point.group == group.name
         ]
-    assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x"}
+    assert {saving["group"] for saving in fit_groups(gathered, "t", "c")["savings"]} == {"x", "twin"}
+
+
+def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[LadderPlan, Path, Sweep]) -> None:
+    found = done[2]
+    points = {point.name: point for point in found.variants}
+    for d in (16, 24, 40):
+        twin, uniform, x = (points[f"{name}-d{d}"] for name in ("twin", "uniform", "x"))
+        assert found.baseline_of(twin) == found.baseline_of(uniform) == uniform
+        assert (uniform.verdict, uniform.difference) == ("baseline", None)
+        assert twin.difference is not None
+        assert twin.difference.per_seed == [0, 0]
+        assert x.difference is not None
+        expected = np.subtract(x.val_loss.per_seed, uniform.val_loss.per_seed)
+        assert x.difference.per_seed == pytest.approx(expected, abs=1e-6)
+        assert f"twin-d{d} differs from uniform-d{d} by +0.0000 nats" in found.sentence
+
+
+def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough(
+    done: tuple[LadderPlan, Path, Sweep],
+) -> None:
+    """The smallest takes four steps, and so four validations."""
+    plan, folder, found = done
+    twins = {d: next(point for point in found.variants if point.name == f"twin-d{d}") for d in (16, 24, 40)}
+    assert plan.grid["twin-d16"].recipe.train.steps == 4
+    assert twins[16].at_equal_loss == {}
+    for d in (24, 40):
+        assert twins[d].at_equal_loss["val_loss"].tokens_ratio.per_seed == [1, 1]
+        assert f"It reaches uniform-d{d}'s final held-out loss with 1.000 times the tokens" in found.sentence
+    assert "uniform-d16's final" not in found.sentence
+    assert "takes 5 validations of every run (train.validate_every), and one has 4" in found.sentence
+    page, *tables = write_report([folder])
+    rows = {row["variant"]: row for row in csv.DictReader(tables[0].read_text().splitlines())}
+    assert rows["twin-d40"]["tokens_at_equal_loss_mean"] == "1.0"
+    assert (rows["twin-d16"]["tokens_at_equal_loss_mean"], rows["twin-d16"]["params_ratio"]) == ("", "1.0")
+    assert "paired differences to uniform of the same size" in tables[1].read_text()
+    shown = page.read_text()
+    assert "To the final held-out loss of uniform of the same size" in shown
+    assert "Too few validations" in shown

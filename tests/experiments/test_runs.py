@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_costs import small_cost
 
-from widthwise.experiments.runs import variant_of
+from widthwise.experiments.runs import Trained, variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
@@ -35,9 +35,13 @@ def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0)
     ]
 
 
+def trained(results: Sequence[RunResult]) -> Trained:
+    return Trained([f"runs/x-seed{seed}" for seed in SEEDS], results)
+
+
 def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> None:
     baseline, own = (runs(of_tokens) for of_tokens in WINDOWS)
-    variant = variant_of("x", SEEDS, own, baseline)
+    variant = variant_of("x", trained(own), trained(baseline))
     assert variant.difference == paired_difference(WINDOWS[1, 0], WINDOWS[0, 0])
     for place in (2, 3):
         estimate = paired_difference(WINDOWS[1, place - 1], WINDOWS[0, place - 1])
@@ -52,7 +56,7 @@ def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> N
 
 def test_the_training_loss_is_paired_by_seed() -> None:
     baseline, own = runs(WINDOWS[0], (2.5, 2.75, 3.0)), runs(WINDOWS[1], (2.25, 2.5, 3.25))
-    difference = QUANTITY["difference_train_loss"].of_variant(variant_of("x", SEEDS, own, baseline))
+    difference = QUANTITY["difference_train_loss"].of_variant(variant_of("x", trained(own), trained(baseline)))
     assert difference == seed_interval([-0.25, -0.25, 0.25])
 
 
@@ -60,18 +64,18 @@ def test_the_training_loss_is_paired_by_seed() -> None:
 def test_a_baseline_without_further_heads_leaves_their_losses_alone(lacks: str) -> None:
     """Results of older versions have no windows of them."""
     baseline = runs(WINDOWS[0, :1]) if lacks == "heads" else runs(WINDOWS[0], has_windows=False)
-    variant = variant_of("x", SEEDS, runs(WINDOWS[1]), baseline)
+    variant = variant_of("x", trained(runs(WINDOWS[1])), trained(baseline))
     assert set(variant.differences) == {"train_loss"}
     assert OF_HELD_OUT["val_loss_next_2"].of_variant(variant) is not None
 
 
 def test_runs_without_windows_are_no_baseline() -> None:
     baseline = [each.with_changes(val_window_losses=[]) for each in runs(WINDOWS[0])]
-    variant = variant_of("x", SEEDS, runs(WINDOWS[1]), baseline)
+    variant = variant_of("x", trained(runs(WINDOWS[1])), trained(baseline))
     assert (variant.difference, variant.verdict) == (None, "cannot tell")
 
 
 def test_a_baseline_differs_from_nothing() -> None:
-    baseline = runs(WINDOWS[0])
-    variant = variant_of("uniform", SEEDS, baseline, baseline)
+    baseline = trained(runs(WINDOWS[0]))
+    variant = variant_of("uniform", baseline, baseline)
     assert (variant.difference, variant.differences, variant.verdict) == (None, {}, "baseline")

@@ -110,9 +110,16 @@ def test_a_group_is_said_as_a_whole(tmp_path: Path) -> None:
     found = run_sweep(plan_of(tmp_path, sweep), folder, COMMAND)
     both = [window_losses(folder, name) for name in ("rates-0.002", "rates-0.03")]
     mean = paired_difference(sum(both) / 2, window_losses(folder, "baseline"))
-    line = found["sentence"].splitlines()[-1]
+    (line,) = (each for each in found["sentence"].splitlines() if each.startswith("On average"))
     assert line.startswith("On average over its 2 points rates ")
     assert line.endswith(f"(95% interval {mean.low:+.4f} to {mean.high:+.4f}).")
+
+
+def test_too_few_validations_are_said(done) -> None:
+    _, _, found = done
+    assert found["validations"]["n_fewest"] == 1
+    assert points(found)["0.03"]["at_equal_loss"] == {}
+    assert "takes 5 validations of every run (train.validate_every), and one has one validation" in found["sentence"]
 
 
 def test_the_file_is_strict_json_and_what_was_returned(done) -> None:

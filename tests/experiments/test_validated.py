@@ -3,13 +3,13 @@
 import numpy as np
 from small_costs import small_cost
 
-from widthwise.experiments.runs import variant_of
+from widthwise.experiments.runs import Trained, variant_of
 from widthwise.experiments.statistics import paired_difference, seed_interval
 from widthwise.records.evaluation import Score
 from widthwise.records.run import RunResult, TaskResult, TextResult
 
 COST = small_cost()
-SEEDS = (1, 2, 5)
+PATHS = [f"runs/x-seed{seed}" for seed in (1, 2, 5)]
 RANDOM = np.random.default_rng(4)
 WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, 7))
 """Held-out losses of two variants, by seed and window."""
@@ -30,8 +30,12 @@ def runs(variant: int, tasks: tuple[str, ...] = ("piqa",)) -> list[RunResult]:
     ]
 
 
+def trained(results: list[RunResult]) -> Trained:
+    return Trained(PATHS, results)
+
+
 def test_texts_are_paired_by_seed_and_window_and_tasks_by_seed() -> None:
-    found = variant_of("x", SEEDS, runs(1), runs(0)).validated
+    found = variant_of("x", trained(runs(1)), trained(runs(0))).validated
     assert set(found) == {"wiki.loss", "piqa.acc"}
     assert found["wiki.loss"].value == seed_interval(WINDOWS[1].mean(axis=1).tolist())
     assert found["wiki.loss"].difference == paired_difference(WINDOWS[1], WINDOWS[0])
@@ -40,12 +44,13 @@ def test_texts_are_paired_by_seed_and_window_and_tasks_by_seed() -> None:
 
 
 def test_a_baseline_has_no_difference() -> None:
-    baseline = runs(0)
-    found = variant_of("uniform", SEEDS, baseline, baseline).validated
+    baseline = trained(runs(0))
+    found = variant_of("uniform", baseline, baseline).validated
     assert [each.difference for each in found.values()] == [None, None]
 
 
 def test_what_not_all_runs_have_is_left_out() -> None:
-    assert set(variant_of("x", SEEDS, runs(1, ("piqa", "copa")), runs(0)).validated) == {"wiki.loss", "piqa.acc"}
+    more = trained(runs(1, ("piqa", "copa")))
+    assert set(variant_of("x", more, trained(runs(0))).validated) == {"wiki.loss", "piqa.acc"}
     without = [run.with_changes(val_texts=None, val_tasks=None) for run in runs(0)]
-    assert variant_of("x", SEEDS, runs(1), without).validated == {}
+    assert variant_of("x", trained(runs(1)), trained(without)).validated == {}

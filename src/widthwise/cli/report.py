@@ -27,7 +27,7 @@ def report(
         str | None,
         typer.Option(
             "--columns",
-            help="Quantities of the main table of a comparison or sweep, such as val_loss,difference,layer_params.",
+            help="Quantities of the main table of a comparison, sweep or family, such as val_loss,layer_params.",
             show_default=False,
         ),
     ] = None,

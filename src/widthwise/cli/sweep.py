@@ -191,9 +191,9 @@ def sweep_table(found: Sweep) -> Table:
     header = ["point", LOSS.brief_title, DIFFERENCE.title, "verdict", PARAMS.brief_title]
     header += [each.brief_title for each in RATIOS]
     note = ""
-    if found.baseline:
+    if found.baseline_words:
         ratios = " and ".join(each.brief_title for each in RATIOS)
-        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline)}"
+        note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline_words)}"
     return Table(clean(found.title), header, rows, words={"verdict"}, note=note)
 
 

@@ -14,7 +14,7 @@ from widthwise.experiments.crew import Crew, crew
 from widthwise.experiments.equal_loss import Course, Courses, validations_of
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.experiments.runs import Results, arrived, check_same_data, variant_of, windows
+from widthwise.experiments.runs import Results, Trained, arrived, check_same_data, run_paths, variant_of, windows
 from widthwise.experiments.sentences import difference_sentence, interval, seeds, too_few_validations
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
@@ -157,9 +157,11 @@ def summarise(
     results: variant -> one result per seed, in the order of plan.seeds; courses: the courses of these runs, or None if
     nothing is to be said of equal losses.
     """
-    found = courses or dict.fromkeys(plan.recipes, ())
-    beside = results[plan.baseline], found[plan.baseline]
-    variants = [variant_of(name, plan.seeds, results[name], beside[0], found[name], beside[1]) for name in plan.recipes]
+    trained = {
+        name: Trained(run_paths(name, plan.seeds), results[name], courses[name] if courses else ())
+        for name in plan.recipes
+    }
+    variants = [variant_of(name, own, trained[plan.baseline]) for name, own in trained.items()]
     validations = validations_of(itertools.chain(*courses.values())) if courses else None
     trend = _trend(plan, results)
     sentences = [

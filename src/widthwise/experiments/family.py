@@ -2,7 +2,7 @@
 end of its recipe, beside controls that train the same models alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -11,9 +11,10 @@ from pathlib import Path
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.agenda import Agenda, Work
+from widthwise.experiments.equal_loss import Course, validations_of
 from widthwise.experiments.jobs import Jobs, do_all
-from widthwise.experiments.runs import arrived, seeded, windows
-from widthwise.experiments.statistics import paired_difference, seed_interval, verdict
+from widthwise.experiments.runs import Trained, arrived, seeded, variant_of
+from widthwise.experiments.sentences import difference_sentence, too_few_validations
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.estimate import CONFIDENCE
@@ -65,6 +66,11 @@ class Branch:
         """Those of its runs."""
         return [self.intention.recipe, *([] if self.control is None else [self.control.recipe])]
 
+    @property
+    def runs(self) -> list[RunDir]:
+        """Its own and that of its control."""
+        return [self.run, *([] if self.control is None else [self.control.run])]
+
     def grow(self, observer: Observer) -> None:
         if not self.is_begun:
             carry_out(self.source, self.intention, self.run.path, observer)
@@ -113,7 +119,7 @@ def plan_family(
 
 def _check_folders(branches: Sequence[Branch]) -> None:
     """Raises UserError where a model and a control would have one folder."""
-    folders = [run for each in branches for run in (each.run, *([] if each.control is None else [each.control.run]))]
+    folders = [run for each in branches for run in each.runs]
     paths = [run.path for run in folders]
     if twice := next((path for path in paths if paths.count(path) > 1), None):
         raise UserError(f"--to: two runs would have the folder {twice}; give a recipe another name")
@@ -192,9 +198,18 @@ def summarise(
     as many tokens; the shared steps are counted once.
     """
     members = [_member(branch, results[branch.run.path.name]) for branch in branches]
+    courses = {run.path.name: Course.of(run.metrics()) for branch in branches for run in branch.runs}
+
+    def read(runs: Sequence[RunDir]) -> Trained:
+        names = [run.path.name for run in runs]
+        return Trained(names, [results[name] for name in names], [courses[name] for name in names])
+
+    sizes = [_size(name, branches, read) for name in dict.fromkeys(branch.name for branch in branches)]
+    validations = None if alone is None else validations_of(courses.values())
     sources = {str(branch.source.run.path): branch for branch in branches}
     shared = sum(branch.inherited.training_flops for branch in sources.values())
     return Family(
+        confidence=CONFIDENCE,
         source=next(iter(sources)),
         sources=list(sources),
         alone=alone,
@@ -204,7 +219,9 @@ def summarise(
         flops_alone=sum(member.flops_alone for member in members),
         members=members,
         controls=[_control(branch, branch.control, results) for branch in branches if branch.control is not None],
-        sizes=[_size(name, branches, results) for name in dict.fromkeys(branch.name for branch in branches)],
+        sizes=sizes,
+        sentence="\n".join((*_sentences(sizes), *too_few_validations(validations))),
+        validations=validations,
     )
 
 
@@ -238,18 +255,27 @@ def _control(branch: Branch, control: Control, results: Mapping[str, RunResult])
     )
 
 
-def _size(name: str, branches: Sequence[Branch], results: Mapping[str, RunResult]) -> FamilySize:
+def _size(name: str, branches: Sequence[Branch], read: Callable[[Sequence[RunDir]], Trained]) -> FamilySize:
+    """read: what is known of runs."""
     own = [branch for branch in branches if branch.name == name]
-    grown = [results[branch.run.path.name] for branch in own]
-    alone = [results[branch.control.run.path.name] for branch in own if branch.control is not None]
-    grown_loss, alone_loss = (
-        seed_interval([finite(each.val_loss) for each in found], CONFIDENCE) if found else None
-        for found in (grown, alone)
+    grown, alone = read([branch.run for branch in own]), None
+    if controls := [branch.control.run for branch in own if branch.control is not None]:
+        alone = read(controls)
+    variants = [variant_of(name, grown, alone)]
+    if alone is not None:
+        variants.append(variant_of(f"{name}-alone", alone, alone))
+    first, last = variants[0], variants[-1]
+    return FamilySize(
+        name=name,
+        grown=first.val_loss,
+        alone=None if alone is None else last.val_loss,
+        difference=first.difference,
+        verdict=None if first.difference is None else first.verdict,
+        variants=variants,
     )
-    assert grown_loss is not None
-    if alone_loss is None:
-        return FamilySize(name=name, grown=grown_loss)
-    pair = windows(grown), windows(alone)
-    difference = paired_difference(*pair, CONFIDENCE) if pair[0].size and pair[0].shape == pair[1].shape else None
-    told = None if difference is None else verdict(difference)
-    return FamilySize(name=name, grown=grown_loss, alone=alone_loss, difference=difference, verdict=told)
+
+
+def _sentences(sizes: Iterable[FamilySize]) -> Iterator[str]:
+    for size in sizes:
+        if size.difference is not None:
+            yield difference_sentence(size.variants[0], size.difference, size.variants[-1].name)

@@ -73,6 +73,11 @@ class LadderPlan(SweepPlan):
 
     ladder: LadderConfig
 
+    @property
+    def baseline_group(self) -> str:
+        """Every rung is compared with that of the first variant."""
+        return self.ladder.first
+
     def _recipe(self, name: str, group: str, values: Mapping[str, Any]) -> Recipe:
         rung = values[RUNG]
         recipe = self._at_rung(name, group, rung)

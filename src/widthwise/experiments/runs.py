@@ -4,6 +4,7 @@ import math
 import string
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,17 @@ Results = Sequence[RunResult]
 """One result per seed, in the order of the seeds."""
 
 
+@dataclass(frozen=True)
+class Trained:
+    """The finished runs of one recipe, one for each seed."""
+
+    paths: Sequence[str]
+    """Inside the folder of the experiment."""
+    results: Results
+    courses: Courses = ()
+    """Of these runs; empty if nothing is to be said of equal losses."""
+
+
 def seeded(recipe: Recipe, seed: int) -> Recipe:
     """One run. The seed sets initial weights and data order: runs of one seed see the same text in one order."""
     return checked_copy(recipe, "recipe", train=checked_copy(recipe.train, "train", seed=seed))
@@ -38,6 +50,11 @@ def seeded(recipe: Recipe, seed: int) -> Recipe:
 def run_path(name: str, seed: int) -> Path:
     """Path of a run inside the folder of its experiment."""
     return Path("runs") / f"{name}-seed{seed}"
+
+
+def run_paths(name: str, seeds: Sequence[int]) -> list[str]:
+    """The same for each seed, as records have it."""
+    return [str(run_path(name, seed)) for seed in seeds]
 
 
 def arrived(run: RunDir) -> RunResult:
@@ -77,47 +94,40 @@ def windows(results: Results, loss: str = "val_loss") -> np.ndarray:
     return np.array(found if all(found) else [[]] * len(found), dtype=np.float64)
 
 
-def variant_of(
-    name: str,
-    seeds: Sequence[int],
-    results: Results,
-    baseline: Results | None,
-    courses: Courses = (),
-    baseline_courses: Courses = (),
-) -> Variant:
+def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
     """The runs of one recipe over its seeds as one record, compared with those of a baseline if there is one.
 
     The comparison consists of the paired differences of the losses, the verdict on that of the held-out loss, the
     ratios of the costs and, from the courses of the runs, what both need for the same loss. The baseline itself has no
     differences, and the verdict "baseline".
     """
+    results, other = own.results, None if baseline is None else baseline.results
     estimates = {name: seed_interval(each.over_seeds(results), CONFIDENCE) for name, each in OF_RUNS.items()}
     fields = estimates.keys() & Variant.model_fields
-    differences = {} if baseline is None or results is baseline else _differences(results, baseline)
+    differences = {} if other is None or own is baseline else _differences(results, other)
     difference = differences.pop("val_loss", None)
-    suffice = bool(courses) and validations_of([*courses, *baseline_courses]).suffice
+    pair = (own.courses, () if baseline is None else baseline.courses, CONFIDENCE)
+    suffice = bool(own.courses) and validations_of([*pair[0], *pair[1]]).suffice
     return Variant(
         name=name,
-        runs=[str(run_path(name, seed)) for seed in seeds],
+        runs=own.paths,
         **{name: estimates[name] for name in fields},
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
         difference=difference,
         differences=differences,
-        gap=gaps(courses, baseline_courses, CONFIDENCE) if difference else {},
-        tokens_ratio=tokens_ratios(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
-        at_equal_loss=equal_losses(courses, baseline_courses, CONFIDENCE) if difference and suffice else {},
-        validated=validated(results, None if results is baseline else baseline, CONFIDENCE),
-        verdict=_verdict(results, baseline, difference),
+        gap=gaps(*pair) if difference else {},
+        tokens_ratio=tokens_ratios(*pair) if difference and suffice else {},
+        at_equal_loss=equal_losses(*pair) if difference and suffice else {},
+        validated=validated(results, None if own is baseline else other, CONFIDENCE),
+        verdict="baseline" if own is baseline else _verdict(difference, baseline is not None),
         cost=results[0].cost,
-        ratio={} if baseline is None else _ratios(results, baseline),
+        ratio={} if other is None else _ratios(results, other),
         measured={name: each for name, each in estimates.items() if name not in fields and each.mean is not None},
     )
 
 
-def _verdict(results: Results, baseline: Results | None, difference: Estimate | None) -> Verdict | None:
-    if results is baseline:
-        return "baseline"
-    return verdict(difference) if difference else None if baseline is None else "cannot tell"
+def _verdict(difference: Estimate | None, has_baseline: bool) -> Verdict | None:
+    return verdict(difference) if difference else "cannot tell" if has_baseline else None
 
 
 def _differences(results: Results, baseline: Results) -> dict[str, Estimate]:

@@ -61,7 +61,7 @@ class Variant(Record):
 
 
 class Compared(Protocol):
-    """Variants over the same seeds, with or without a baseline: what the main table is made of."""
+    """Variants over the same seeds, with one baseline, one for each or none: what the main table is made of."""
 
     @property
     def title(self) -> str: ...
@@ -73,17 +73,21 @@ class Compared(Protocol):
     def seeds(self) -> Sequence[int]: ...
 
     @property
-    def baseline(self) -> str | None: ...
-
-    @property
     def variants(self) -> Sequence[Variant]: ...
 
     @property
     def columns(self) -> Sequence[str] | None: ...
 
     @property
-    def baseline_variant(self) -> Variant | None:
-        """None if there is no baseline, or if it has no loss."""
+    def validations(self) -> Validations | None: ...
+
+    @property
+    def baseline_words(self) -> str | None:
+        """What a variant is compared with, in words; None if there is nothing, or nothing with a loss."""
+        ...
+
+    def baseline_of(self, variant: Variant) -> Variant | None:
+        """What a variant is compared with: itself, if others are compared with it; None if there is nothing."""
         ...
 
 
@@ -166,3 +170,11 @@ class Comparison(StoredRecord):
     @property
     def baseline_variant(self) -> Variant:
         return next(variant for variant in self.variants if variant.name == self.baseline)
+
+    @property
+    def baseline_words(self) -> str:
+        return self.baseline
+
+    def baseline_of(self, variant: Variant) -> Variant:
+        """The baseline, of every variant."""
+        return self.baseline_variant

@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from widthwise.records.estimate import Estimate, Verdict
+import pydantic
+
+from widthwise.records.comparison import Variant
+from widthwise.records.equal_loss import Validations
+from widthwise.records.estimate import CONFIDENCE, Estimate, Verdict
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
 Alone = Literal["tokens", "flops"]
@@ -53,6 +57,9 @@ class FamilySize(Record):
     difference: Estimate | None = None
     """Grown minus alone, paired by seed and held-out window; None without controls."""
     verdict: Verdict | None = None
+    variants: Sequence[Variant] = ()
+    """The grown models and, where there are controls, behind them these, with which they are compared: all that is
+    known of both. Files of older versions have none."""
 
 
 class Family(StoredRecord):
@@ -60,6 +67,7 @@ class Family(StoredRecord):
 
     file_name: ClassVar[str] = "family.json"
 
+    confidence: float = pydantic.Field(default=CONFIDENCE, gt=0, lt=1)
     source: str
     sources: Sequence[str] = ()
     """All runs it was grown from, one for each seed."""
@@ -74,3 +82,33 @@ class Family(StoredRecord):
     members: Sequence[FamilyMember]
     controls: Sequence[FamilyControl] = ()
     sizes: Sequence[FamilySize] = ()
+    sentence: str = ""
+    """How each size compares with the model trained alone, in words, one per line; nothing without controls."""
+    validations: Validations | None = None
+    """None without controls, and in files of older versions."""
+    columns: Sequence[str] | None = None
+    """Names of the quantities that the main table shows, in order; None: the usual ones."""
+
+    @property
+    def title(self) -> str:
+        return f"family of {self.source}"
+
+    @property
+    def seeds(self) -> Sequence[int]:
+        """Those of the runs it was grown from."""
+        return list(dict.fromkeys(member.seed for member in self.members if member.seed is not None))
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """The models of all sizes, grown and alone; none in files of older versions."""
+        return [variant for size in self.sizes for variant in size.variants]
+
+    @property
+    def baseline_words(self) -> str | None:
+        return None if self.alone is None else "the same model trained alone"
+
+    def baseline_of(self, variant: Variant) -> Variant | None:
+        """The controls of its size; None without controls."""
+        if self.alone is None:
+            return None
+        return next(size.variants[-1] for size in self.sizes if variant.name in [each.name for each in size.variants])

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pydantic
 
 from widthwise.records.comparison import Variant
+from widthwise.records.equal_loss import Validations
 from widthwise.records.record import Number, Record, StoredRecord
 
 
@@ -63,9 +64,14 @@ class Sweep(StoredRecord):
     seeds: Sequence[int]
     matched: str | None = None
     baseline: str | None = None
+    """The point with which all others are compared."""
+    baseline_group: str | None = None
+    """Of a ladder: the group with whose point of the same values, the same size, the others are compared."""
     sentence: str
     """The findings in words, one per line."""
     environment: Mapping[str, Any]
+    validations: Validations | None = None
+    """Of the finished points; None without any, and in files of older versions."""
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]]
     """Group -> recipe key -> its values in order, or the range of a search."""
     points: Sequence[Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]]
@@ -93,6 +99,21 @@ class Sweep(StoredRecord):
         return next(
             (point for point in self.variants if point.name == self.baseline and point.val_loss.mean is not None), None
         )
+
+    @property
+    def baseline_words(self) -> str | None:
+        """What a point is compared with, in words; None if there is nothing, or nothing with a loss."""
+        if self.baseline_group is not None:
+            return f"{self.baseline_group} of the same size"
+        return self.baseline_variant and self.baseline
+
+    def baseline_of(self, variant: Variant) -> FinishedPoint | None:
+        """The finished point with a loss that a point is compared with, itself if others are compared with it."""
+        if self.baseline_group is None:
+            return self.baseline_variant
+        values = next(point.values for point in self.points if point.name == variant.name)
+        alike = (point for point in self.variants if (point.group, point.values) == (self.baseline_group, values))
+        return next((point for point in alike if point.val_loss.mean is not None), None)
 
     @property
     def open_points(self) -> list[OpenPoint]:

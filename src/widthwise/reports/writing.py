@@ -25,6 +25,7 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
 WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {
     "comparison.json": write_comparison_report,
     "sweep.json": write_sweep_report,
+    "family.json": write_family_report,
 }
 """Those whose main table can have columns that are asked for, as a third argument."""
 
@@ -39,8 +40,8 @@ def write_report(
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
-    names of the quantities of the main table of a comparison or sweep; by default the usual ones. Returns the files
-    written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
+    names of the quantities of the main table of a comparison, sweep or family; by default the usual ones. Returns the
+    files written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
     """
     described = listed(paths)
     folder = None if out is None else Path(out)

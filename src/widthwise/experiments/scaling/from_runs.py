@@ -98,7 +98,7 @@ def read_measured(paths: Iterable[Path], axes: Axes) -> MeasuredModels:
             models += [_of_variant(variant, variant.name, path, axes.y) for variant in comparison.variants]
         elif (path / "sweep.json").is_file():
             sweep = Sweep.read(path)
-            baselines |= set() if sweep.baseline is None else {sweep.baseline}
+            baselines |= {name for name in (sweep.baseline, sweep.baseline_group) if name is not None}
             models += [
                 _of_variant(point, point.group or path.name, path, axes.y, point.values)
                 for point in sweep.points

@@ -131,6 +131,17 @@ class SweepPlan:
         return name, self._recipe(name, group, values)
 
     @property
+    def baseline_group(self) -> str | None:
+        """The group with whose points of equal values the others are compared; None: with the baseline, if any."""
+        return None
+
+    def baseline_of(self, group: str, values: Mapping[str, Any]) -> str | None:
+        """Name of the point that a point is compared with, itself if others are compared with it; None: with none."""
+        if self.baseline_group is not None:
+            return point_name(self.baseline_group, values)
+        return self.baseline and self.baseline.name
+
+    @property
     def keys(self) -> list[str]:
         """Keys of the points in the study, in their order: the names of a grid, the numbers of a search."""
         n_trials = 0 if self.config.search is None else self.config.search.n_trials

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.experiments.runs import Results, arrived, check_same_data, run_path, variant_of, windows
-from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval
+from widthwise.experiments.equal_loss import Course, validations_of
+from widthwise.experiments.runs import Trained, arrived, check_same_data, run_path, run_paths, variant_of, windows
+from widthwise.experiments.sentences import difference_phrase, difference_sentence, interval, too_few_validations
 from widthwise.experiments.sharing.trials import TaskState
 from widthwise.experiments.statistics import paired_difference, verdict
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.records.comparison import Variant
+from widthwise.records.equal_loss import Validations
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
@@ -32,8 +34,9 @@ class Findings:
 
     def __init__(self, plan: SweepPlan, folder: Path, command: str):
         self._plan, self._folder, self._command = plan, folder, command
-        self._results: dict[str, Results] = {}
-        self._variants: dict[str, Variant] = {}
+        self._trained: dict[str, Trained] = {}
+        self._variants: dict[tuple[str, bool], Variant] = {}
+        """Name of a point, and whether its baseline has finished -> the point."""
 
     def sweep(self, entries: Iterable[TaskState], storage: str) -> Sweep:
         """The content of sweep.json so far.
@@ -44,7 +47,11 @@ class Findings:
         """
         plan, config = self._plan, self._plan.config
         entries = list(entries)
-        points = [self._point(*each) for each in self._listed(entries)]
+        listed = list(self._listed(entries))
+        for place, entry in listed:
+            if entry is not None and entry.state == "finished":
+                self._read(place["name"])
+        points = [self._point(*each) for each in listed]
         n_done = sum(entry.is_done for entry in entries)
         states = [point.state for point in points]
         baseline = plan.baseline and plan.baseline.name
@@ -57,8 +64,10 @@ class Findings:
             seeds=list(config.seeds),
             matched=config.matched,
             baseline=baseline,
+            baseline_group=plan.baseline_group,
             sentence="\n".join(self._sentences(points, baseline, n_done)),
             environment=dict(self._environment()),
+            validations=self._validations,
             axes=plan.axes_as_data(),
             points=points,
             study=Study(
@@ -89,30 +98,36 @@ class Findings:
             state, reason = ("waiting", None) if entry is None else (entry.state, entry.reason)
             return OpenPoint.model_validate({**place, "state": state, "reason": reason})
         beside = {**place, "state": "finished", "reason": None}
-        return FinishedPoint.model_validate({**self._variant(place["name"]), **beside})
+        baseline = self._plan.baseline_of(place["group"], place["values"])
+        return FinishedPoint.model_validate({**self._variant(place["name"], baseline), **beside})
 
-    def _variant(self, name: str) -> Variant:
-        """The runs of a finished point, compared with those of the baseline if that has finished."""
-        baseline = self._plan.baseline and self._results.get(self._plan.baseline.name)
-        if name not in self._results:
-            self._results[name] = self._read(name)
-            if self._plan.baseline is not None and name == self._plan.baseline.name:
-                baseline = self._results[name]
-                self._variants.clear()
-        if name not in self._variants:
-            self._variants[name] = variant_of(name, self._plan.config.seeds, self._results[name], baseline)
-        return self._variants[name]
+    def _variant(self, name: str, baseline: str | None) -> Variant:
+        """The runs of a finished point, compared with those of its baseline if that has finished."""
+        beside = None if baseline is None else self._trained.get(baseline)
+        key = (name, beside is not None)
+        if key not in self._variants:
+            self._variants[key] = variant_of(name, self._trained[name], beside)
+        return self._variants[key]
 
-    def _read(self, name: str) -> Results:
-        runs = [RunDir(self._folder / run_path(name, seed)) for seed in self._plan.config.seeds]
+    @property
+    def _validations(self) -> Validations | None:
+        courses = [course for own in self._trained.values() for course in own.courses]
+        return validations_of(courses) if courses else None
+
+    def _read(self, name: str) -> None:
+        """Reads the runs of a finished point, once. Raises UserError if they saw other data than the first."""
+        if name in self._trained:
+            return
+        paths = run_paths(name, self._plan.config.seeds)
+        runs = [RunDir(self._folder / path) for path in paths]
         results = [arrived(run) for run in runs]
         for run in runs:
             check_same_data(run, self._first_run or runs[0])
-        return results
+        self._trained[name] = Trained(paths, results, [Course.of(run.metrics()) for run in runs])
 
     @property
     def _first_run(self) -> RunDir | None:
-        for name in self._results:
+        for name in self._trained:
             return RunDir(self._folder / run_path(name, self._plan.config.seeds[0]))
         return None
 
@@ -126,10 +141,14 @@ class Findings:
         ranked = sorted(
             (point for point in finished if point.name != baseline), key=lambda point: finite(point.val_loss.mean)
         )
-        if baseline in self._results and ranked:
+        if self._plan.baseline_group is not None and any(point.difference for point in finished):
+            yield from self._beside_group(finished)
+        elif baseline in self._trained and ranked:
             yield from self._beside_baseline(ranked, str(baseline))
         elif ranked:
             yield from self._among_themselves(ranked)
+        if any(point.difference for point in finished):
+            yield from too_few_validations(self._validations)
         failed = [point.name for point in points if point.state == "failed"]
         if failed:
             yield f"{len(failed)} of {self._plan.n_points} points failed: {', '.join(failed)}."
@@ -151,6 +170,13 @@ class Findings:
             yield f"Each for itself beside {baseline}: {counts}."
         yield from self._groups(ranked, baseline)
 
+    def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
+        """A sentence on every point that has a baseline of its own; none was selected."""
+        for point in finished:
+            if point.difference is not None:
+                baseline = self._plan.baseline_of(point.group or "", point.values)
+                yield difference_sentence(point, point.difference, str(baseline))
+
     def _groups(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
         """Sentences on whole groups of a grid, whose points were not selected (a sampler would have)."""
         if self._plan.config.search is not None:
@@ -158,8 +184,8 @@ class Findings:
         for group in filter(None, self._plan.config.axes):
             names = [point.name for point in ranked if point.group == group]
             if len(names) > 1:
-                mean = np.mean([windows(self._results[name]) for name in names], axis=0)
-                difference = paired_difference(mean, windows(self._results[baseline]), CONFIDENCE)
+                mean = np.mean([self._windows(name) for name in names], axis=0)
+                difference = paired_difference(mean, self._windows(baseline), CONFIDENCE)
                 phrase = difference_phrase(difference, verdict(difference), baseline)
                 yield f"On average over its {len(names)} points {group} {phrase} ({interval(difference)})."
 
@@ -175,7 +201,10 @@ class Findings:
             yield self._selection_note(best.name, second, len(ranked))
 
     def _difference(self, name: str, other: str, confidence: float) -> Estimate:
-        return paired_difference(windows(self._results[name]), windows(self._results[other]), confidence)
+        return paired_difference(self._windows(name), self._windows(other), confidence)
+
+    def _windows(self, name: str) -> np.ndarray:
+        return windows(self._trained[name].results)
 
     def _selection_note(self, best: str, other: str, n_looked_at: int) -> str:
         """Notes that the best of many is partly the luckiest, with an interval for all at once (Bonferroni)."""

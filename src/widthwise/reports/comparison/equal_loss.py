@@ -1,4 +1,4 @@
-"""What the variants of a comparison need for the same held-out loss, and how far apart they are in training."""
+"""What variants need for the held-out loss of their baseline, and how far apart they are in training."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.comparison import Compared, Variant
 from widthwise.records.equal_loss import OverTokens, Validations
 from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import OF_HELD_OUT
@@ -26,38 +26,52 @@ CONSTANT = 0.999
 class EqualLossSection:
     """The part of a page on equal losses."""
 
+    beside: str
+    """What variants are compared with."""
     remarks: Sequence[str]
     figures: Sequence[Panel]
     legend: Sequence[tuple[Markup, str]]
     tables: Sequence[Table]
 
 
-def equal_loss_section(comparison: Comparison, styles: Mapping[str, Style]) -> EqualLossSection | None:
-    """None for a baseline alone, and for files of versions that said nothing of the course of runs."""
-    found = comparison.validations
-    compared = [variant for variant in comparison.variants if variant.name != comparison.baseline]
-    if found is None or not compared:
+def equal_loss_section(found: Compared, styles: Mapping[str, Style]) -> EqualLossSection | None:
+    """None where nothing is compared, and for files of versions that said nothing of the course of runs.
+
+    styles: of the variants that are drawn; tables have all.
+    """
+    compared = [
+        variant
+        for variant in found.variants
+        if (baseline := found.baseline_of(variant)) is not None and baseline.name != variant.name
+    ]
+    words = found.baseline_words
+    if found.validations is None or words is None or not compared:
         return None
-    drawn = {variant.name: styles[variant.name] for variant in compared if variant.gap}
+    drawn = [variant for variant in compared if variant.gap and variant.name in styles]
+    tables = [table for name in OF_HELD_OUT if (table := _table(name, compared, words)) is not None]
     return EqualLossSection(
-        remarks=_remarks(found),
-        figures=[
-            panel for name in OF_HELD_OUT for panel in panels(_figures(name, compared, styles, comparison.baseline))
-        ],
-        legend=legend(drawn),
-        tables=[table for name in OF_HELD_OUT if (table := _table(name, compared, comparison)) is not None],
+        beside=words,
+        remarks=_remarks(found.validations, bool(tables)),
+        figures=[panel for name in OF_HELD_OUT for panel in panels(_figures(name, drawn, styles, words))],
+        legend=legend({variant.name: styles[variant.name] for variant in drawn}),
+        tables=tables,
     )
 
 
-def _remarks(found: Validations) -> list[str]:
-    """Whether the validations are enough, and what the learning rate does to the numbers."""
+def _remarks(found: Validations, has_tables: bool) -> list[str]:
+    """Whether the validations are enough, and what the learning rate does to the numbers.
+
+    has_tables: whether they are for some pair of variants.
+    """
     n = counted(found.n_fewest, "validation")
-    if not found.suffice:
-        return [
-            f"Too few validations: to say with how many tokens a loss is reached takes {found.n_needed} of every "
-            f"run, and one has {n}. train.validate_every sets how often a run is validated."
-        ]
-    remarks = [f"Each run has {n} or more; between them losses are interpolated over the logarithm of tokens."]
+    enough = f"Each run has {n} or more; between them losses are interpolated over the logarithm of tokens."
+    too_few = (
+        f"Too few validations: to say with how many tokens a loss is reached takes {found.n_needed} of every run, and "
+        f"one has {n}. train.validate_every sets how often a run is validated."
+    )
+    remarks = [enough if found.suffice else too_few]
+    if not has_tables and not found.suffice:
+        return remarks
     share = found.final_lr_share
     if share is None:
         return remarks
@@ -135,7 +149,7 @@ def _late_range(curves: Sequence[OverTokens], equal: float) -> tuple[float, floa
     return low - margin, high + margin
 
 
-def _table(loss: str, compared: Sequence[Variant], comparison: Comparison) -> Table | None:
+def _table(loss: str, compared: Sequence[Variant], baseline: str) -> Table | None:
     """What each variant needs, one row each; None where nothing is known of this loss."""
     rows = []
     for variant in compared:
@@ -149,7 +163,7 @@ def _table(loss: str, compared: Sequence[Variant], comparison: Comparison) -> Ta
         return None
     header = ["Variant", "seeds that reach it", "tokens", "tokens, ratio", "interval", "FLOPs, ratio", "interval"]
     return Table(
-        f"To the final {OF_HELD_OUT[loss].title} of {clean(comparison.baseline)}, and ratios at equal loss",
+        f"To the final {OF_HELD_OUT[loss].title} of {clean(baseline)}, and ratios at equal loss",
         header,
         rows,
     )

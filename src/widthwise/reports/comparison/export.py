@@ -1,4 +1,4 @@
-"""The main table of a comparison as CSV and as LaTeX, with every text that comes from a user made harmless."""
+"""The main table of a comparison, sweep or family as CSV and as LaTeX; text that comes from a user is made harmless."""
 
 from collections.abc import Sequence
 
@@ -60,7 +60,7 @@ def _csv_row(variant: Variant, comparison: Compared, measured: Sequence[Quantity
             for part in ("mean", "low", "high"):
                 row[csv_cell(f"{column}_{part}")] = getattr(estimate, part) if estimate else None
     row |= {each.csv_column: each.value(variant) for each in QUANTITIES if isinstance(each, OfModel)}
-    baseline = comparison.baseline_variant
+    baseline = comparison.baseline_of(variant)
     ratios = {each.name: each.ratio(variant, baseline) if baseline else None for each in QUANTITIES if each.has_ratio}
     return row | {f"{name}_ratio": ratio for name, ratio in ratios.items()}
 
@@ -73,7 +73,7 @@ def latex_escape(text: str) -> str:
 def latex_text(comparison: Compared) -> str:
     r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
     columns = main_columns(comparison)
-    has_verdicts = comparison.baseline_variant is not None
+    has_verdicts = comparison.baseline_words is not None
     header = ["", *(capital(column.title) for column in columns), *(["Verdict"] if has_verdicts else [])]
     body = [line for variant in comparison.variants for line in _latex_lines(variant, comparison)]
     lines = [
@@ -98,16 +98,16 @@ def _caption(comparison: Compared) -> str:
     start = (
         f"{comparison.title}. Means over seeds {seeds}. Second lines: {percentage(comparison.confidence)} intervals of"
     )
-    name = comparison.baseline
+    name = comparison.baseline_words
     end = f" {SHARED_NOTE}." if any(variant.shares_machine for variant in comparison.variants) else ""
-    if comparison.baseline_variant is None:
+    if name is None:
         return f"{start} losses.{end}"
     return f"{start} losses and of paired differences to {name}; otherwise the ratio to {name}.{end}"
 
 
 def _latex_lines(variant: Variant, comparison: Compared) -> list[str]:
     row = cells(variant, comparison)
-    verdict = [shown_verdict(variant)] if comparison.baseline_variant else []
+    verdict = [shown_verdict(variant)] if comparison.baseline_words else []
     first = _latex_row([variant.name, *(cell.value for cell in row), *verdict])
     details = [ratio(cell.ratio) or cell.interval for cell in row]
     return [first, _latex_row(["", *details, *("" for _ in verdict)])] if any(details) else [first]

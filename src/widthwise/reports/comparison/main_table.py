@@ -1,4 +1,4 @@
-"""The main table of a comparison or sweep as text cells; page, LaTeX and terminal only lay them out."""
+"""The main table of a comparison, sweep or family as text cells; page, LaTeX and terminal only lay them out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from markupsafe import Markup
 from widthwise.config_io import UserError, nearest_hint
 from widthwise.records.comparison import Compared, Comparison, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
+from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITIES, QUANTITY
 from widthwise.records.quantity import Quantity
 from widthwise.records.sweep import Sweep
@@ -44,7 +45,7 @@ def has_intervals(comparison: Compared) -> bool:
     return any(each is not None and each.low is not None for each in every)
 
 
-ComparedT = TypeVar("ComparedT", Comparison, Sweep)
+ComparedT = TypeVar("ComparedT", Comparison, Sweep, Family)
 
 
 def with_columns(comparison: ComparedT, columns: Sequence[str] | None) -> ComparedT:
@@ -66,15 +67,15 @@ def main_columns(comparison: Compared) -> list[Quantity]:
 
 def _is_known(quantity: Quantity, comparison: Compared) -> bool:
     if quantity.is_judged:
-        return comparison.baseline_variant is not None
+        return comparison.baseline_words is not None
     return any(quantity.of_variant(variant) for variant in comparison.variants)
 
 
 def notes(comparison: Compared) -> list[str]:
     """The footnotes of the main table: one per column, one for the verdict, one for the ratios."""
-    words = {"confidence": percentage(comparison.confidence), "baseline": clean(comparison.baseline or "")}
+    words = {"confidence": percentage(comparison.confidence), "baseline": clean(comparison.baseline_words or "")}
     found = [column.note or f"{capital(column.title)}." for column in main_columns(comparison)]
-    if comparison.baseline_variant:
+    if comparison.baseline_words:
         found += [VERDICT_NOTE, RATIO_NOTE]
     if not has_intervals(comparison):
         found.append(NO_INTERVALS_NOTE)
@@ -88,7 +89,7 @@ def cells(variant: Variant, comparison: Compared) -> list[Cell]:
 
 def _cell(quantity: Quantity, variant: Variant, comparison: Compared) -> Cell:
     """A value with its interval, or with its ratio if it has one; the baseline has no ratio to itself."""
-    estimate, baseline = quantity.of_variant(variant), comparison.baseline_variant
+    estimate, baseline = quantity.of_variant(variant), comparison.baseline_of(variant)
     if estimate is None:
         return Cell(MISSING)
     if quantity.is_speed and variant.shares_machine:
@@ -97,7 +98,7 @@ def _cell(quantity: Quantity, variant: Variant, comparison: Compared) -> Cell:
         n_decimals = quantity.n_decimals
         ends = "" if n_decimals is None else interval(estimate, n_decimals, quantity.is_signed)
         return Cell(shown(estimate.mean, quantity), ends)
-    other = None if variant.name == comparison.baseline else baseline
+    other = None if baseline is None or baseline.name == variant.name else baseline
     return Cell(shown(estimate.mean, quantity), "", quantity.ratio(variant, other) if other else None)
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from widthwise.records.comparison import Compared, Variant
+from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
+from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import fixed, shorten, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.plots import label_axes
@@ -57,7 +58,7 @@ class Line:
     label: str = ""
 
 
-def shape_curves(compared: Compared, names: Collection[str]) -> ShapeCurves | None:
+def shape_curves(compared: Comparison | Sweep, names: Collection[str]) -> ShapeCurves | None:
     """names: the variants that have one budget. None where fewer than two of them lie on a line."""
     baseline = compared.baseline_variant
     zero = None if baseline is None else baseline.val_loss.mean

@@ -1,31 +1,41 @@
-"""The report of a family: one page."""
+"""The report of a family: `report.html`, `table.csv` and `table.tex`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from widthwise.records.comparison import Variant
 from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.records.run import Run
+from widthwise.reports.comparison import main_table
+from widthwise.reports.comparison.equal_loss import equal_loss_section
+from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.family.tables import control_table, member_table, sentences, size_table
 from widthwise.reports.page import plots
 from widthwise.reports.page.curves import against_flops, by_step, mean_over_seeds
-from widthwise.reports.page.formats import clean
+from widthwise.reports.page.formats import clean, percentage
 from widthwise.reports.page.html import FoldedRecipe, Panel, legend, panels, render, sequence, write_all
-from widthwise.reports.page.svg import Style, styles
+from widthwise.reports.page.svg import Style, styles, swatch
 from widthwise.reports.run.growth import growth_flops, growth_section
 from widthwise.reports.run.reading import read_run
 
 GROWN, ALONE = "grown", "alone"
 
 
-def write_family_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
-    """Reads `folder/family.json` and the runs it names, writes `report.html` into `out` (default: `folder`).
+def write_family_report(folder: Path, out: Path | None = None, columns: Sequence[str] | None = None) -> dict[str, Path]:
+    """Reads `folder/family.json` and the runs it names, writes the report into `out` (default: `folder`).
 
-    Returns {"html": ...}. Raises UserError where something is broken, before it writes anything.
+    columns: names of the quantities of the main table; None: the usual ones. Returns {"html": ..., "csv": ...,
+    "latex": ...}; of files of older versions only the page. Raises UserError where something is broken, before it
+    writes anything.
     """
     folder = Path(folder)
-    return write_all({"html": ("report.html", _page(folder, Family.read(folder)))}, Path(out or folder))
+    family = main_table.with_columns(Family.read(folder), columns)
+    contents = {"html": ("report.html", _page(folder, family))}
+    if family.variants:
+        contents |= {"csv": ("table.csv", csv_text(family)), "latex": ("table.tex", latex_text(family))}
+    return write_all(contents, Path(out or folder))
 
 
 def _page(folder: Path, family: Family) -> str:
@@ -39,6 +49,12 @@ def _page(folder: Path, family: Family) -> str:
         question=f"What {verb} {sequence([clean(name) for name in names])} cost and reach, grown from {source}?",
         answers=list(sentences(family)),
         size_table=size_table(family),
+        confidence=percentage(family.confidence),
+        has_intervals=main_table.has_intervals(family),
+        columns=main_table.main_columns(family),
+        rows=[main_table.main_row(each, family, swatch(_style(each, family, chosen))) for each in family.variants],
+        notes=main_table.notes(family),
+        equal_loss=equal_loss_section(family, styles([size.name for size in family.sizes])),
         member_table=member_table(family),
         control_table=control_table(family),
         legend=legend(chosen),
@@ -52,6 +68,11 @@ def _page(folder: Path, family: Family) -> str:
             for run in same
         ],
     )
+
+
+def _style(variant: Variant, family: Family, chosen: Mapping[str, Style]) -> Style:
+    """That of what was grown, or of what was trained alone."""
+    return chosen[ALONE if variant.verdict == "baseline" else GROWN]
 
 
 def _runs(folder: Path, family: Family) -> dict[str, dict[str, list[Run]]]:

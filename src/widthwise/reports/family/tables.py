@@ -84,6 +84,9 @@ def sentences(family: Family) -> Iterator[str]:
         f"Together {si(together)} training FLOPs, the shared {si(family.shared_flops)} counted once; runs of the same "
         f"models over as many tokens, each from the start, take {si(alone)}, {alone / together:.2f} times as many."
     )
+    if family.sentence:
+        yield from family.sentence.splitlines()
+        return
     for size in family.sizes:
         if family.alone is not None and size.difference is not None:
             told = NO_VERDICT if size.verdict == "no verdict" else size.verdict

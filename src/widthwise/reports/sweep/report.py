@@ -6,6 +6,7 @@ from pathlib import Path
 from widthwise.records.run import Run
 from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
 from widthwise.reports.comparison import main_table
+from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.shape_curves import shape_curves
 from widthwise.reports.page import plots, tables
@@ -64,6 +65,7 @@ def _page(sweep: Sweep, runs: Runs) -> str:
         shape_curves=shape_curves(sweep, _of_one_budget(sweep)),
         shapes=panels({f"Loss over {flops_label}": shape}),
         legend=legend({name or "all points": style for name, style in chosen.items()}),
+        equal_loss=equal_loss_section(sweep, _compared_styles(sweep, chosen)),
         open_table=_open_table(sweep),
         curves=panels({"Held-out loss by step": _curve_figure(sweep, runs, chosen)}),
         axis_table=_axis_table(sweep),
@@ -86,6 +88,14 @@ def _of_one_budget(sweep: Sweep) -> list[str]:
 def _style(point: FinishedPoint, sweep: Sweep, chosen: Mapping[str, Style]) -> Style:
     """The style of a point is that of its group; the baseline has its own."""
     return BASELINE_STYLE if point.name == sweep.baseline else chosen[point.group or ""]
+
+
+def _compared_styles(sweep: Sweep, chosen: Mapping[str, Style]) -> dict[str, Style]:
+    """The styles of what is drawn beside its baseline: all sizes of a ladder, otherwise the best point of a group."""
+    if sweep.baseline_group is not None:
+        return styles([point.name for point in sweep.variants if point.group != sweep.baseline_group])
+    best = {point.group or "": point for point in reversed(sweep.variants) if point.name != sweep.baseline}
+    return {point.name: chosen[group] for group, point in best.items()}
 
 
 def _question(sweep: Sweep) -> str:
