@@ -10,12 +10,13 @@ import torch
 from measured import kept_bytes
 from model_cases import config, decoder, random_tokens, variant
 from ranks import said_by_script
+from sharded_ranks import LiveMemory
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
 from widthwise.data.boundaries import AS_ONE_DOCUMENT, UNTOLD, Boundaries
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import blueprint
+from widthwise.model.decoder import blueprint, build
 from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.optimizer import AdamWConfig, MuonConfig, Optimizer
 from widthwise.recipe.optimizers import state_shapes
@@ -23,6 +24,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.records.dry_run import RankMemory
 from widthwise.runs.layout import Layout
 from widthwise.runs.rank_memory import ShardedModel
+from widthwise.training.entry_rates import EntryRates
 
 N_RANKS = 3
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
@@ -142,6 +144,29 @@ def test_the_optimizer_keeps_what_was_said(optimizer: str) -> None:
     sharded = sharded_model(recipe.explicit_model, recipe.optimizer)
     memory = sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
     assert memory.optimizer_bytes == 4 * n_numbers
+
+
+def test_entries_that_learn_apart_take_what_was_said() -> None:
+    """Weights before the update, and a mark of each entry, beside what the update takes in any case."""
+    wider = "growth=[{at_step: 3, freeze_steps: 2, model: {shape: {kind: explicit, widths: [24, 16, 24]}}}]"
+    recipe = tiny_recipe("seq_len=3", "train.micro_batch_size=1", "model.n_layers=3", wider)
+    growth = recipe.phases[-1].growth
+    assert growth is not None
+    model = build(recipe.final_model, seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    rates, peaks = EntryRates(model, growth.pace, growth.plan), []
+    for step in (4, 5):
+        with LiveMemory() as live, rates.applied(step):
+            for parameter in model.parameters():
+                live.see(parameter)
+            optimizer.step()
+        peaks.append(live.peak_bytes)
+    said = ShardedModel.of(recipe, "cpu").memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
+    assert said.moment == "update"
+    assert max(peaks) == pytest.approx(said.total_bytes, rel=0.05)
+    assert peaks[-1] == pytest.approx(said.total_bytes, rel=0.01)
 
 
 def memory_of(model: ModelConfig, precision: str) -> RankMemory:

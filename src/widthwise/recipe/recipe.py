@@ -92,6 +92,12 @@ class Recipe(Config):
                 factors = grown_factors(each.growth.plan, factors)
         return self.optimizer.with_factors(factors)
 
+    def learns_apart(self, phase: Phase) -> bool:
+        """Whether the new and the old entries of a phase's model learn at rates of their own in some of its steps."""
+        if phase.growth is None:
+            return self.rewarmup is not None and self.rewarmup.grown_from is not None
+        return phase.growth.pace.end_apart > phase.start
+
     def resolved(self) -> "Recipe":
         """The same run with the explicit layers of every model."""
         growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)

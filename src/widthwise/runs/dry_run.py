@@ -4,9 +4,7 @@ from collections.abc import Sequence
 
 from widthwise.computing import ActivationCheckpointing
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import blueprint
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.sharded_units import sharded_units
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.dry_run import Deployment, DryRun, StepTraffic, Times, UnitSize
@@ -26,13 +24,13 @@ def dry_run(recipe: Recipe, n_devices: Sequence[int], machines: Machines | None 
     """
     recipe.check()
     layouts = [Layout.of(recipe.train, n) for n in n_devices]
-    model = blueprint(recipe.final_model)
-    units = sharded_units(model)
-    predictor = _Predictor(recipe, ShardedModel(model, units, recipe.optimizer, packing=recipe.data), machines)
+    model = ShardedModel.of(recipe)
+    predictor = _Predictor(recipe, model, machines)
     return DryRun(
-        params=sum(unit.n_params for unit in units),
+        params=model.n_params,
         units=[
-            UnitSize(name=unit.name, params=unit.n_params, gathered_bytes=FP32_BYTES * unit.n_params) for unit in units
+            UnitSize(name=unit.name, params=unit.n_params, gathered_bytes=FP32_BYTES * unit.n_params)
+            for unit in model.units
         ],
         assumptions=SHARDING if machines is None else f"{machines}; {SHARDING}",
         device=None if machines is None else machines.name,

@@ -9,10 +9,9 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.data.shards import token_dtype
 from widthwise.model.axes import Linear
 from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.parts import part_of
 from widthwise.model.recompute import RECOMPUTE
-from widthwise.model.sharded_units import block_entries, sharded_units
+from widthwise.model.sharded_units import block_entries
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.cost import PARTS
@@ -75,10 +74,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._rate = self.device.rate(self.mfu)
-        self._model = blueprint(self.recipe.final_model)
-        self._sharded = ShardedModel(
-            self._model, sharded_units(self._model), self.recipe.optimizer, packing=self.recipe.data
-        )
+        self._sharded = ShardedModel.of(self.recipe)
         self._layout = Layout.of(self.recipe.train, self.n_devices)
         self._memory_of_pass: dict[tuple[ActivationCheckpointing, int], RankMemory] = {}
 
@@ -153,7 +149,7 @@ class Planner:
     def _parts(self, config: ModelConfig) -> Iterator[PartMemory]:
         train, n_shards = self.recipe.train, self._layout.n_shards
         is_bf16, whole = train.precision == "bf16", self._layout.n_passes > 1
-        counted = _entries_by_part(self._model, self._sharded, n_shards)
+        counted = _entries_by_part(self._sharded, n_shards)
         kept = RECOMPUTE[train.activation_checkpointing].kept_by_part(config)
         size, n_tokens = BF16_BYTES if is_bf16 else FP32_BYTES, self._layout.micro_batch_size * self.recipe.seq_len
         for part in (*PARTS, None):
@@ -171,9 +167,10 @@ class Planner:
                 )
 
 
-def _entries_by_part(model: Decoder, sharded: ShardedModel, n_shards: int) -> tuple[Counter[str | None], ...]:
+def _entries_by_part(sharded: ShardedModel, n_shards: int) -> tuple[Counter[str | None], ...]:
     """By part: all parameters; those of a device; its optimizer's numbers; the matrices that bf16 copies."""
     params, held, state, cast = (Counter[str | None]() for _ in range(4))
+    model = sharded.model
     matrices = {module.weight for module in model.modules() if isinstance(module, Linear)} - {model.head.weight}
     for name, parameter in model.named_parameters():
         part, own = part_of(name), block_entries(parameter.shape, n_shards)

@@ -12,6 +12,7 @@ of activations, layer by layer; in the update all gradients are. The moment with
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Self
 
 from torch import nn
 
@@ -53,25 +54,33 @@ class ShardedModel:
         optimizer: Optimizer,
         device_type: str = "cuda",
         packing: PackingConfig = AS_ONE_DOCUMENT,
+        learns_apart: bool = False,
     ):
         """units: of the model, the root last. device_type: cuda or cpu; the loss works in smaller chunks on a CPU.
-        packing: how rows are read, as the data section of a recipe says.
+        packing: how rows are read, as the data section of a recipe says. learns_apart: whether new and old entries of a
+        growth learn at rates of their own; see `training.entry_rates`.
         """
-        self._model, self._units, self._root = model, units, units[-1]
-        self._packing = packing
+        self.model, self.units, self._root = model, units, units[-1]
+        self._packing, self._learns_apart = packing, learns_apart
         self._rows_per_chunk = rows_per_chunk(device_type, model.head.weight.shape[0])
         self._hidden_matrices = optimizer.hidden_matrices(model)
         matrices = {module.weight for module in model.modules() if isinstance(module, Linear)}
         cast = matrices - {model.head.weight}
         self._n_cast = [sum(each.numel() for each in cast.intersection(unit.parameters)) for unit in units]
 
+    @classmethod
+    def of(cls, recipe: Recipe, device_type: str = "cuda") -> Self:
+        """The model with which the run of a recipe ends; the largest, if it grows."""
+        model, last = blueprint(recipe.final_model), recipe.phases[-1]
+        return cls(model, sharded_units(model), recipe.optimizer, device_type, recipe.data, recipe.learns_apart(last))
+
     @property
     def n_params(self) -> int:
-        return sum(unit.n_params for unit in self._units)
+        return sum(unit.n_params for unit in self.units)
 
     def block_entries(self, n_shards: int) -> int:
         """Entries that each process holds, padding included."""
-        return sum(unit.block_entries(n_shards) for unit in self._units)
+        return sum(unit.block_entries(n_shards) for unit in self.units)
 
     def memory(self, train: TrainConfig, seq_len: int, layout: Layout) -> RankMemory:
         """Bytes of the process that holds the most, at the moment of a step with the most."""
@@ -83,6 +92,7 @@ class ShardedModel:
         packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, BF16_BYTES if is_bf16 else FP32_BYTES)
         n_held = self.block_entries(n_shards)
         n_without = sum(block_entries(matrix.shape, n_shards) for matrix in self._hidden_matrices)
+        mark_bytes = n_held if self._learns_apart else 0
 
         def moment(name: str, n_gradients: int, n_cast: int, kept: Cost, buffer_bytes: int) -> RankMemory:
             return RankMemory(
@@ -93,27 +103,27 @@ class ShardedModel:
                 root_bytes=0 if layout.is_alone else FP32_BYTES * self._root.gathered_entries(n_shards),
                 cast_weight_bytes=BF16_BYTES * n_cast if is_bf16 else 0,
                 activation_bytes=round(n_tokens * kept.activation_bytes(BF16_BYTES if is_bf16 else FP32_BYTES)),
-                buffer_bytes=buffer_bytes,
+                buffer_bytes=buffer_bytes + mark_bytes,
             )
 
         gathered = 0 if layout.is_alone else self._layer_bytes(n_shards)
-        all_kept = RECOMPUTE[train.activation_checkpointing].kept(self._model.config)
+        all_kept = RECOMPUTE[train.activation_checkpointing].kept(self.model.config)
         yield moment(
             "loss", 0, sum(self._n_cast), all_kept, max(self._loss_bytes(n_tokens, is_bf16), gathered) + packing_bytes
         )
-        head = self._model.head.weight.numel()
+        head = self.model.head.weight.numel()
         n_done = head if layout.is_alone else 0  # sharded, the root's gradients count as buffers until the end
         for i, each in reversed(list(enumerate(self._backward(train.activation_checkpointing)))):
-            n_done += self._units[i].block_entries(n_shards)
+            n_done += self.units[i].block_entries(n_shards)
             yield moment(
                 each.name, n_done, sum(self._n_cast[: i + 1]), each.kept + each.at_work, gathered + packing_bytes
             )
-        tied = FP32_BYTES * head if self._model.config.tie_embeddings else 0  # its two gradients, before they are added
-        yield moment("update", n_held, 0, Cost(), max(tied, gathered))
+        tied = FP32_BYTES * head if self.model.config.tie_embeddings else 0  # its two gradients, before they are added
+        yield moment("update", n_held, 0, Cost(), max(tied, gathered, self._bytes_of_moving_apart(n_shards)))
 
     def _backward(self, kind: ActivationCheckpointing) -> list[_Backward]:
         """One for every layer and further head, in the order of the forward pass."""
-        config, recompute = self._model.config, RECOMPUTE[kind]
+        config, recompute = self.model.config, RECOMPUTE[kind]
         sublayers = [(costs["attention"], costs["ffn"]) for costs in config.layer_costs()]
         if config.mtp is not None:
             costs = config.mtp.layer.costs(config.residual, config.d_model)
@@ -123,7 +133,7 @@ class ShardedModel:
         return [
             _Backward(unit.name, before, again + activations_of(max(sublayer, key=Cost.activation_bytes)))
             for unit, before, again, sublayer in zip(
-                self._units, kept, recompute.made_again(config), sublayers, strict=False
+                self.units, kept, recompute.made_again(config), sublayers, strict=False
             )
         ]
 
@@ -166,34 +176,40 @@ class ShardedModel:
         added. In bf16 the head's matrix is copied. When the backward pass begins, the chunks are gone and one gradient
         of the matrix is there twice.
         """
-        n_vocab, n_weights = self._model.head.weight.shape[0], self._model.head.weight.numel()
+        n_vocab, n_weights = self.model.head.weight.shape[0], self.model.head.weight.numel()
         copy_bytes = BF16_BYTES if is_bf16 else 0
         n_rows = self._rows_per_chunk
         n_logits = min(n_rows, n_tokens) * n_vocab
         chunk = (2 * FP32_BYTES + copy_bytes) * n_logits
         next_chunk = (FP32_BYTES + copy_bytes) * n_logits if n_rows < n_tokens else 0
         chunks = copy_bytes * n_weights + chunk + max(next_chunk, (copy_bytes or FP32_BYTES) * n_weights)
-        gradients = (1 + len(self._model.depths)) * FP32_BYTES * n_weights
+        gradients = (1 + len(self.model.depths)) * FP32_BYTES * n_weights
         return gradients + max(chunks, FP32_BYTES * n_weights)
 
     def _packing_bytes(self, n_rows: int, seq_len: int, bytes_per_element: int) -> int:
         """The mask that keeps documents apart, and rotary tables for every row where otherwise all share one."""
-        config = self._model.config
+        config = self.model.config
         layers = config.layers if config.mtp is None else (*config.layers, config.mtp.layer)
         ropes = {layer.attention.rope for layer in layers}
         n_factors = sum(2 * rope.head_dim for rope in ropes if rope is not None)
         mask_bytes = bytes_per_element * n_rows * seq_len**2 if self._packing.mask_documents else 0
         return mask_bytes + (FP32_BYTES * n_rows * seq_len * n_factors if self._packing.reset_positions else 0)
 
+    def _bytes_of_moving_apart(self, n_shards: int) -> int:
+        """The weights before the update; and of a tensor at work the part that each entry moves, and where to."""
+        if not self._learns_apart:
+            return 0
+        largest = max(block_entries(each.shape, n_shards) for each in self.model.parameters())
+        return FP32_BYTES * (self.block_entries(n_shards) + 2 * largest)
+
     def _layer_bytes(self, n_shards: int) -> int:
         """In the backward pass: two layers gathered, the gradients of one and their copy on the way, and the root's."""
-        gathered = [unit.gathered_entries(n_shards) for unit in self._units[:-1]]
+        gathered = [unit.gathered_entries(n_shards) for unit in self.units[:-1]]
         neighbours = max(map(sum, pairwise([0, *gathered])))
         return FP32_BYTES * (neighbours + 2 * max(gathered) + self._root.n_params)
 
 
 def memory_on_cpu(recipe: Recipe) -> RankMemory:
     """What the last model of a recipe takes in one process on a CPU, besides the libraries."""
-    model = blueprint(recipe.final_model)
-    sharded = ShardedModel(model, sharded_units(model), recipe.optimizer, device_type="cpu", packing=recipe.data)
+    sharded = ShardedModel.of(recipe, "cpu")
     return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, 1))
