@@ -82,23 +82,26 @@ def test_the_losses_of_further_heads_stand_in_every_table(comparison: Path) -> N
 
 
 def test_columns_are_those_that_are_asked_for_in_that_order(comparison: Path, tmp_path: Path) -> None:
-    asked = ["layer_params", "difference", "steps"]
+    asked = ["layer_params", "difference", "virtual_width"]
     page, _, table = write_report(comparison, tmp_path, columns=asked)
     latex = table.read_text()
-    assert r" & Parameters, layers without norms & Difference & Steps & Verdict \\" in latex
+    assert r" & Parameters, layers without norms & Difference & Virtual width, times d\_model & Verdict \\" in latex
     data = json.loads((comparison / "comparison.json").read_text())
     params = data["variants"][1]["cost"]["params"]
     layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
-    assert f"x & {layer_params} & $-$0.0123 & -- & better" in latex
+    assert f"x & {layer_params} & $-$0.0123 & 1.88 & better" in latex
     header = re.search("<thead>.*?</thead>", page.read_text(), re.DOTALL)
     assert header
     titles = re.findall(r">([^<>\n]+)<(?:sup|/th)", header[0])
-    assert titles == ["Variant", "Parameters, layers without norms", "Difference", "Verdict", "Steps"]
+    columns = ["Parameters, layers without norms", "Difference", "Verdict", "Virtual width, times d_model"]
+    assert titles == ["Variant", *columns]
 
 
 def test_columns_that_there_are_not_are_refused(comparison: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--columns: got 'val_los'; did you mean 'val_loss'"):
         write_report(comparison, tmp_path, columns=["params", "val_los"])
+    with pytest.raises(UserError, match=r"--columns: got 'steps', which no variant has; those known are .*kv_bytes, "):
+        write_report(comparison, tmp_path, columns=["params", "steps"])
     with pytest.raises(UserError, match=r"--columns: goes with one folder that has comparison\.json or sweep\.json"):
         write_report(comparison / "runs" / "variant0-seed1", tmp_path, columns=["params"])
     assert not list(tmp_path.iterdir())

@@ -49,12 +49,19 @@ ComparedT = TypeVar("ComparedT", Comparison, Sweep, Family)
 
 
 def with_columns(comparison: ComparedT, columns: Sequence[str] | None) -> ComparedT:
-    """With these quantities in the main table; None: as it is. Raises UserError for a name that is none."""
+    """With these quantities in the main table; None: as it is.
+
+    Raises UserError for a name that is none, and for a quantity that no variant has.
+    """
     if columns is None:
         return comparison
     for name in columns:
         if name not in QUANTITY:
             raise UserError(f"--columns: got {name!r}; {nearest_hint(name, QUANTITY)}")
+    had = {each.name for each in QUANTITIES for variant in comparison.variants if each.value(variant) is not None}
+    for name in columns:
+        if name not in had:
+            raise UserError(f"--columns: got {name!r}, which no variant has; those known are {', '.join(sorted(had))}")
     return comparison.with_changes(columns=list(columns))
 
 
