@@ -13,6 +13,7 @@ from widthwise.merging import merge
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder, build
+from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.hourglass_module import Hourglass
 from widthwise.model.ffn.mlp_module import ACTIVATIONS, MLP
@@ -48,6 +49,12 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "moe": {"ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "d_expert": 3, "n_shared_experts": 2}},
     "dynamic": {"ffn": {"kind": "dynamic", "d_ff": 11, "min_fraction": 0.1, "start": 0.5, "execution": "sliced"}},
+    "dynamic_hourglass": {
+        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "min_fraction": 0.1, "start": 0.8},
+    },
+    "soft_dynamic_hourglass": {
+        "ffn": {"kind": "dynamic_hourglass", "n_blocks": 3, "d_hidden": 5, "norm": "shared", "mask": {"kind": "soft"}},
+    },
     "virtual": {"residual": {**SLOTS, "n_slots": 6}},
     "virtual_padded": {"residual": {**SLOTS, "n_slots": 6, "embedding": "pad"}},
 }
@@ -184,10 +191,10 @@ def gated(ffn: Any, x: Tensor) -> Tensor:
 def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     """The activations of every block of a feed-forward that reads x, each (B, T, d_ff)."""
     if isinstance(ffn, Hourglass):
-        found, h = [], x
-        for block in ffn.blocks:
-            found.append(gated(block, block.norm.before(h)))
-            update = block(h, context)[0]
+        found, h = [], ffn.norm(x)
+        for block, mask in zip(ffn.blocks, literal_block_masks(ffn, x, context)):
+            found.append(gated(block, block.norm.before(h)) * mask)
+            update = block(h, context)[0] * mask
             h = torch.cat((h[..., : update.shape[-1]] + update, h[..., update.shape[-1] :]), dim=-1)
         return found
     stream, x = x, ffn.norm.before(x)
@@ -205,11 +212,26 @@ def literal_activations(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
 
 def literal_block_sums(ffn: Any, x: Tensor, context: Any) -> list[Tensor]:
     """What each block but the last of an hourglass and the blocks before it add to the stream x, (B, T, d_model)."""
-    found, h = [], x
-    for block in ffn.blocks[:-1] if isinstance(ffn, Hourglass) else []:
-        h = h + block(h, context)[0]
-        found.append(h - x)
+    if not isinstance(ffn, Hourglass):
+        return []
+    entered = ffn.norm(x)
+    found, h = [], entered
+    for block, mask in zip(ffn.blocks[:-1], literal_block_masks(ffn, x, context)):
+        h = h + block(h, context)[0] * mask
+        found.append(h - entered)
     return found
+
+
+def literal_block_masks(ffn: Hourglass, x: Tensor, context: Any) -> list[Tensor]:
+    """For every block (B, T, 1), or ones: how much of its update tokens take."""
+    if not isinstance(ffn, DynamicHourglass):
+        return [torch.ones(1)] * len(ffn.blocks)
+    config, read = ffn.config, ffn.blocks[0].norm.before(ffn.norm(x))
+    level = torch.sigmoid(ffn.score(ffn.score.source(read, x, context)) + ffn.bias())
+    width = config.n_blocks * (config.min_fraction + (1 - config.min_fraction) * level)[..., None]
+    if config.mask.kind == "soft":
+        return [torch.sigmoid(width - (k + 0.5)) for k in range(config.n_blocks)]  # of temperature 1
+    return [(width > k + 0.5).to(x.dtype) for k in range(config.n_blocks)]
 
 
 def _routed(ffn: MoE, x: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from widthwise.analysis.watching import watched_layers
 from widthwise.kernels.swiglu.reference import swiglu
 from widthwise.model.axes import Linear
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.dynamic_hourglass_module import DynamicHourglass
 from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.ffn.moe_module import MoE
+from widthwise.model.ffn.width_choice_module import WidthChoosing
 from widthwise.model.layer_module import DecoderLayer
 from widthwise.model.residual.interface import Stream
 from widthwise.model.residual.over_width_module import PadEntry
@@ -74,7 +75,7 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
     """Calls see(block, activations (n, d_ff)) in a pass of the feed-forward; in a second one, blocks would count on.
 
     A block is a call of a matrix named w_down, or the routed experts of a mixture, which `see` is given in pieces. A
-    dynamic-width feed-forward computes all its units meanwhile, and masks them.
+    feed-forward that chooses its width computes all its units meanwhile, and masks them.
     """
     n_blocks = itertools.count()
 
@@ -87,11 +88,13 @@ def watched_units(ffn: FeedForward, see: Callable[[int, Tensor], None]) -> Itera
             see(block, activations)
 
     with ExitStack() as stack:
+        if isinstance(ffn, DynamicHourglass):
+            see = stack.enter_context(_times_masks(ffn, see))
         for name, module in ffn.named_modules():
             if isinstance(module, MoE):
                 stack.enter_context(module.w_router.register_forward_hook(partial(see_router, module)))
-            elif isinstance(module, DynamicWidth):
-                stack.enter_context(_masked(module))
+            elif isinstance(module, WidthChoosing):
+                stack.enter_context(module.unskipped())
             elif name.rpartition(".")[2] == DOWN and isinstance(module, Linear):
                 stack.enter_context(module.register_forward_pre_hook(see_down))
         yield
@@ -116,11 +119,15 @@ def expert_activations(moe: MoE, x: Tensor, logits: Tensor) -> Iterator[Tensor]:
 
 
 @contextmanager
-def _masked(ffn: DynamicWidth) -> Iterator[None]:
-    """A feed-forward that leaves no unit out, so that its activations are there to be seen."""
-    config = ffn.config
-    ffn.config = config.model_copy(update={"execution": "masked"})
-    try:
-        yield
-    finally:
-        ffn.config = config
+def _times_masks(ffn: DynamicHourglass, see: Callable[[int, Tensor], None]) -> Iterator[Callable[[int, Tensor], None]]:
+    """A `see` for all units of the blocks, which calls `see` with those 0 that a token leaves out."""
+    units: list[tuple[int, Tensor]] = []
+
+    def leave(module: Any, args: Any, output: Any) -> None:
+        masks = ffn.block_masks(output[1]["width_fraction"], args[1].progress).flatten(0, 1)
+        for block, activations in units:
+            see(block, activations * masks[:, block, None])
+        units.clear()
+
+    with ffn.register_forward_hook(leave):
+        yield lambda block, activations: units.append((block, activations))

@@ -49,6 +49,9 @@ def inspect(
         return
     say_tables(layer_table(summary), cost_table(summary))
     console = table_console()
+    if "chosen_flops" in summary:
+        at = ", ".join(f"{name} {flops:,.0f}" for name, flops in summary["chosen_flops"].items())
+        console.print(f"forward FLOPs per token at the widths that tokens can choose: {at}")
     for phase in summary.get("growth", ()):
         size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
         console.print(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 
-def dynamic_modules(model: Decoder) -> dict[int, DynamicWidth]:
+def dynamic_modules(model: Decoder) -> dict[int, WidthChoosing]:
     """Position among all layers, from 0 -> the feed-forward."""
     modules = {index: layer.ffn for index, layer in enumerate(model.layers)}
-    return {index: module for index, module in modules.items() if isinstance(module, DynamicWidth)}
+    return {index: module for index, module in modules.items() if isinstance(module, WidthChoosing)}
 
 
 def width_fractions(choices: Sequence[Choices]) -> list[Tensor]:

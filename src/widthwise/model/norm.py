@@ -54,6 +54,11 @@ class NormConfig(Config):
     def _form(self) -> NormForm:
         return NORMS[self.kind] if self.stat_width is None else RMS_OF_A_PART
 
+    @property
+    def keeps_output(self) -> bool:
+        """Whether autograd keeps the output even where nothing reads it."""
+        return self._form.keeps_output
+
     def cost(self, width: int, n_vectors: int = 1, is_read: bool = True) -> Cost:
         """Normalising n_vectors of each token, with the reciprocal root mean squares kept for the backward pass.
 
@@ -83,6 +88,11 @@ class Before:
         """The norm, and its output, which the sublayer keeps for the backward pass."""
         return config.cost(d_read)
 
+    @staticmethod
+    def keeps_update(config: NormConfig) -> bool:
+        """Whether autograd keeps what joins the stream for the norm's own sake."""
+        return False
+
 
 class After:
     """norm(f(x)): the norm acts on the update before it joins the stream. Source: OLMo 2, arXiv:2501.00656."""
@@ -97,6 +107,11 @@ class After:
         """The norm, and the stream in the type of the matrix products, which the sublayer keeps as its input."""
         return config.cost(d_write, is_read=False) + Cost(activation_elements=d_read)
 
+    @staticmethod
+    def keeps_update(config: NormConfig) -> bool:
+        """The update is the norm's output."""
+        return config.keeps_output
+
 
 class Nowhere:
     """f(x), a sublayer without a norm."""
@@ -110,6 +125,11 @@ class Nowhere:
     def cost(config: NormConfig, d_read: int, d_write: int) -> Cost:
         """The stream in the type of the matrix products, which the sublayer keeps as its input."""
         return Cost(activation_elements=d_read)
+
+    @staticmethod
+    def keeps_update(config: NormConfig) -> bool:
+        """Never: nothing is normalised."""
+        return False
 
 
 Placement = Literal["pre", "reordered"]
@@ -126,6 +146,11 @@ class NormSite:
     def cost(self, d_read: int, d_write: int) -> Cost:
         """The cost of the norm of a sublayer that reads d_read coordinates and writes d_write."""
         return PLACEMENTS[self.placement].cost(self.config, d_read, d_write)
+
+    @property
+    def keeps_update(self) -> bool:
+        """Whether autograd keeps what the sublayer adds to the stream, which nothing reads otherwise."""
+        return PLACEMENTS[self.placement].keeps_update(self.config)
 
     def moved(self, placement: str, d_read: int, d_write: int, d_part: int) -> "NormSite":
         """The site of a part of that sublayer that writes d_part coordinates and has its norm at `placement`.

@@ -70,6 +70,6 @@ class NestedConfig(Config):
         layers = dynamic_layers(model)
         if not layers or forced_fractions(layers, self.n_widths)[0] == 1:
             raise UserError(
-                "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' with "
-                "min_fraction below 1 does"
+                "train.nested: no layer of the model has more than one width; only ffn.kind 'dynamic' and "
+                "'dynamic_hourglass' with min_fraction below 1 do"
             )

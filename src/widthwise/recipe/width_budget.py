@@ -36,8 +36,8 @@ class _Budget(Config, ABC):
         """Raises UserError where the model has no width to choose, or none that this could ask for."""
         if all(layer.narrowest == 1 for layer in dynamic_layers(model)):
             raise UserError(
-                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' do, with a "
-                "mask and min_fraction below 1"
+                "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' and "
+                "'dynamic_hourglass' do, with a mask and min_fraction below 1"
             )
 
     @abstractmethod
@@ -60,7 +60,9 @@ class PenaltyBudget(_Budget):
         return self.weight * mean
 
 
-class _TargetedBudget(_Budget):
+class TargetedBudget(_Budget):
+    """One that names the mean it brings widths down to."""
+
     target: float = Field(gt=0, le=1)
     """The mean fraction to come down to."""
     scope: Literal["model", "layer"] = "model"
@@ -87,7 +89,7 @@ class _TargetedBudget(_Budget):
             )
 
 
-class QuadraticBudget(_TargetedBudget):
+class QuadraticBudget(TargetedBudget):
     """weight * max(0, mean - target)^2: costs nothing below the target, and holds the mean near it, not at it.
 
     With several micro-batches a step, each has a mean of its own.
@@ -101,7 +103,7 @@ class QuadraticBudget(_TargetedBudget):
         return self.weight * (mean - self.target).clamp(min=0).square()
 
 
-class LagrangianBudget(_TargetedBudget):
+class LagrangianBudget(TargetedBudget):
     """price * (mean - target), where every step moves the price by rate * (mean - target), but not below 0.
 
     The price settles where the mean meets the target; it is then what a unit more would be worth to the loss. Alone it

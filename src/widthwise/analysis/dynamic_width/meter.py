@@ -13,8 +13,8 @@ from widthwise.model.compiling import is_compiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
-from widthwise.model.ffn.dynamic_module import DynamicWidth
 from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 N_BINS = 32
 NEAR = 0.01
@@ -64,8 +64,8 @@ class WidthMeter:
 class _LayerMeter:
     """Sums over the tokens of one layer."""
 
-    def __init__(self, layer: DynamicLayer, ffn: DynamicWidth, progress: Tensor, is_compiled: bool):
-        self.layer, self._ffn, self._d_ff = layer, ffn, layer.config.d_ff
+    def __init__(self, layer: DynamicLayer, ffn: WidthChoosing, progress: Tensor, is_compiled: bool):
+        self.layer, self._ffn, self._d_ff = layer, ffn, layer.d_ff
         self._progress, self._is_compiled = progress, is_compiled
         self.fractions = Moments()
         self._low, self._high = math.inf, -math.inf

@@ -12,15 +12,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import pydantic
-from pydantic import Field
 
-from widthwise.config_io import Config, mistakes_at, options_of
-from widthwise.model.agreement import must_stay
-from widthwise.model.cost import Cost, vector
+from widthwise.config_io import options_of
+from widthwise.model.cost import Cost
 from widthwise.model.ffn.interface import Blocks, FFNConfig, HiddenWidthTemplate, register_ffn
 from widthwise.model.ffn.swiglu import SwiGLUConfig, swiglu_cost
-from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
-from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig
+from widthwise.model.ffn.width_choice import WidthChoice, WidthChoosingConfig
 from widthwise.model.norm import NormSite
 from widthwise.sizes import Width
 
@@ -28,37 +25,13 @@ if TYPE_CHECKING:
     from widthwise.model.ffn.dynamic_module import DynamicWidth
 
 
-class WidthChoice(Config):
-    """How a token's width is chosen: the options that do not depend on the width of the layer.
-
-    level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
-    """
-
-    score: AnyWidthScore = LinearScoreConfig()
-    mask: AnyWidthMask = StraightThroughMaskConfig()
-    min_fraction: float = Field(default=1 / 3, ge=0, le=1)
-    """The smallest width of a token, as a fraction of the width that uses all units."""
-    start: float = Field(default=0.9, gt=0, lt=1)
-    """The level of all tokens at the start of training. High, because units that no token uses do not learn."""
-    execution: Literal["auto", "masked", "sliced"] = "auto"
-    """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
-    faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
-    training `hard`, `nested` and `linear_ramp`. Otherwise, and in compiled code, the layer is masked."""
-
-    def choice_cost(self, d_model: float) -> Cost:
-        """Cost of score, bias and mask; the width is kept for the backward pass."""
-        if not self.mask.has_width:
-            return Cost()
-        return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
-
-
-class DynamicConfig(WidthChoice, FFNConfig):
+class DynamicConfig(WidthChoosingConfig):
     """The feed-forward down(mask * silu(gate(x)) * up(x)), with a mask for each token."""
 
     kept = ("min_fraction", "score")
     hidden_axes: ClassVar = {"d_ff": "d_ff"}
     units_are_ordered = True
-    active_at_start = ("score", "bias", "mask")
+    counted_by = "d_ff"
     kind: Literal["dynamic"] = "dynamic"
     d_ff: Width
     """Hidden units."""
@@ -70,8 +43,6 @@ class DynamicConfig(WidthChoice, FFNConfig):
         if any(before >= after for before, after in pairwise(self.sizes)):
             got = f"grown_from: got {list(self.grown_from)}"
             raise ValueError(f"{got}; must be sizes that increase, the last below d_ff = {self.d_ff}")
-        if self.mask != self.mask.at_width(self.full_width):
-            raise ValueError("mask.temperature: is required where d_ff is given for one layer; d_ff / 32 is usual")
         return self
 
     @property
@@ -92,17 +63,11 @@ class DynamicConfig(WidthChoice, FFNConfig):
     def hidden_widths(self) -> tuple[int, ...]:
         return (self.d_ff,)
 
-    @property
-    def vocab_size(self) -> int | None:
-        return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
-
     def cost(self, d_model: int, d_out: int) -> Cost:
         """Cost of the masked form, where every token computes all units; see `flops_of_units` for the sliced form."""
         return swiglu_cost(d_model, self.d_ff, d_out) + self.choice_cost(d_model)
 
-    @staticmethod
-    def flops_of_units(n_units: float, d_model: int, d_out: int) -> float:
-        """Forward FLOPs of a token that computes n_units, without its score."""
+    def flops_of_units(self, n_units: float, d_model: int, d_out: int) -> float:
         return swiglu_cost(d_model, n_units, d_out).flops
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "DynamicWidth":
@@ -116,41 +81,16 @@ class DynamicConfig(WidthChoice, FFNConfig):
         A SwiGLU becomes a layer in which every token starts with all units.
         """
         if isinstance(old, SwiGLUConfig):
-            return self._started_whole()
+            if self.grown_from:
+                raise ValueError(f"grown_from: got {list(self.grown_from)}; a swiglu has units of one growth only")
+            return self.started_whole(old)
         super().with_constants_of(old, reads_more)
         assert isinstance(old, DynamicConfig)
-        with mistakes_at("mask"):
-            must_stay(("kind",), old.mask, self.mask)
-        if reads_more and old.score.is_stream_mean:
-            raise ValueError(
-                f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
-                "linear or mlp"
-            )
+        self.check_choice(old, reads_more)
         if self.d_ff < old.d_ff:
             raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
-
-    def _started_whole(self) -> "DynamicConfig":
-        """This config with a `start` so high that the mask is exactly 1 for every unit and every token.
-
-        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level can
-        achieve that.
-        """
-        if not self.mask.is_exact:
-            raise ValueError(
-                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width, or draws widths; a "
-                "swiglu becomes a dynamic feed-forward with ste, hard or none"
-            )
-        if self.mask.has_width and not self.score.starts_at_zero:
-            raise ValueError(
-                f"score.kind: got {self.score.kind}, which starts at another number for every token; a swiglu becomes "
-                "a dynamic feed-forward with linear, mlp, token or const"
-            )
-        if self.grown_from:
-            raise ValueError(f"grown_from: got {list(self.grown_from)}; a swiglu has units of one growth only")
-        n_chosen = self.d_ff * (1 - self.min_fraction)
-        return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
 
     def units_before(self, n_old: int, n_new: int) -> Sequence[int]:
         from widthwise.model.ffn.unit_ranks import old_index

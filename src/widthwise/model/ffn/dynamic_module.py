@@ -5,21 +5,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
 from widthwise.kernels import sliced_swiglu, swiglu
-from widthwise.kernels.dispatch import compute_dtype, use_fused, without_autocast
+from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
-from widthwise.model.axes import Linear, Vector
+from widthwise.model.axes import Linear
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.unit_ranks import grown_centres
-from widthwise.model.ffn.width_mask_module import HARD, Edge
-from widthwise.model.ffn.width_score_module import GainedScore, wide
+from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
+from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite
-from widthwise.model.shards import whole
 
 if TYPE_CHECKING:
     from widthwise.model.ffn.dynamic import DynamicConfig
@@ -30,8 +28,8 @@ MAX_MARGIN = 0.25
 would be computed anyway, and their masks kept for the backward pass as well."""
 
 
-class DynamicWidth(FeedForward):
-    """A width depends on its own token only, so it is the same in decoding as in training (but for a random score)."""
+class DynamicWidth(WidthChoosing):
+    """A SwiGLU of which each token uses the first few hidden units."""
 
     def __init__(self, config: "DynamicConfig", d_model: int, d_out: int, norm: NormSite):
         super().__init__()
@@ -40,34 +38,12 @@ class DynamicWidth(FeedForward):
         self.w_gate = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
         self.w_up = Linear({"d_model": d_model}, {"d_ff": config.d_ff})
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out})
-        self.mask = config.mask.build(config.full_width)
-        self.score = config.score.build(d_model) if config.mask.has_width else None
-        self.bias = Vector({}, math.log(config.start / (1 - config.start))) if config.mask.has_width else None
+        self.add_choice(config, d_model)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        """The reported width fraction is 1 in a layer without a mask, and the forced one if `context` forces one."""
         stream, x = x, self.norm.before(x)
-        if context.width_fraction is not None:
-            asked = used = wide(context.width_fraction).expand(x.shape[:2])
-            edge = HARD
-        elif self.score is None:
-            asked = used = torch.ones_like(wide(x[..., 0]))
-            edge = None
-        else:
-            level = _recomputed(self._level, self.score.source(x, stream, context))
-            asked, used = self._fraction(level), self._fraction(self.mask.drawn(level))
-            edge = self.mask.edge(context.progress, compute_dtype(x))
+        asked, used, edge = self.choose(x, stream, context)
         return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
-
-    def _level(self, source: Tensor) -> Tensor:
-        """The level (B, T), from 0 to 1, of a source as returned by the score."""
-        assert self.score is not None
-        assert self.bias is not None
-        with without_autocast(source):
-            return torch.sigmoid(self.score(source) + wide(self.bias()))
-
-    def _fraction(self, level: Tensor) -> Tensor:
-        return self.config.min_fraction + (1 - self.config.min_fraction) * level
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""
@@ -83,13 +59,13 @@ class DynamicWidth(FeedForward):
 
     def _sliced_form(self, x: Tensor, edge: Edge) -> Callable[..., Tensor] | None:
         """The function that skips unused units; None if that is impossible here or not wanted."""
-        if edge.margin == math.inf or self.config.execution == "masked" or torch.compiler.is_compiling():
+        if edge.margin == math.inf or self.execution == "masked" or torch.compiler.is_compiling():
             return None
-        if self.config.execution == "auto" and edge.margin > MAX_MARGIN * self.config.full_width:
+        if self.execution == "auto" and edge.margin > MAX_MARGIN * self.config.full_width:
             return None
         if self.config.grown_from and edge.margin > 0:
             return None  # a ramp needs the true centres, and the sliced forms assume i + 1/2
-        if self.config.execution == "sliced":
+        if self.execution == "sliced":
             return fused.sliced_swiglu
         return sliced_swiglu if use_fused(x) else None
 
@@ -100,7 +76,7 @@ class DynamicWidth(FeedForward):
         def gated(gate: Tensor, up: Tensor, width: Tensor) -> Tensor:
             return swiglu(gate, up) * mask(width[..., None], centres).to(gate.dtype)
 
-        return self.w_down(_recomputed(gated, self.w_gate(x), self.w_up(x), width))
+        return self.w_down(recomputed(gated, self.w_gate(x), self.w_up(x), width))
 
     def _centres(self, like: Tensor) -> Tensor:
         """(d_ff,): the centres in units, with the dtype and device of `like`."""
@@ -115,19 +91,15 @@ class DynamicWidth(FeedForward):
         return torch.searchsorted(self._centres(width), width.detach() + margin).to(width.dtype), 0.0
 
     def used_units(self, width: Tensor) -> Tensor:
-        """How many units have their centre below the width. width: (...), in units -> integers (...)."""
         return whole_units(*self._as_never_grown(width, 0.0), self.config.d_ff)
 
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
-        """Total units of tokens of these widths, each rounded up to a slice's edge. width: (n_tokens,), in units."""
+        """Each rounded up to a slice's edge."""
         width, margin = self._as_never_grown(width, self._edge(progress).margin)
         return int(bucketed_units(width, margin, self.config.d_ff).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:
-        """Total units that a forward pass over tokens of these widths computes. width: (n_tokens,), in units.
-
-        Call it in the same mode and with the same autocast as the pass. Rows that stripes add in bf16 are not counted.
-        """
+        """Rows that stripes add in bf16 are not counted."""
         edge = self._edge(progress)
         sliced = None if is_compiled else self._sliced_form(width, edge)
         if sliced is None:
@@ -138,34 +110,3 @@ class DynamicWidth(FeedForward):
 
     def _edge(self, progress: Tensor) -> Edge:
         return self.mask.edge(progress, compute_dtype(self.w_gate.weight))
-
-    @torch.no_grad()
-    def numbers(self, progress: Tensor) -> dict[str, float | None]:
-        """The score's gain, the level's bias and the mask's temperature in units; None for what it does not have.
-
-        Called by all processes that share the model.
-        """
-        log_gain = self.score.log_gain if isinstance(self.score, GainedScore) else None
-        temperature = self.mask.temperature
-        return {
-            "gain": None if log_gain is None else _number(log_gain().exp()),
-            "bias": None if self.bias is None else _number(self.bias()),
-            "temperature": None if temperature is None else _number(temperature(progress)),
-        }
-
-    def choice_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the score and its bias."""
-        modules = (self.score, self.bias)
-        return [parameter for module in modules if module is not None for parameter in module.parameters()]
-
-
-def _number(value: Tensor | float) -> float:
-    """The value of a tensor with one entry; of a parameter, only one of several processes may hold it."""
-    return float(whole(value)) if isinstance(value, Tensor) else value
-
-
-def _recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """function(*inputs) with only the inputs kept for the backward pass. Compiled code decides itself what to keep."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)

@@ -2,8 +2,6 @@
 
 from torch import Tensor
 
-from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.mlp_module import ACTIVATIONS
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
@@ -16,6 +14,5 @@ class GLU(SwiGLU):
         super().__init__(d_model, d_ff, d_out, norm)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        x = self.norm.before(x)
-        return self.norm.after(self.w_down(self.activation(self.w_gate(x)) * self.w_up(x))), {}
+    def update_of(self, read: Tensor) -> Tensor:
+        return self.norm.after(self.w_down(self.activation(self.w_gate(read)) * self.w_up(read)))

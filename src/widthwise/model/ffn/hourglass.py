@@ -3,8 +3,9 @@
 Source: Revisiting the Shape Convention of Transformer Language Models, arXiv:2602.06471, equations 3 to 5.
 """
 
+from abc import ABC
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import pydantic
 
@@ -23,6 +24,9 @@ BlockNorm = Literal["pre", "reordered", "shared", "none"]
 """Norm of each block, before it (the paper) or after it; or one norm before the whole stack; or none."""
 
 
+KEPT_OF_BLOCKS = ("block_multiplier", "activation", "gated")
+
+
 class BlockOptions(BlockForm):
     """Options of the blocks that do not depend on the width of the layer."""
 
@@ -35,19 +39,18 @@ class BlockOptions(BlockForm):
     without attention."""
 
 
-class HourglassConfig(BlockOptions, FFNConfig):
-    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
+class StackConfig(BlockOptions, FFNConfig, ABC):
+    """One layer's stack of blocks."""
 
-    kept = ("block_multiplier", "activation", "gated")
+    kept = KEPT_OF_BLOCKS
     hidden_axes: ClassVar = {"d_hidden": "d_ff"}
-    kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks
     """K, the number of blocks in the stack."""
     d_hidden: Width | tuple[Width, ...]
     """d_h, the hidden width: one for all blocks, or one for each."""
 
     @pydantic.model_validator(mode="after")
-    def _check(self) -> "HourglassConfig":
+    def _check(self) -> Self:
         if isinstance(self.d_hidden, tuple):
             if len(self.d_hidden) != self.n_blocks:
                 raise ValueError(f"d_hidden: got {len(self.d_hidden)} widths for n_blocks = {self.n_blocks}")
@@ -94,11 +97,6 @@ class HourglassConfig(BlockOptions, FFNConfig):
             costs[0] = shared.cost(d_model, d_out)  # its output is the input that the first block keeps anyway
         return sum(costs, Cost())
 
-    def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
-        from widthwise.model.ffn.hourglass_module import Hourglass
-
-        return Hourglass(self, d_model, d_out, norm)
-
     def norm_placement(self, placement: str) -> str:
         return self.norm or placement
 
@@ -113,8 +111,13 @@ class HourglassConfig(BlockOptions, FFNConfig):
                 )
             return self
         grown = super().with_constants_of(old, reads_more)
-        must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
+        self.check_sharing(old)
         return grown
+
+    def check_sharing(self, old: FFNConfig) -> None:
+        """Raises UserError where blocks of `old` shared their matrices and these do not, or the reverse; or where more
+        blocks would."""
+        must_stay(("share_weights", "n_blocks") if self.share_weights else ("share_weights",), old, self)
 
     def name_before(self, old: FFNConfig, name: str, blocks: Blocks) -> str | None:
         first, _, rest = name.partition(".")
@@ -137,18 +140,28 @@ class HourglassConfig(BlockOptions, FFNConfig):
                 yield f"feed-forward block {place} {before} -> {after} hidden units (MLP expansion)"
 
 
+class HourglassConfig(StackConfig):
+    """n_blocks times h = h + block(norm(h)); the update is the sum of what the blocks add."""
+
+    kind: Literal["hourglass"] = "hourglass"
+
+    def build(self, d_model: int, d_out: int, norm: NormSite) -> "Hourglass":
+        from widthwise.model.ffn.hourglass_module import Hourglass
+
+        return Hourglass(self, d_model, d_out, norm)
+
+
 def _with_shared_weights(costs: list[Cost]) -> Cost:
     """The sum of the blocks' costs, with their common parameters counted once."""
     total = sum(costs, Cost())
     return total + Cost(params=costs[0].params - total.params, active_params=costs[0].params - total.params)
 
 
-class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
-    """An hourglass for a layer of any width; usually d_hidden = 0.4 d_model."""
+class StackTemplate(BlockOptions, HiddenWidthTemplate, ABC):
+    """A stack of blocks for a layer of any width; usually d_hidden = 0.4 d_model."""
 
     hidden_key = "d_hidden"
     usual_ratio = 0.4
-    kind: Literal["hourglass"] = "hourglass"
     n_blocks: NBlocks = 4
     """K, the number of blocks in the stack."""
     d_hidden: Width | None = None
@@ -160,6 +173,12 @@ class HourglassTemplate(BlockOptions, HiddenWidthTemplate):
         if self.share_weights:
             return _with_shared_weights([inner] * self.n_blocks)
         return sum([inner] * (self.n_blocks - 1), last)
+
+
+class HourglassTemplate(StackTemplate):
+    """An hourglass for a layer of any width."""
+
+    kind: Literal["hourglass"] = "hourglass"
 
     def at_width(self, d_model: int) -> HourglassConfig:
         d_hidden = self.whole_hidden(d_model)

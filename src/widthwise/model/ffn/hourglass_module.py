@@ -1,7 +1,8 @@
 """The module of an hourglass feed-forward."""
 
+from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
@@ -11,13 +12,15 @@ from widthwise.model.ffn.interface_module import Choices, FeedForward
 from widthwise.model.norm import NormSite
 
 if TYPE_CHECKING:
-    from widthwise.model.ffn.hourglass import HourglassConfig
+    from widthwise.model.ffn.hourglass import StackConfig
+    from widthwise.model.ffn.mlp_module import MLP
+    from widthwise.model.ffn.swiglu_module import SwiGLU
 
 
 class Hourglass(FeedForward):
     """Adds up its blocks' updates itself; the layer adds their sum to the stream once."""
 
-    def __init__(self, config: "HourglassConfig", d_model: int, d_out: int, norm: NormSite):
+    def __init__(self, config: "StackConfig", d_model: int, d_out: int, norm: NormSite):
         super().__init__()
         self.config = config
         shared, own = config.norm_sites(d_model, d_out, norm)
@@ -29,6 +32,11 @@ class Hourglass(FeedForward):
             for block, (name, matrix) in product(self.blocks, matrices):
                 setattr(block, name, matrix)
         self.d_out = d_out
+
+    @property
+    def stack(self) -> "Sequence[SwiGLU | MLP]":
+        """The blocks, first to last."""
+        return cast("Sequence[SwiGLU | MLP]", self.blocks)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
         entered = self.norm(x)

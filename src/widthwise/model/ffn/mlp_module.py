@@ -39,5 +39,8 @@ class MLP(FeedForward):
         self.w_down = Linear({"d_ff": config.d_ff}, {"d_model": d_out}, has_bias=config.bias)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        hidden = ACTIVATIONS[self.config.activation](self.w_up(self.norm.before(x)))
-        return self.norm.after(self.w_down(hidden)), {}
+        return self.update_of(self.norm.before(x)), {}
+
+    def update_of(self, read: Tensor) -> Tensor:
+        """The update, from what `norm.before` makes of the stream."""
+        return self.norm.after(self.w_down(ACTIVATIONS[self.config.activation](self.w_up(read))))

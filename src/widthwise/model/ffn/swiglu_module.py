@@ -18,5 +18,8 @@ class SwiGLU(FeedForward):
         self.w_down = Linear({"d_ff": d_ff}, {"d_model": d_out})
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        x = self.norm.before(x)
-        return self.norm.after(self.w_down(swiglu(self.w_gate(x), self.w_up(x)))), {}
+        return self.update_of(self.norm.before(x)), {}
+
+    def update_of(self, read: Tensor) -> Tensor:
+        """The update, from what `norm.before` makes of the stream."""
+        return self.norm.after(self.w_down(swiglu(self.w_gate(read), self.w_up(read))))

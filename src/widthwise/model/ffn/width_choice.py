@@ -1,0 +1,101 @@
+"""How a token's width is chosen, in feed-forwards of which each token uses as much as its score says.
+
+A width, a centre or a temperature is measured in units: hidden units of a `dynamic` feed-forward, blocks of a
+`dynamic_hourglass`.
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, Self
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import Config, mistakes_at
+from widthwise.model.agreement import must_stay
+from widthwise.model.cost import Cost, vector
+from widthwise.model.ffn.interface import FFNConfig
+from widthwise.model.ffn.width_mask import AnyWidthMask, StraightThroughMaskConfig
+from widthwise.model.ffn.width_score import AnyWidthScore, LinearScoreConfig, TokenScoreConfig
+
+
+class WidthChoice(Config):
+    """The options that do not depend on the width of the layer.
+
+    level = sigmoid(score + bias), width_fraction = min_fraction + (1 - min_fraction) * level.
+    """
+
+    score: AnyWidthScore = LinearScoreConfig()
+    mask: AnyWidthMask = StraightThroughMaskConfig()
+    min_fraction: float = Field(default=1 / 3, ge=0, le=1)
+    """The smallest width of a token, as a fraction of the width that uses all units."""
+    start: float = Field(default=0.9, gt=0, lt=1)
+    """The level of all tokens at the start of training. High, because units that no token uses do not learn."""
+    execution: Literal["auto", "masked", "sliced"] = "auto"
+    """`masked` computes all units and multiplies by the mask, `sliced` computes only units in use, `auto` takes what is
+    faster, on a CPU. Slicing needs a mask that is exactly 0 with no derivative: in evaluation every mask but `soft`, in
+    training `hard`, `nested` and, of hidden units, `linear_ramp`. Otherwise, and in compiled code, the layer is
+    masked."""
+
+    def choice_cost(self, d_model: float) -> Cost:
+        """Cost of score, bias and mask; the width is kept for the backward pass."""
+        if not self.mask.has_width:
+            return Cost()
+        return self.score.cost(d_model) + vector(1) + self.mask.cost() + Cost(activation_fp32_elements=1)
+
+
+class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
+    """One layer's feed-forward with that choice."""
+
+    active_at_start = ("score", "bias", "mask")
+    counted_by: ClassVar[str]
+    """The field that says how many units there are."""
+
+    @pydantic.model_validator(mode="after")
+    def _check_mask(self) -> Self:
+        if self.mask != self.mask.at_width(self.full_width):
+            name = self.counted_by
+            raise ValueError(f"mask.temperature: is required where {name} is given for one layer; {name} / 32 is usual")
+        return self
+
+    @property
+    @abstractmethod
+    def full_width(self) -> int:
+        """The width, in units, of a token that uses all of them."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        return self.score.vocab_size if isinstance(self.score, TokenScoreConfig) else None
+
+    @abstractmethod
+    def flops_of_units(self, n_units: float, d_model: int, d_out: int) -> float:
+        """Forward FLOPs of a token that computes so many hidden units, without its score."""
+
+    def check_choice(self, old: "WidthChoosingConfig", reads_more: bool) -> None:
+        """Raises UserError or ValueError where growth from `old` would change which units a token uses."""
+        with mistakes_at("mask"):
+            must_stay(("kind",), old.mask, self.mask)
+        if reads_more and old.score.is_stream_mean:
+            raise ValueError(
+                f"score: got {old.score.kind}, a mean over the stream, which is another one over a wider stream; use "
+                "linear or mlp"
+            )
+
+    def started_whole(self, old: FFNConfig) -> Self:
+        """This config with a `start` so high that the mask is exactly 1 for every unit and every token, as a layer
+        without a choice is converted.
+
+        The width then ends a quarter of a unit beyond the centre of the last unit. Raises ValueError if no level can
+        achieve that.
+        """
+        if not self.mask.is_exact:
+            raise ValueError(
+                f"mask.kind: got {self.mask.kind}, which is below 1 for some units at any width, or draws widths; "
+                f"{old.kind} becomes {self.kind} with ste, hard or none"
+            )
+        if self.mask.has_width and not self.score.starts_at_zero:
+            raise ValueError(
+                f"score.kind: got {self.score.kind}, which starts at another number for every token; {old.kind} "
+                f"becomes {self.kind} with linear, mlp, token or const"
+            )
+        n_chosen = self.full_width * (1 - self.min_fraction)
+        return self if n_chosen == 0 else self.model_copy(update={"start": max(self.start, 1 - 0.25 / n_chosen)})
