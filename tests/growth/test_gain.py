@@ -1,0 +1,59 @@
+"""First-order gain, against losses after a step along the gradient."""
+
+import expansions
+import pytest
+import torch
+from growth_cases import small_model, tokens_for, with_random_weights
+
+from widthwise.growth.certify.measuring import decoder_of
+from widthwise.growth.gain import first_order_gains
+from widthwise.growth.plan.model_plan import plan_growth
+
+BATCHES = [tokens_for(seed, batch=3) for seed in range(4)]
+CONFIG = small_model()
+OLD = {name: weight.float() for name, weight in with_random_weights(CONFIG, 1).items()}
+
+
+def widened(layers: list[int]):
+    return plan_growth(CONFIG, *expansions.widen_ffn(CONFIG, layers, 17))
+
+
+def loss(plan, weights) -> float:
+    model = decoder_of(plan.new, {name: weight.double() for name, weight in weights.items()}, torch.float64)
+    with torch.no_grad():
+        return float(sum(model.loss(batch[:, :-1], batch[:, 1:]).objective for batch in BATCHES) / len(BATCHES))
+
+
+def test_the_gain_is_what_a_small_step_along_the_gradient_lowers_the_loss_by():
+    plan, rate = widened([1]), 1e-3
+    doubled = [batch for batch in BATCHES for _ in range(2)]  # both halves are the same, so that the product is a square
+    gains = first_order_gains(plan, OLD, doubled, 3)
+    assert set(gains) == {"layers.1.ffn.w_down.weight"}
+    weights = {name: weight.double() for name, weight in plan.weights(OLD, 3)}
+    model = decoder_of(plan.new, weights, torch.float64)
+    for batch in BATCHES:
+        (model.loss(batch[:, :-1], batch[:, 1:]).objective / len(BATCHES)).backward()
+    name = "layers.1.ffn.w_down.weight"
+    gradient = dict(model.named_parameters())[name].grad * plan.tensors[name].must_be_zero()
+    stepped = weights | {name: weights[name] - rate * gradient}
+    assert loss(plan, weights) - loss(plan, stepped) == pytest.approx(rate * gains[name], rel=0.02)
+
+
+def test_growths_planned_as_one_have_the_gains_they_have_alone():
+    together = first_order_gains(widened([0, 1]), OLD, BATCHES, 3)
+    first = first_order_gains(widened([0]), OLD, BATCHES, 3)
+    assert set(together) == {"layers.0.ffn.w_down.weight", "layers.1.ffn.w_down.weight"}
+    # New units are drawn from the name of the tensor and the size of the old model, and so are the same ones.
+    assert together["layers.0.ffn.w_down.weight"] == pytest.approx(first["layers.0.ffn.w_down.weight"], rel=1e-4)
+
+
+def test_halves_are_averaged_before_they_are_multiplied():
+    alone = [first_order_gains(widened([0]), OLD, [a, b], 3) for a in BATCHES[::2] for b in BATCHES[1::2]]
+    name = "layers.0.ffn.w_down.weight"
+    expected = sum(each[name] for each in alone) / len(alone)  # a product of means is the mean of products
+    assert first_order_gains(widened([0]), OLD, BATCHES, 3)[name] == pytest.approx(expected, rel=1e-4)
+
+
+def test_batches_come_in_two_halves():
+    with pytest.raises(ValueError, match="two halves"):
+        first_order_gains(widened([0]), OLD, BATCHES[:3], 3)
