@@ -26,7 +26,9 @@ def loss(plan, weights) -> float:
 
 def test_the_gain_is_what_a_small_step_along_the_gradient_lowers_the_loss_by():
     plan, rate = widened([1]), 1e-3
-    doubled = [batch for batch in BATCHES for _ in range(2)]  # both halves are the same, so that the product is a square
+    doubled = [
+        batch for batch in BATCHES for _ in range(2)
+    ]  # both halves are the same, so that the product is a square
     gains = first_order_gains(plan, OLD, doubled, 3)
     assert set(gains) == {"layers.1.ffn.w_down.weight"}
     weights = {name: weight.double() for name, weight in plan.weights(OLD, 3)}

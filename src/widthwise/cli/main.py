@@ -14,6 +14,7 @@ from widthwise.cli.checkpoint import checkpoint_app
 from widthwise.cli.compare import compare
 from widthwise.cli.data import data_app
 from widthwise.cli.design import design
+from widthwise.cli.discover import discover
 from widthwise.cli.eval import evaluate
 from widthwise.cli.explore import explore
 from widthwise.cli.export import export
@@ -59,6 +60,7 @@ for verb in (
     design,
     explore,
     search,
+    discover,
     plan,
     train,
     resume,

@@ -4,6 +4,7 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
+from widthwise.experiments.discovery.section import DiscoverConfig
 from widthwise.experiments.ladder import LadderConfig
 from widthwise.experiments.plan import CompareConfig
 from widthwise.experiments.sweep.config import SweepConfig, SweepGroup
@@ -14,7 +15,7 @@ EXTENDS = {
     "type": "string",
     "description": "Recipe that this one changes: a path from here, or the name of a bundled one.",
 }
-SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "ladder": LadderConfig}
+SECTIONS = {"compare": CompareConfig, "sweep": SweepConfig, "ladder": LadderConfig, "discover": DiscoverConfig}
 """Section of a file that describes several runs -> its config."""
 CHANGES = "Changes"
 

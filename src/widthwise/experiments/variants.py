@@ -56,7 +56,13 @@ class Variants:
 
 def describes_several(path: Path, overrides: Sequence[str] = ()) -> bool:
     """Whether a recipe has a section of variants, points or rungs. Raises UserError if it cannot be read."""
-    return not SEVERAL_RUNS.keys().isdisjoint(read_recipe(path, overrides))
+    data = read_recipe(path, overrides)
+    if "discover" in data:
+        raise UserError(
+            f"{path}: has a discover section, and its shapes are not known yet; `widthwise discover {path} --dry-run` "
+            "shows the search"
+        )
+    return not SEVERAL_RUNS.keys().isdisjoint(data)
 
 
 def read_all(path: Path, overrides: Sequence[str] = ()) -> Variants:

@@ -5,7 +5,7 @@ eta along it lowers the loss by eta times its square, to first order. Of several
 gradient it would have alone, because none of them changes the function.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ def first_order_gains(
 
     old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The square
     is the product of the mean gradients of two halves of the batches, whose noise is independent, so that noise adds
-    nothing to it on average; where there is nothing to gain it may be below 0. The caller's random state is not touched.
+    nothing to it on average; where there is nothing to gain it may be below 0. The caller's random state is not
+    touched.
     """
     if len(batches) % 2 or not batches:
         raise ValueError(f"batches: got {len(batches)}; must be two halves")
@@ -35,16 +36,15 @@ def first_order_gains(
     return {name: float((halves[0][name] * halves[1][name]).sum()) for name in is_zero}
 
 
-def _mean_gradients(model: Decoder, batches: Iterable[Tensor], chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Parameter -> the gradients of its chosen entries, in float64, averaged over batches of one size."""
     model.zero_grad()
-    n_batches = 0
-    for n_batches, batch in enumerate(batches, start=1):  # noqa: B007
+    for batch in batches:
         model.loss(batch[:, :-1], batch[:, 1:]).objective.backward()
     parameters = dict(model.named_parameters())
     found = {}
     for name, entries in chosen.items():
         gradient = parameters[name].grad
         assert gradient is not None
-        found[name] = gradient.view(entries.shape)[entries].double() / n_batches
+        found[name] = gradient.view(entries.shape)[entries].double() / len(batches)
     return found

@@ -7,6 +7,7 @@ from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.discovery.report import write_discovery_report
 from widthwise.reports.family.report import write_family_report
 from widthwise.reports.page.svg import FileKind, as_files
 from widthwise.reports.run.report import write_run_report, write_runs_report
@@ -20,6 +21,7 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
     "sweep.json": write_sweep_report,
     "scaling.json": write_scaling_report,
     "family.json": write_family_report,
+    "discovery.json": write_discovery_report,
 }
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
 WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {

@@ -1,0 +1,94 @@
+"""Finding a shape for a budget, and comparing it with its rivals, retrained from scratch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from widthwise.bundled import recipe_name
+from widthwise.config_io import UserError, parse
+from widthwise.experiments.discovery.method import Task, check_uniform
+from widthwise.experiments.discovery.rivals import FOUND, curve_shape, rivals
+from widthwise.experiments.discovery.section import DiscoverConfig
+from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.files import write_atomic
+from widthwise.merging import merge
+from widthwise.recipe.design import ShapeRequest, fitting_d_model
+from widthwise.recipe.recipe import parse_recipe
+from widthwise.records.discovery import Discovery
+from widthwise.training.observer import Observer
+from widthwise.yaml_io import dump_yaml, read_recipe
+
+COMPARISON = "comparison"
+
+
+@dataclass(frozen=True)
+class DiscoveryPlan:
+    """A discovery before it is run."""
+
+    title: str
+    data: dict[str, Any]
+    """The recipe of the uniform model, as data."""
+    config: DiscoverConfig
+    task: Task
+
+
+def plan_discovery(
+    path: Path,
+    overrides: Sequence[str] = (),
+    budget: str | None = None,
+    method: str | None = None,
+    steps: int | None = None,
+    match: str | None = None,
+    seeds: Sequence[int] = (),
+) -> DiscoveryPlan:
+    """The discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity; the
+    uniform model is then sized to it. Raises UserError."""
+    data = read_recipe(path, overrides)
+    section = parse(DiscoverConfig, data.pop("discover", {}), f"{path}: discover")
+    config = section.asked(method, steps, match, list(seeds))
+    base = parse_recipe(data, str(path))
+    check_uniform(base)
+    if budget is not None:
+        sized = {"model": {"d_model": fitting_d_model(base, ShapeRequest(budget=budget, match=config.match))}}
+        data = merge(data, sized)
+        base = parse_recipe(data, str(path))
+    if base.growth:
+        raise UserError("growth: a discovery starts from a model that does not grow by itself; leave it out")
+    task = Task(base, config.steps or base.train.steps, config.match)
+    config.method.check(task)
+    return DiscoveryPlan(recipe_name(path), data, config, task)
+
+
+def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
+    """Searches, as far as it was not done before, and writes discovery.json, the recipe that was found
+    (discovered.yaml) and that of its comparison with rivals (rivals.yaml)."""
+    task, config = plan.task, plan.config
+    found = config.method.find(task, folder / "search", observer)
+    discovery = Discovery(
+        title=plan.title,
+        method=config.method.kind,
+        match=config.match,
+        budget=task.budget,
+        seed=task.base.train.seed,
+        command=command,
+        found=found,
+        comparison=COMPARISON,
+    )
+    shape = curve_shape(found.curve, config.match)
+    _write_recipe(plan, folder / f"{FOUND}.yaml", {"model": {"shape": shape}})
+    variants = rivals(found.curve, config.match, task.base.train.seed)
+    adjust = {name: "ffn" for name in variants if name != "uniform"}
+    section = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
+    _write_recipe(plan, folder / "rivals.yaml", {"compare": section})
+    discovery.write(folder)
+    return discovery
+
+
+def plan_of_rivals(folder: Path) -> ComparisonPlan:
+    """The comparison of what was found with its rivals. Raises UserError where one cannot be made to match."""
+    return read_plan(folder / "rivals.yaml")
+
+
+def _write_recipe(plan: DiscoveryPlan, path: Path, change: dict[str, Any]) -> None:
+    write_atomic(path, dump_yaml(merge(plan.data, change)))

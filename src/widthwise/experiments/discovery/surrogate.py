@@ -1,0 +1,173 @@
+"""Discovery by a surrogate: Optuna searches a few points of each curve with small models; the curve is carried over."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from widthwise.config_io import to_data
+from widthwise.data.extras import require
+from widthwise.experiments.discovery.method import Method, Task, check_uniform, sizes_of
+from widthwise.files import read_json_mapping, write_atomic
+from widthwise.merging import merge
+from widthwise.recipe.recipe import Recipe, parse_recipe
+from widthwise.records.discovery import Curve, Found, Stage
+from widthwise.records.record import Record, finite
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import train_or_resume
+from widthwise.training.observer import Observer, Silence
+
+TRIALS = "trials.json"
+CURVES = ("widths", "hidden")
+
+
+class Trial(Record):
+    """A shape that was tried."""
+
+    points: dict[str, float]
+    """Name of a point -> its size in proportion to the others."""
+    losses: dict[str, float]
+    """Step -> held-out loss."""
+    is_pruned: bool = False
+    tokens: int
+    flops: float
+
+    @property
+    def loss(self) -> float:
+        return self.losses[max(self.losses, key=int)]
+
+
+class Pruned(Exception):
+    """A trial is given up: no error."""
+
+
+class SurrogateMethod(Method):
+    """A study over the points of two curves, of widths and of hidden widths, with models of a smaller size if wanted.
+
+    Trials whose loss is above the median of earlier ones at the same step are given up.
+    """
+
+    kind: Literal["surrogate"] = "surrogate"
+    n_points: Annotated[int, Field(ge=2, le=16)] = 4
+    """Of each curve; between them it is straight."""
+    n_trials: pydantic.PositiveInt = 24
+    spread: Annotated[float, Field(gt=1, le=10)] = 2.0
+    """Every point lies between 1 / spread and spread."""
+    n_warmup_trials: pydantic.PositiveInt = 5
+    """Trials before any is given up."""
+    smaller: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the recipe for the models of the study, as {model: {d_model: 48}}. Learning rates stay, unless they
+    are changed here too."""
+
+    def check(self, task: Task) -> None:
+        check_uniform(task.base)
+        require("optuna", "sweep")
+        flat = dict.fromkeys(self._names, 1.0)
+        self._recipe(task, flat).check()
+
+    def find(self, task: Task, folder: Path, observer: Observer) -> Found:
+        path = folder / TRIALS
+        trials = [Trial.model_validate(each) for each in read_json_mapping(path)["trials"]] if path.exists() else []
+        study = self._study(task, trials)
+        while len(trials) < self.n_trials:
+            asked = study.ask(self._distributions())
+            trial = self._tried(task, dict(asked.params), trials, folder / f"trial-{len(trials) + 1:03d}", observer)
+            trials.append(trial)
+            study.tell(asked, trial.loss)
+            write_atomic(path, json.dumps({"trials": [each.to_data() for each in trials]}, indent=2) + "\n")
+        whole = [trial for trial in trials if not trial.is_pruned]
+        best = min(whole, key=lambda trial: trial.loss)
+        return Found(
+            curve=self._curve(best.points),
+            stages=self._stages(task, trials),
+            tokens=sum(trial.tokens for trial in trials),
+            flops=sum(trial.flops for trial in trials),
+        )
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"{curve}_{place}" for curve in CURVES for place in range(1, self.n_points + 1)]
+
+    def _distributions(self) -> dict[str, Any]:
+        optuna: Any = require("optuna", "sweep")
+        span = optuna.distributions.FloatDistribution(1 / self.spread, self.spread, log=True)
+        return dict.fromkeys(self._names, span)
+
+    def _study(self, task: Task, trials: Sequence[Trial]) -> Any:
+        """A study that knows the trials there were."""
+        optuna: Any = require("optuna", "sweep")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=task.base.train.seed + len(trials), multivariate=True)
+        study = optuna.create_study(sampler=sampler)
+        for trial in trials:
+            study.add_trial(
+                optuna.trial.create_trial(
+                    params=dict(trial.points), distributions=self._distributions(), value=trial.loss
+                )
+            )
+        return study
+
+    def _curve(self, points: dict[str, float]) -> Curve:
+        return Curve(
+            **{
+                curve: [points[name] for name in self._names if name.startswith(curve)]
+                for curve in ("widths", "hidden")
+            }
+        )
+
+    def _recipe(self, task: Task, points: dict[str, float]) -> Recipe:
+        shape = {"kind": "curve", "match": task.match, "rounding": "balanced", **self._curve(points).to_data()}
+        data = merge(to_data(task.base), {"train": {"steps": task.steps}})
+        return parse_recipe(merge(merge(data, self.smaller), {"model": {"shape": shape}}), "discover.method.smaller")
+
+    def _tried(
+        self, task: Task, points: dict[str, float], before: Sequence[Trial], folder: Path, observer: Observer
+    ) -> Trial:
+        recipe, seen = self._recipe(task, points), dict[str, float]()
+        watching = _Watch(observer, seen, before if len(before) >= self.n_warmup_trials else ())
+        try:
+            result = train_or_resume(recipe, folder, watching)
+        except Pruned:
+            step = int(max(seen, key=int))
+            tokens, flops = step * recipe.tokens_per_step, recipe.training_flops_until(step)
+            return Trial(points=points, losses=seen, is_pruned=True, tokens=tokens, flops=flops)
+        losses = {str(each["step"]): each["loss"] for each in RunDir(folder).metrics() if each["event"] == "validation"}
+        losses[str(recipe.train.steps)] = finite(result.val_loss)
+        return Trial(points=points, losses=losses, tokens=recipe.n_tokens, flops=recipe.training_flops)
+
+    def _stages(self, task: Task, trials: Sequence[Trial]) -> list[Stage]:
+        """One for each trial that was the best so far; steps are those of all trials until then."""
+        stages, best, step = list[Stage](), float("inf"), 0
+        for trial in trials:
+            step += int(max(trial.losses, key=int))
+            if not trial.is_pruned and trial.loss < best:
+                best, model = trial.loss, self._recipe(task, trial.points).explicit_model
+                layers = [sizes_of(layer) for layer in model.layers]
+                stages.append(Stage(step=step, layers=layers, cost=task.cost(model), loss=best))
+        return stages
+
+
+class _Watch(Silence):
+    """Gives a trial up where its loss is above the median of others at that step."""
+
+    def __init__(self, observer: Observer, seen: dict[str, float], before: Sequence[Trial]):
+        self._observer, self._seen, self._before = observer, seen, before
+
+    def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._observer.starting(name, step, n_steps)
+
+    def step_done(self, step: int) -> None:
+        self._observer.step_done(step)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self._observer.record(record)
+        if record["event"] != "validation":
+            return
+        step, loss = str(record["step"]), float(record["loss"])
+        self._seen[step] = loss
+        others = sorted(trial.losses[step] for trial in self._before if step in trial.losses)
+        if others and loss > others[len(others) // 2]:
+            raise Pruned

@@ -1,0 +1,85 @@
+"""`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from widthwise.records.record import Known, Number, Record, StoredRecord
+
+
+class LayerSizes(Record):
+    """Sizes of one layer, in channels."""
+
+    width: Number
+    """Of the stream."""
+    attention: Number
+    """n_heads * head_dim."""
+    hidden: Number
+    """Hidden units of the feed-forward."""
+
+
+class Candidate(Record):
+    """A growth of one part of one layer that could be chosen."""
+
+    layer: int
+    """From 0."""
+    part: str
+    gain: float
+    """Squared gradient of its new entries that are 0: nats per unit of the learning rate, to first order."""
+    cost: float
+    """What it would add to the matched quantity."""
+    is_taken: bool = False
+
+
+class Stage(Record):
+    """The model at a moment of the search."""
+
+    step: int
+    """Steps done."""
+    layers: Sequence[LayerSizes]
+    cost: float
+    """Of the matched quantity."""
+    loss: Known = None
+    """Held-out loss at that step."""
+    candidates: Sequence[Candidate] = ()
+    """What could grow then; empty for methods that do not grow, and at the end."""
+
+
+class Curve(Record):
+    """Points of `shape: {kind: curve}`, one for each layer in which they were found."""
+
+    widths: Sequence[float]
+    attention: Sequence[float] | None = None
+    hidden: Sequence[float] | None = None
+
+    def reversed(self) -> "Curve":
+        """The last layer first."""
+        return Curve(**{name: points and points[::-1] for name, points in self.to_data().items()})
+
+
+class Found(Record):
+    """What a method of discovery found."""
+
+    curve: Curve
+    stages: Sequence[Stage]
+    tokens: int
+    """Seen by all models of the search."""
+    flops: float
+    """Training FLOPs of the search, measurements of candidates included."""
+
+
+class Discovery(StoredRecord):
+    """A profile that was found, and what finding it cost."""
+
+    file_name: ClassVar[str] = "discovery.json"
+
+    title: str
+    method: str
+    match: str
+    """The quantity whose budget the profile meets."""
+    budget: float
+    """Of the uniform model, in that quantity."""
+    seed: int
+    command: str | None = None
+    found: Found
+    comparison: str | None = None
+    """Folder of the comparison with its rivals, from that of this file; None if none was made."""

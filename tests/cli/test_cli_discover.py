@@ -1,0 +1,44 @@
+"""`widthwise discover` from argument to page, on a tiny model."""
+
+import json
+from pathlib import Path
+
+from widthwise.recipe.recipe import load_recipe
+from widthwise.records.comparison import Comparison
+from widthwise.records.discovery import Discovery
+
+SEARCH = ("discover.method.n_stages=2", "discover.method.n_batches=2", "train.steps=2", "train.validation_tokens=50")
+
+
+def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe: Path, widthwise, tmp_path) -> None:
+    out = tmp_path / "found"
+    code, printed, error = widthwise("discover", recipe, *SEARCH, "--seed", 1, "--seed", 2, "--out", out)
+    assert code == 0, error
+    discovery, comparison = Discovery.read(out), Comparison.read(out / "comparison")
+    assert discovery.method == "growing"
+    assert [variant.name for variant in comparison.variants][3] == "discovered"
+    assert all(len(variant.runs) == 2 for variant in comparison.variants)
+    shape = load_recipe(out / "discovered.yaml").model.shape
+    assert shape.kind == "curve"
+    page = (out / "report.html").read_text()
+    assert 'href="comparison/report.html"' in page
+    for text in ("random_2", "times those of training one of its rivals"):
+        assert text in page
+    assert "search" in printed
+    code, printed, error = widthwise("discover", recipe, *SEARCH, "--seed", 1, "--seed", 2, "--out", out, "--json")
+    assert (code, json.loads(printed)["found"]) == (0, json.loads(discovery.to_json())["found"])
+
+
+def test_a_dry_run_trains_nothing_and_mistakes_are_refused_in_one_line(recipe: Path, widthwise, tmp_path) -> None:
+    code, printed, _ = widthwise("discover", recipe, "--dry-run", "--method", "learned", "--out", tmp_path / "new")
+    assert code == 0
+    assert printed.startswith("learned: ")
+    assert not (tmp_path / "new").exists()
+    for arguments, message in (
+        (("--method", "grown"), "--method: got 'grown'; allowed: growing, learned, surrogate"),
+        (("--match", "loss"), "match: got 'loss'"),
+        (("model.shape.kind=x",), "model.shape.kind: got 'x'"),
+    ):
+        code, _, error = widthwise("discover", recipe, *arguments, "--dry-run")
+        assert (code, error.count("\n")) == (2, 1)
+        assert message in error

@@ -1,0 +1,190 @@
+"""Discoveries on models that train in a fraction of a second."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import yaml
+
+from widthwise.config_io import UserError
+from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
+from widthwise.experiments.matching import matched_quantity
+from widthwise.model.config import ModelConfig
+from widthwise.recipe.recipe import load_recipe
+from widthwise.records.discovery import Discovery
+from widthwise.training.observer import Silence
+
+RECIPE: dict[str, Any] = {
+    "model": {
+        "vocab_size": 257,
+        "d_model": 24,
+        "n_layers": 3,
+        "attention": {"head_dim": 4},
+        "ffn": {"kind": "swiglu", "ratio": 3},
+    },
+    "seq_len": 17,
+    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
+    "optimizer": {"kind": "adamw", "lr": 0.01},
+    "schedule": {"kind": "constant", "warmup_steps": 1},
+    "train": {
+        "steps": 6,
+        "batch_size": 3,
+        "precision": "fp32",
+        "validation_tokens": 85,
+        "validate_every": 2,
+        "seed": 5,
+    },
+}
+GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3}
+
+
+def plan(folder: Path, method: dict[str, Any], recipe: dict[str, Any] | None = None, **options: Any):
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**(recipe or RECIPE), "discover": {"method": method, "seeds": [1, 2]}}))
+    return plan_discovery(path, **options)
+
+
+def found(tmp_path: Path, method: dict[str, Any], **options: Any) -> Discovery:
+    return discover(plan(tmp_path, method, **options), tmp_path / "out", Silence())
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory) -> tuple[Path, Discovery]:
+    """The folder of a discovery by growth, and what it found."""
+    folder = tmp_path_factory.mktemp("growing")
+    return folder, found(folder, GROWING)
+
+
+class TestGrowing:
+    def test_every_stage_keeps_to_its_part_of_the_budget_and_the_last_spends_it(self, grown):
+        _, discovery = grown
+        stages, budget = discovery.found.stages, discovery.budget
+        assert [stage.step for stage in stages] == [2, 4, 6, 6]
+        first = stages[0].cost
+        for number, stage in enumerate(stages[1:], start=1):
+            smallest = min(each.cost for each in stages[number - 1].candidates)
+            allowed = first + (budget - first) * number / 3
+            assert stages[number - 1].cost <= stage.cost <= allowed
+            assert allowed - stage.cost < 2 * smallest
+        assert {layer.width for layer in stages[0].layers} == {12}
+
+    def test_sizes_only_grow_and_no_layer_becomes_wider_than_the_embedding(self, grown):
+        for before, after in zip(grown[1].found.stages, grown[1].found.stages[1:]):
+            for old, new in zip(before.layers, after.layers):
+                assert all(old[name] <= new[name] for name in ("width", "attention", "hidden"))
+                assert new.width <= 24
+
+    def test_what_is_taken_gains_more_for_its_cost_than_what_is_left(self, grown):
+        """In the first round of a stage, except for what no longer fits."""
+        stage = grown[1].found.stages[0]
+        worth = {True: [], False: []}
+        for each in stage.candidates:
+            worth[each.is_taken].append(each.gain / each.cost)
+        assert sorted(worth[True], reverse=True)[0] == max(worth[True] + worth[False])
+        assert len(stage.candidates) == 9
+
+    def test_the_search_costs_what_its_models_and_measurements_cost(self, grown):
+        folder, discovery = grown
+        assert discovery.found.tokens == 6 * 3 * 17
+        trained = 0.0
+        for number in (1, 2, 3):
+            model = load_recipe(folder / "out" / "search" / f"stage-{number}" / "config.yaml").model
+            assert isinstance(model, ModelConfig)
+            trained += model.cost().training_flops(17) * 2 * 3 * 17
+        measured = discovery.found.flops - trained
+        # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
+        assert trained < measured < 2 * 3 * trained
+
+    def test_the_same_command_goes_on_and_finds_the_same(self, grown):
+        folder, discovery = grown
+        assert found(folder, GROWING) == discovery
+
+    def test_at_random_the_budget_is_spent_in_another_order(self, grown, tmp_path):
+        other = found(tmp_path, {**GROWING, "order": "random"})
+        assert other.found.curve != grown[1].found.curve
+        assert other.found.stages[-1].cost > 0.95 * other.budget
+
+    def test_rivals_have_the_budget_of_what_was_found(self, grown):
+        rivals = plan_of_rivals(grown[0] / "out")
+        assert list(rivals.recipes) == ["uniform", "x", "diamond", "discovered", "reversed", "random_1", "random_2"]
+        budget = matched_quantity(rivals.recipes["uniform"], "params")
+        for recipe in rivals.recipes.values():
+            assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
+        widths = {name: recipe.explicit_model.widths for name, recipe in rivals.recipes.items()}
+        # Balanced rounding may move a layer by a channel.
+        assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
+
+
+def test_learned_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
+    discovery = found(tmp_path, {"kind": "learned", "rate": 0.5})
+    curve, (first, last) = discovery.found.curve, discovery.found.stages
+    assert curve.widths == [1.0, 1.0, 1.0]
+    assert curve.attention is None
+    assert [layer.hidden for layer in first.layers] == [144] * 3
+    assert all(layer.hidden < 144 for layer in last.layers)
+    assert curve.hidden == pytest.approx([layer.hidden / 72 for layer in last.layers])
+
+
+class TestSurrogate:
+    METHOD: ClassVar = {
+        "kind": "surrogate",
+        "n_points": 2,
+        "n_trials": 4,
+        "n_warmup_trials": 2,
+        "smaller": {"model": {"d_model": 16}},
+    }
+
+    @pytest.fixture(autouse=True)
+    def _needs_optuna(self):
+        pytest.importorskip("optuna")
+
+    def test_the_best_whole_trial_is_found_and_every_trial_is_counted(self, tmp_path):
+        discovery = found(tmp_path, self.METHOD)
+        trials = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        assert len(trials) == 4
+        whole = [trial for trial in trials if not trial.get("is_pruned")]
+        best = min(whole, key=lambda trial: trial["losses"]["6"])
+        assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
+        assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * 17 for trial in trials)
+        assert discovery.found.stages[-1].loss == best["losses"]["6"]
+
+    def test_a_trial_above_the_median_is_given_up(self, tmp_path):
+        found(tmp_path, {**self.METHOD, "n_trials": 6})
+        trials = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        for number, trial in enumerate(trials):
+            last = max(trial["losses"], key=int)
+            others = sorted(each["losses"][last] for each in trials[:number] if last in each["losses"])
+            if trial.get("is_pruned"):
+                assert number >= 2
+                assert trial["losses"][last] > others[len(others) // 2]
+
+    def test_it_goes_on_after_the_trials_that_are_done(self, tmp_path):
+        found(tmp_path, {**self.METHOD, "n_trials": 2})
+        before = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        found(tmp_path, {**self.METHOD, "n_trials": 3})
+        assert yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"][:2] == before
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "message"),
+    [
+        (GROWING, {"shape": {"kind": "x"}}, "model.shape.kind: got 'x'; a discovery starts from the uniform model"),
+        (GROWING, {"layers": {1: {"ffn": {"d_ff": 5}}}}, "leave changes to single layers out"),
+        (GROWING | {"start_width": 0.99}, {}, "discover.method.start_width: got 0.99; leaves nothing to grow by"),
+        (GROWING | {"n_stages": 7}, {}, "discover.steps: got 6; must be at least one for each of 7 stages"),
+        (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
+        ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),
+        ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path, method, change, message):
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
+
+
+def test_a_budget_sizes_the_uniform_model_first(tmp_path):
+    planned = plan(tmp_path, GROWING, budget="60k", match="layer_params")
+    # 4 d^2 of attention and 9 d^2 of feed-forward in 3 layers; heads are multiples of 4.
+    assert planned.task.template.d_model == 40
+    assert planned.task.budget == 3 * 13 * 40**2
