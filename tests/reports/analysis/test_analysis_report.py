@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chromium_pipe import chromium_page
 from fake_analysis import model, write_analysis
-from fake_comparison import token_widths
+from fake_comparison import token_widths, width_oracle
 
 from widthwise.config_io import UserError
 from widthwise.records.analysis import Analysis
@@ -180,6 +180,17 @@ def test_widths_of_tokens_have_their_section(tmp_path: Path) -> None:
     assert 'href="#dynamic-width"' in page
     assert len(captions(page)) == FIGURES_OF_ALL_LAYERS + 4 + 1
     assert 'id="virtual-width"' not in page
+
+
+def test_losses_at_equal_width_stand_beside_the_oracles(tmp_path: Path) -> None:
+    widths = {**token_widths(3), "oracle": width_oracle(3)}
+    dynamic = {**model("dynamic", [64] * 3, 0.5), "token_widths": widths}
+    page = page_of(write_analysis(tmp_path, model("uniform", [64] * 3, 0.5), dynamic))
+    assert "oracle 2.750, oracle, one a token 3.125, chosen by tokens 3.250, one a layer 3.375" in page
+    assert "Widths of dynamic beside the oracle" in page
+    for row in (["fitted to the oracle", MISSING], ["oracle", "2.7500"], ["mean fraction of d_ff", "0.5000"]):
+        assert re.search(r'<th scope="row">{}</th><td[^>]*>{}</td>'.format(*map(re.escape, row)), page)
+    assert "<td>+0.12</td>" in page
 
 
 def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:

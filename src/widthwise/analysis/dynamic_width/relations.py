@@ -1,6 +1,5 @@
 """What width goes with: correlations, groups of tokens, and the loss at forced widths; of a finished run."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,10 @@ from torch import Tensor
 from widthwise.analysis.dynamic_width.correlation import correlations
 from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles
 from widthwise.analysis.dynamic_width.meter import NO_SPREAD
+from widthwise.analysis.dynamic_width.sample import Sample, windows_of
 from widthwise.data.held_out import HeldOut
-from widthwise.kernels.precision import autocast
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.dynamic_modules import width_fractions
-from widthwise.model.eval_mode import evaluating
 
 SAMPLE_TOKENS = 16_384
 """Tokens the analysis looks at: whole windows from the front of the validation text, at least one."""
@@ -32,9 +29,9 @@ def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -
     the token's unigram surprisal in the validation text, its position in the window, the entropy of the prediction,
     and the benefit of width: the loss at the narrowest forced width minus that at full width.
     """
-    sample = _Sample(model, held_out)
+    sample = Sample(model, held_out, windows_of(held_out, SAMPLE_TOKENS))
     layers = dynamic_layers(model.config)
-    tokens = torch.cat(sample.windows)[:, :-1].numpy()
+    tokens = sample.windows[:, :-1].numpy()
     counts = np.zeros(model.config.vocab_size, dtype=np.int64)
     for batch in held_out.batches():
         counts += np.bincount(batch[:, :-1].flatten().numpy(), minlength=len(counts))
@@ -45,7 +42,7 @@ def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -
         "loss": losses,
         "surprisal": -np.log(counts[tokens] / counts.sum()),
         "position": np.broadcast_to(np.arange(float(held_out.seq_len)), tokens.shape),
-        "entropy": sample.entropies(),
+        "entropy": _entropies(sample),
         "benefit": forced[0] - forced[-1],
     }
     of_token = np.einsum("l,lwt->wt", flops_shares(layers), widths)
@@ -59,49 +56,20 @@ def analyse_widths(model: Decoder, held_out: HeldOut, summary: dict[str, Any]) -
     }
 
 
-class _Sample:
-    """Windows to look at again and again."""
+def _entropies(sample: Sample) -> np.ndarray:
+    """(n_windows, seq_len): of the predictions at the widths that tokens choose, in nats."""
 
-    def __init__(self, model: Decoder, held_out: HeldOut):
-        self._model, self._held_out = model, held_out
-        self.windows = list(held_out.batches(max(SAMPLE_TOKENS, held_out.seq_len)))
-        """Batches of integers (B, seq_len + 1)."""
+    def found(batch: Tensor, rows: slice) -> Tensor:
+        documents, positions = sample.told(batch)
+        return _entropy(sample.model, sample.model.hidden(batch[:, :-1], documents=documents, positions=positions))[
+            None
+        ]
 
-    def losses_and_widths(self, width_fraction: float | None) -> np.ndarray:
-        """(1 + n_dynamic_layers, n_windows, seq_len): the losses, then the width fractions of each dynamic layer."""
+    return sample.of_every_batch(found)[0]
 
-        def found(batch: Tensor) -> Tensor:
-            documents, positions = self._told(batch)
-            loss = self._model.loss(batch[:, :-1], batch[:, 1:], 0.0, width_fraction, documents, positions)
-            return torch.stack([loss.losses, *width_fractions(loss.choices)])
 
-        return self._of_every_batch(found)
-
-    def entropies(self) -> np.ndarray:
-        """(n_windows, seq_len): of the predictions at the widths that tokens choose, in nats."""
-
-        def found(batch: Tensor) -> Tensor:
-            documents, positions = self._told(batch)
-            return self._entropy(self._model.hidden(batch[:, :-1], documents=documents, positions=positions))[None]
-
-        return self._of_every_batch(found)[0]
-
-    def _told(self, batch: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The documents and the positions of the tokens of a batch, where a validation tells them."""
-        tokens, boundaries = batch[:, :-1], self._held_out.boundaries
-        return boundaries.documents(tokens), boundaries.positions(tokens)
-
-    def _entropy(self, hidden: Tensor) -> Tensor:
-        """hidden: (B, T, d_model) -> (B, T)."""
-        chunks = hidden.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // self._model.config.vocab_size))
-        logs = (self._model.logits(chunk).float().log_softmax(dim=-1) for chunk in chunks)
-        return torch.cat([-(log.exp() * log).sum(dim=-1) for log in logs]).view(hidden.shape[:-1])
-
-    def _of_every_batch(self, find: Callable[[Tensor], Tensor]) -> np.ndarray:
-        """find: (B, seq_len + 1) -> (n, B, seq_len). Its results side by side, (n, n_windows, seq_len)."""
-        with evaluating(self._model) as device:
-            found = []
-            for batch in self.windows:
-                with autocast(device, self._held_out.precision):
-                    found.append(find(batch.to(device)).double().cpu())
-        return torch.cat(found, dim=1).numpy()
+def _entropy(model: Decoder, hidden: Tensor) -> Tensor:
+    """hidden: (B, T, d_model) -> (B, T)."""
+    chunks = hidden.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // model.config.vocab_size))
+    logs = (model.logits(chunk).float().log_softmax(dim=-1) for chunk in chunks)
+    return torch.cat([-(log.exp() * log).sum(dim=-1) for log in logs]).view(hidden.shape[:-1])

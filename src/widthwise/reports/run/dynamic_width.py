@@ -15,6 +15,7 @@ from widthwise.reports.page.html import Panel
 from widthwise.reports.page.svg import CARD, INK, Style, draw
 from widthwise.reports.page.table import Table
 from widthwise.reports.page.ticks import number_axis
+from widthwise.reports.run.width_oracle import oracle_figures, oracle_tables
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class DynamicWidthSection:
     summary: Table
     layer_tables: list[Table]
     token_tables: list[Table]
+    oracle_figures: list[Panel]
+    oracle_tables: list[Table]
 
 
 def dynamic_width_section(
@@ -42,6 +45,8 @@ def dynamic_width_section(
         _summary(found),
         [_layer_table(name, widths) for name, widths in found.items()],
         _token_tables(found),
+        oracle_figures(found, styles),
+        oracle_tables(found),
     )
 
 
