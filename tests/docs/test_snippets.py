@@ -1,0 +1,114 @@
+"""What the documents tell a reader to type works: commands run at toy size, recipes are valid, Python runs."""
+
+import shutil
+import sys
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from snippets import PAGES, ROOT, Block, all_blocks, blocks, check_arguments, inline_commands
+from typer._click.exceptions import BadOptionUsage, MissingParameter
+from world import RECIPES, build, call
+
+from widthwise.recipe.recipe import Recipe
+from widthwise.yaml_io import parse_yaml
+
+EXTRAS = {"docs/sweeps.md": "optuna", "docs/interop.md": "transformers", "docs/evaluation_harness.md": "lm_eval"}
+"""Page -> package of the extra that its commands need."""
+PYTHON = [block for block in all_blocks("python") if block.page != "README.md"]
+"""That of the README has a test of its own, and so have the examples."""
+SLOTS = "model.residual={kind: hyper_connections, n_fractions: 2, n_slots: 4, embedding: expand}"
+PREPARED = {
+    "docs/interop.md": [("export", "runs/x", "models/x")],
+    "docs/virtual_width_analysis.md": [("train", "configs/small.yaml", SLOTS, "--out", "runs/slots")],
+}
+"""Page -> commands that its Python takes for done."""
+GIVEN = {"docs/virtual_width_analysis.md": "import torch; windows = [torch.arange(9)[None]]"}
+"""Page -> names that its Python takes for given."""
+RUN = [(page, list(found)) for page, found in groupby(all_blocks("bash"), key=lambda block: block.page)]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_commands_name_verbs_options_and_recipes_that_there_are(path: Path) -> None:
+    for block in blocks(path):
+        for arguments in block.of_ours if block.language in ("", "bash") else []:
+            check_arguments(arguments)
+            for name in arguments:
+                if name.startswith("configs/") and name.removeprefix("configs/").split(".")[0] not in RECIPES:
+                    assert (ROOT / name).exists(), f"{block}: {name}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_commands_in_the_text_name_verbs_and_options_that_there_are(path: Path) -> None:
+    for arguments in inline_commands(path):
+        with suppress(MissingParameter, BadOptionUsage):  # where the text names a verb or an option alone
+            check_arguments(arguments)
+
+
+@pytest.mark.parametrize("block", all_blocks("yaml"), ids=str)
+def test_pieces_of_recipes_are_valid(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laid over a small recipe, or over the one that a piece extends, `inspect` shows the model."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    piece = parse_yaml(block.text, str(block))
+    if not piece.keys() <= {*Recipe.model_fields, "extends", "compare", "sweep", "ladder"}:
+        pytest.skip("no piece of a recipe")
+    base = "compare_virtual_width" if "trend" in piece.get("compare", {}) else "small"
+    below = {} if piece.keys() >= {"model", "seq_len", "train"} else {"extends": f"configs/{base}.yaml"}
+    (tmp_path / "piece.yaml").write_text(yaml.safe_dump(below | _beside(piece)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    call("inspect", "piece.yaml")
+
+
+def _beside(piece: dict[str, Any]) -> dict[str, Any]:
+    """A piece of configs/, for a file beside that folder."""
+    name = str(piece.get("extends", ""))
+    return piece | {"extends": f"configs/{name}"} if name.endswith(".yaml") else piece
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", sys.argv[:])
+        build(folder, call)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "found"), RUN, ids=[page for page, _ in RUN])
+def test_the_commands_of_a_page_run_in_order(
+    page: str, found: list[Block], world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page in EXTRAS:
+        pytest.importorskip(EXTRAS[page], reason=f"needs the extra of {EXTRAS[page]}")
+    folder = shutil.copytree(world, tmp_path / "world", symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", sys.argv[:])
+    for block in found:
+        assert block.of_ours, f"{block}: marked bash, but nothing in it runs"
+        for arguments in block.of_ours:
+            try:
+                call(*arguments)
+            except BaseException as error:
+                raise AssertionError(f"{block}: widthwise {' '.join(arguments)}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_runs(block: Block, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = compile(block.text, str(block), "exec")
+    if block.page in EXTRAS:
+        pytest.importorskip(EXTRAS[block.page], reason=f"needs the extra of {EXTRAS[block.page]}")
+    if "datatrove" in block.text:
+        pytest.skip("submits to a cluster; its steps are tested with the preparation")
+    monkeypatch.chdir(shutil.copytree(world, tmp_path / "world", symlinks=True))
+    for arguments in PREPARED.get(block.page, []):
+        call(*arguments)
+    names: dict[str, Any] = {"__name__": "snippet"}
+    exec(GIVEN.get(block.page, ""), names)
+    exec(code, names)
