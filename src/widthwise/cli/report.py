@@ -1,11 +1,16 @@
 """`widthwise report`: HTML, CSV and LaTeX from run directories."""
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import remark, say, say_json
+from widthwise.config_io import UserError
 
 
 def report(
@@ -31,6 +36,16 @@ def report(
             show_default=False,
         ),
     ] = None,
+    watch: Annotated[
+        int | None,
+        typer.Option(
+            "--watch",
+            min=1,
+            metavar="SECONDS",
+            help="Write it anew so often until training ends; the page loads itself again.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths of the files as JSON.")] = False,
 ) -> None:
     """Write a report: one HTML page that opens offline, its tables as CSV and LaTeX, and optionally its figures.
@@ -39,10 +54,29 @@ def report(
     """
     from widthwise.reports.writing import write_report
 
-    files = [
-        str(path) for path in write_report(paths, out, figures, columns.split(",") if columns is not None else None)
-    ]
+    write = partial(write_report, paths, out, figures, columns.split(",") if columns is not None else None)
+    if watch is not None:
+        _follow(paths, write, watch)
+    files = [str(path) for path in write()]
     if as_json:
         say_json({"files": files})
     else:
         say(*files)
+
+
+def _follow(paths: list[Path], write: Callable[..., list[Path]], seconds: int) -> None:
+    """Writes a page again and again until what it shows has finished. Ctrl-C leaves one that stays as it is."""
+    from widthwise.reports.writing import is_at_work
+
+    if not is_at_work(paths):
+        return
+    page, *_ = write(refresh_seconds=seconds)
+    remark(f"{page}: written every {seconds} s until training ends")
+    try:
+        while is_at_work(paths):
+            time.sleep(seconds)
+            with suppress(UserError):  # files that belong together may just be written
+                write(refresh_seconds=seconds)
+    except BaseException:
+        write()
+        raise

@@ -6,6 +6,7 @@ from pathlib import Path
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.reports.analysis.report import write_analysis_report
+from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.discovery.report import write_discovery_report
 from widthwise.reports.family.report import write_family_report
@@ -37,20 +38,22 @@ def write_report(
     out: Path | str | None = None,
     figures: FileKind | None = None,
     columns: Sequence[str] | None = None,
+    refresh_seconds: int | None = None,
 ) -> list[Path]:
     """Writes the report that fits what `paths` hold: one folder of PAGES, or one or more run directories.
 
     `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
-    names of the quantities of the main table of a comparison, sweep or family; by default the usual ones. Returns the
-    files written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
+    names of the quantities of the main table of a comparison, sweep or family; by default the usual ones.
+    refresh_seconds: after so long a page of what has not finished loads itself again; None: never. Returns the files
+    written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
     """
     described = listed(paths)
     folder = None if out is None else Path(out)
     if figures is None:
-        return _write_page(described, folder, columns)
+        return _write_page(described, folder, columns, refresh_seconds)
     with as_files(figures) as drawn:
-        files = _write_page(described, folder, columns)
+        files = _write_page(described, folder, columns, refresh_seconds)
     folder = files[0].parent / "figures"
     for name, content in drawn.contents.items():
         write_atomic(folder / f"{name}.{figures}", content)
@@ -66,7 +69,16 @@ def check_kind(folder: Path, name: str) -> None:
         raise UserError(f"{folder}: is not a folder")
 
 
-def _write_page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None) -> list[Path]:
+def is_at_work(paths: Sequence[Path]) -> bool:
+    """Whether a run or a comparison among them has not finished, so that its page will change."""
+    return any(is_unfinished(path) or (RunDir(path).exists and not RunDir(path).has_result) for path in paths)
+
+
+def _write_page(
+    paths: Sequence[Path], out: Path | None, columns: Sequence[str] | None, refresh_seconds: int | None
+) -> list[Path]:
+    if len(paths) == 1 and columns is None and is_unfinished(paths[0]):
+        return [write_progress_page(paths[0], out, refresh_seconds)]
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
         if path not in found and not RunDir(path).exists:
@@ -83,7 +95,7 @@ def _write_page(paths: Sequence[Path], out: Path | None, columns: Sequence[str] 
             f"report: got {len(paths)} paths, one with {next(iter(found.values()))}; give that one alone, or only runs"
         )
     if len(paths) == 1:
-        return [write_run_report(paths[0], out)]
+        return [write_run_report(paths[0], out, refresh_seconds)]
     if out is None:
         raise UserError(f"report: got {len(paths)} runs; name the folder for their common report with --out")
-    return [write_runs_report(paths, out)]
+    return [write_runs_report(paths, out, refresh_seconds)]

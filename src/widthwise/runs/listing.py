@@ -75,14 +75,12 @@ def _state(run: RunDir, has_ended_itself: bool) -> RunState:
     return "failed" if has_ended_itself else "stopped"
 
 
-def _n_steps(run: RunDir) -> int:
+def _n_steps(run: RunDir) -> int | None:
     path = run.path / "config.yaml"
     data = parse_yaml(read_text(path), str(path))
     train = data.get("train") if isinstance(data, dict) else None
     n_steps = train.get("steps") if isinstance(train, dict) else None
-    if not isinstance(n_steps, int):
-        raise UserError(f"{path}: train.steps: is not a whole number")
-    return n_steps
+    return n_steps if isinstance(n_steps, int) else None
 
 
 def _folders(folder: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
+from widthwise.records.listing import ListedRun
 from widthwise.records.run import Run, RunResult
 from widthwise.reports.page import plots, tables
 from widthwise.reports.page.curves import by_name, by_step, further_heads
@@ -19,6 +20,7 @@ from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.evaluations import evaluations_section
 from widthwise.reports.run.growth import growth_answers, growth_question, growth_section, growth_steps
 from widthwise.reports.run.norms import norms_section
+from widthwise.reports.run.progress import listed_runs, progress_table, reload_sentence, state_sentence
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.validated import task_table, text_table
 from widthwise.reports.run.virtual_width import virtual_width_section
@@ -43,31 +45,40 @@ _BY_NAME = (
 """Key of a validation record, entry of a text or task there, and the title of its figure."""
 
 
-def write_run_report(run: Path, out: Path | None = None) -> Path:
-    """Writes `report.html` of a run, finished or not, into `out` (default: the run). UserError if broken."""
-    return write_runs_report([run], out or run)
+def write_run_report(run: Path, out: Path | None = None, refresh_seconds: int | None = None) -> Path:
+    """Writes `report.html` of a run, finished or not, into `out` (default: the run). UserError if broken.
+
+    refresh_seconds: as `write_runs_report`.
+    """
+    return write_runs_report([run], out or run, refresh_seconds)
 
 
-def write_runs_report(runs: Sequence[Path], out: Path) -> Path:
-    """Writes `out/report.html` with the curves of all runs in the same figures. Raises UserError if one is broken."""
+def write_runs_report(runs: Sequence[Path], out: Path, refresh_seconds: int | None = None) -> Path:
+    """Writes `out/report.html` with the curves of all runs in the same figures. Raises UserError if one is broken.
+
+    refresh_seconds: after so long the page of runs of which one has not finished loads itself again; None: never.
+    """
     if not runs:
         raise UserError("report: expected at least one run directory")
     page = Path(out) / "report.html"
-    write_atomic(page, _page([read_run(Path(run)) for run in runs]))
+    write_atomic(page, _page([read_run(Path(run)) for run in runs], refresh_seconds))
     return page
 
 
-def _page(runs: Sequence[Run]) -> str:
+def _page(runs: Sequence[Run], refresh_seconds: int | None) -> str:
     named = _distinct_names(runs)
     chosen = styles(list(named))
     costs = {name: run.cost for name, run in named.items() if run.cost is not None}
     results = {name: run.result for name, run in named.items() if run.result}
-    n_unfinished = sum(run.result is None for run in runs)
+    listed = listed_runs(named)
+    refresh_seconds = refresh_seconds if listed else None
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     return render(
         "run/runs.html",
         title=title,
-        lead=_lead(runs, n_unfinished),
+        lead=_lead(runs, listed) + reload_sentence(refresh_seconds),
+        refresh_seconds=refresh_seconds,
+        progress_table=progress_table(listed),
         question=growth_question(named),
         answers=growth_answers(named),
         commands=list(dict.fromkeys(filter(None, map(_command, runs)))),
@@ -119,12 +130,14 @@ def _distinct_names(runs: Sequence[Run]) -> dict[str, Run]:
     return named
 
 
-def _lead(runs: Sequence[Run], n_unfinished: int) -> str:
+def _lead(runs: Sequence[Run], listed: Mapping[str, ListedRun]) -> str:
     where = clean(runs[0].path) if len(runs) == 1 else f"{len(runs)} runs laid over each other"
-    if not n_unfinished:
+    if not listed:
         return f"{where}."
-    which = "It has" if len(runs) == 1 else f"{n_unfinished} of them {'has' if n_unfinished == 1 else 'have'}"
-    return f"{where}. {which} not finished: results and costs appear when training ends."
+    rest = "Results and costs appear when training ends."
+    if len(runs) == 1:
+        return f"{where}. {state_sentence(*listed.values())} {rest}"
+    return f"{where}. {len(listed)} of them {'has' if len(listed) == 1 else 'have'} not finished. {rest}"
 
 
 def _command(run: Run) -> str | None:
