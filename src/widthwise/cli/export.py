@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from widthwise.cli.step_option import StepOption
 from widthwise.cli.terminal import remark, say, say_json
 
 
@@ -28,9 +29,10 @@ def export(
             help="One head size for all layers: the smallest multiple of this that holds the largest, such as 8 or 64.",
         ),
     ] = None,
+    step: StepOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write the newest model of a run as a folder that transformers loads.
+    """Write the model of a run as a folder that transformers loads.
 
     It becomes a llama, qwen2, qwen3, olmo2 or gpt2 if it is one. Any other model becomes a `widthwise`, which
     transformers loads after `import widthwise.hf`, or without this package if written with --standalone.
@@ -39,7 +41,7 @@ def export(
     """
     from widthwise.runs.export import export_run
 
-    summary = export_run(run, folder, dtype, n_positions, standalone, pad_heads)
+    summary = export_run(run, folder, dtype, n_positions, standalone, pad_heads, step)
     for damage in summary.pop("damages"):
         remark(damage)
     if as_json:

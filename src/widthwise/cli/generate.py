@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from widthwise.cli.step_option import StepOption
 from widthwise.cli.terminal import remark, say_json, say_text
 from widthwise.config_io import UserError
 
@@ -28,6 +29,7 @@ def generate(
             "--speculative", help="Decode greedily with drafts from the heads of multi-token prediction (`model.mtp`)."
         ),
     ] = False,
+    step: StepOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue texts with the model of a run; without a prompt, start a new document.
@@ -47,7 +49,7 @@ def generate(
             f"--speculative: got --temperature {temperature:g}; drafts are checked greedily, so it must be 0"
         )
     sampling = parse(SamplingConfig, {"temperature": temperature, "top_k": top_k, "top_p": top_p}, "generate")
-    trained, drafting = load_trained(run), {}
+    trained, drafting = load_trained(run, step=step), {}
     for damage in trained.damages:
         remark(str(damage))
     tokenizer, texts = trained.tokenizer, prompt or [""]

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 import typer
 
 from widthwise.cli.growth_result import show_growth
+from widthwise.cli.step_option import StepOption
 from widthwise.cli.terminal import progress_console
 from widthwise.config_io import UserError
 
 
 def grow(
-    run: Annotated[Path, typer.Argument(help="Run directory; its newest good checkpoint is grown.")],
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to the recipe of the run, or of --to, such as train.steps=2000.")
     ] = None,
@@ -76,6 +77,7 @@ def grow(
     allow_change: Annotated[
         bool, typer.Option("--allow-change", help="Take constants from the recipe, although the function changes.")
     ] = False,
+    step: StepOption = None,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Say what would be done, without reading weights.")
     ] = False,
@@ -108,7 +110,7 @@ def grow(
         freeze_steps=freeze_steps,
     )
     sizes = NewSizes(d_model, n_heads, n_kv_heads, head_dim, d_ff, add_layers)
-    source = Source.of(run)
+    source = Source.of(run, step)
     intention = growth_intended(source, wanted_recipe(source, to, overrides or (), sizes), options)
     if out is None or plan_only:
         show_growth(intention.record(), as_json)

@@ -1,4 +1,4 @@
-"""A run directory from another: its newest checkpoint grown, baked or padded, to be trained on from the same step."""
+"""A run directory from another: a checkpoint grown, baked or padded, to be trained on from the same step."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

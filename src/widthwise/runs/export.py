@@ -22,7 +22,7 @@ from widthwise.run_dir import RunDir
 from widthwise.runs.environment import shown_path
 from widthwise.runs.import_ import IMPORTED
 from widthwise.runs.model_card import Folder, model_card
-from widthwise.runs.trained import newest_checkpoint, tokenizer_of
+from widthwise.runs.trained import chosen_checkpoint, tokenizer_of
 from widthwise.training import checkpoint, checkpoint_folder
 
 CARD = "README.md"
@@ -36,19 +36,20 @@ def export_run(
     n_positions: int | None = None,
     standalone: bool = False,
     pad_heads: int | None = None,
+    step: int | None = None,
 ) -> dict[str, Any]:
-    """Writes the newest model of a run as a Hugging Face folder, and returns a summary.
+    """Writes the model of a run as a Hugging Face folder, and returns a summary.
 
     Where one of the formats that transformers always knows says all of the model, the folder has it; a grown model gets
     the format's own parametrisation first. Otherwise it is a `widthwise` model. n_positions: tokens of the longest
     text, what an imported model was made for or else the recipe's seq_len where not given. standalone: with the code of
     a `widthwise` model in the folder, so that transformers runs it where this package is not installed. pad_heads:
-    all heads get the smallest multiple of this that holds the largest, with zeros. Raises UserError with the reason
-    where the model cannot be written.
+    all heads get the smallest multiple of this that holds the largest, with zeros. step: of the checkpoint; the newest
+    good one where not given. Raises UserError with the reason where the model cannot be written.
     """
     run = RunDir(path)
     recipe = saved_recipe(run)
-    found, damages = newest_checkpoint(run)
+    found, damages = chosen_checkpoint(run, step)
     step = checkpoint_folder.step_of(found)
     origin = run.environment().get(IMPORTED) or {}
     n_positions = n_positions or max(recipe.seq_len, origin.get("n_positions", 0))

@@ -36,12 +36,20 @@ def load_trained(path: Path | str, device: torch.device | str | None = None, ste
     """
     run = RunDir(path)
     recipe = saved_recipe(run)
-    found, damages = newest_checkpoint(run) if step is None else (checkpoint_of(run, step), [])
+    found, damages = chosen_checkpoint(run, step)
     default = "cuda" if torch.cuda.is_available() else "cpu"
     step = checkpoint_folder.step_of(found)
     model = build(recipe.model_at(step), seed=0, device=device or default)
     checkpoint.load_weights(found, model)
     return Trained(recipe, model.eval(), tokenizer_of(run), step, damages)
+
+
+def chosen_checkpoint(run: RunDir, step: int | None) -> tuple[Path, list[checkpoint_folder.Damage]]:
+    """The checkpoint of a step, or where none is named the newest good one with newer ones that are damaged.
+
+    Raises UserError where there is no such checkpoint that can be used.
+    """
+    return newest_checkpoint(run) if step is None else (checkpoint_of(run, step), [])
 
 
 def newest_checkpoint(run: RunDir) -> tuple[Path, list[checkpoint_folder.Damage]]:
