@@ -13,13 +13,14 @@ author = "the authors of widthwise"
 copyright = "Apache-2.0"
 version = release = widthwise.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "evidence", "outside"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "evidence", "outside", "signatures", "verbs"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["extensions", "static"]
 
 myst_heading_anchors = 4  # links to #headings are checked, as GitHub names them
 myst_enable_extensions = ["colon_fence", "deflist"]
 highlight_language = "none"  # blocks without a language are output or formulas
+smartquotes = False  # options begin with two hyphens
 default_role = "code"  # docstrings write `name`, as the pages do
 
 nitpicky = True
@@ -28,7 +29,8 @@ nitpick_ignore_regex = [("py:.*", ".*")]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_class_signature = "separated"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True}
 
 html_theme = "furo"
 html_title = f"widthwise {release}"

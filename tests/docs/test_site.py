@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from site_pages import SitePage, broken_links
 
+import widthwise
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -18,6 +20,11 @@ def test_every_page_is_in_a_table_of_contents() -> None:
     listed = re.findall(r"^([\w/]+)$", "\n".join(_toctrees((DOCS / "index.md").read_text())), re.M)
     assert len(listed) == len(set(listed))
     assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == {name for name in listed if "/" not in name}
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    named = re.findall(r"^\.\. auto\w+:: (\w+)$", (DOCS / "api.md").read_text(), re.M)
+    assert sorted(named) == sorted(widthwise.__all__)
 
 
 def _toctrees(text: str) -> list[str]:
