@@ -95,8 +95,9 @@ def test_a_model_that_does_not_choose_is_measured_at_the_middle(held_out):
     json.dumps(found, allow_nan=False)
 
 
-def test_one_window_is_enough_but_for_fitting(held_out):
+@pytest.mark.parametrize("ffn", [DYNAMIC, "model.ffn={kind: dynamic_hourglass, n_blocks: 3, d_hidden: 5}"])
+def test_one_window_is_enough_but_for_fitting(held_out, ffn):
     one = HeldOut(held_out.data, seq_len=17, batch_size=2, max_tokens=17, precision="fp32")
-    found = width_oracle(model_of(DYNAMIC), one)
+    found = width_oracle(model_of(ffn), one)
     assert (found["n_tokens"], found["n_fitted_tokens"]) == (17, 0)
     assert "fitted" not in found["losses"]

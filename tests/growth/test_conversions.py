@@ -30,6 +30,7 @@ Changes = dict[str, Any]
 SLOTS = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 5, "dynamic": False, "group_norm": "none"}
 HOURGLASS = {"kind": "hourglass", "n_blocks": 3, "d_hidden": 10}
 DYNAMIC = {"kind": "dynamic", "d_ff": 10, "start": 0.7, "min_fraction": 0.25}
+DYNAMIC_HOURGLASS = {**HOURGLASS, "kind": "dynamic_hourglass", "start": 0.7, "min_fraction": 0.25}
 GQA = {"head_dim": 2, "kv_group_size": 3, "qk_norm": {"over": "head"}}
 MLP = {"kind": "mlp", "d_ff": 11, "activation": "silu"}
 
@@ -42,6 +43,12 @@ CONVERSIONS: dict[str, tuple[Changes, Changes]] = {
     "dynamic": ({}, {"ffn": DYNAMIC}),
     "dynamic, wider, by a network": ({}, {"ffn": {**DYNAMIC, "d_ff": 13, "score": {"kind": "mlp", "d_hidden": 3}}}),
     "dynamic, by token": ({}, {"ffn": {**DYNAMIC, "score": {"kind": "token", "vocab_size": 17}}}),
+    "dynamic hourglass": ({"ffn": HOURGLASS}, {"ffn": DYNAMIC_HOURGLASS}),
+    "dynamic hourglass, wider, with another block": (
+        {"ffn": {**HOURGLASS, "n_blocks": 2}},
+        {"ffn": {**DYNAMIC_HOURGLASS, "d_hidden": 13, "score": {"kind": "mlp", "d_hidden": 3}}},
+    ),
+    "dynamic hourglass of a swiglu": ({}, {"ffn": DYNAMIC_HOURGLASS}),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),
@@ -167,6 +174,24 @@ def test_heads_that_join_are_certified_by_the_loss_of_the_model_alone() -> None:
     assert found.is_preserved
     assert not found.dead
     assert found.total("n_new") == plan.new.costs()["mtp"].params
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (HOURGLASS, {"block_multiplier": 0.5}, "block_multiplier: got 0.5 where it was 1.0"),
+        (HOURGLASS, {"share_weights": True}, "share_weights: got True where it was False"),
+        (HOURGLASS, {"mask": {"kind": "soft"}}, "mask.kind: got soft, which is below 1 for some units"),
+        (HOURGLASS, {"score": {"kind": "random"}}, "score.kind: got random, which starts at another number"),
+        (DYNAMIC_HOURGLASS, {"n_blocks": 4}, "n_blocks: got 4 where it was 3"),
+        (DYNAMIC_HOURGLASS, {"min_fraction": 0.3}, "min_fraction: got 0.3 where it was 0.25"),
+    ],
+)
+def test_a_dynamic_hourglass_that_would_compute_something_else_is_refused(
+    old: Changes, new: Changes, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_growth(small_model(ffn=old), small_model(ffn={**DYNAMIC_HOURGLASS, **new}))
 
 
 def test_conversions_in_words() -> None:

@@ -25,7 +25,7 @@ from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.dynamic_modules import dynamic_modules
-from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 N_TOKENS = 2**14
 """Tokens that are looked at: whole windows from the front of the text, at least one."""
@@ -120,9 +120,9 @@ class Gains:
 def _changes(sample: Sample, batch: Tensor, fractions: np.ndarray, around: float) -> tuple[list[Tensor], Tensor]:
     """What the scores of the layers would read, and the changes of the loss, (n_fractions * n_layers, B, T)."""
     model, modules = sample.model, list(dynamic_modules(sample.model).values())
-    calls: list[tuple[DynamicWidth, Tensor, PassContext, Tensor]] = []
+    calls: list[tuple[WidthChoosing, Tensor, PassContext, Tensor]] = []
 
-    def see(module: DynamicWidth, inputs: tuple[Tensor, PassContext], output: tuple[Tensor, object]) -> None:
+    def see(module: WidthChoosing, inputs: tuple[Tensor, PassContext], output: tuple[Tensor, object]) -> None:
         calls.append((module, *inputs, output[0]))
 
     tokens, targets = batch[:, :-1], batch[:, 1:]
@@ -141,4 +141,4 @@ def _changes(sample: Sample, batch: Tensor, fractions: np.ndarray, around: float
         for fraction in fractions.tolist()
         for (module, x, context, update), gradient in zip(calls, gradients)
     ]
-    return [module.norm.before(x).detach() for module, x, *_ in calls], torch.stack(changes).detach()
+    return [module.read_by_score(x).detach() for module, x, *_ in calls], torch.stack(changes).detach()

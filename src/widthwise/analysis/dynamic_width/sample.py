@@ -14,7 +14,7 @@ from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.ffn.dynamic_module import DynamicWidth
+from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 
 class Sample:
@@ -69,7 +69,7 @@ class Sample:
 def forced(model: Decoder, fractions: np.ndarray) -> Iterator[None]:
     """Tokens have these widths in passes of the model: (n_dynamic_layers, B, T), a layer's own for each token."""
 
-    def instead(given: Tensor) -> Callable[[DynamicWidth, tuple[Tensor, PassContext]], tuple[Tensor, PassContext]]:
+    def instead(given: Tensor) -> Callable[[WidthChoosing, tuple[Tensor, PassContext]], tuple[Tensor, PassContext]]:
         return lambda module, inputs: (inputs[0], replace(inputs[1], width_fraction=given))
 
     device = model.embedding.weight.device

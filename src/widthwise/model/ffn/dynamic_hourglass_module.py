@@ -38,6 +38,9 @@ class DynamicHourglass(Hourglass, WidthChoosing):
             total = self._masked(entered, read, width, edge, x.dtype)
         return total[..., : self.d_out], {"width_fraction": asked}
 
+    def read_by_score(self, x: Tensor) -> Tensor:
+        return self.stack[0].norm.before(self.norm(x))
+
     def _skips(self, x: Tensor, edge: Edge) -> bool:
         """Whether blocks leave out tokens: where the mask is a step without a derivative, and counts are known."""
         if edge.margin > 0 or self.execution == "masked" or torch.compiler.is_compiling():

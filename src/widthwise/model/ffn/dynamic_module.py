@@ -41,9 +41,12 @@ class DynamicWidth(WidthChoosing):
         self.add_choice(config, d_model)
 
     def forward(self, x: Tensor, context: PassContext) -> tuple[Tensor, Choices]:
-        stream, x = x, self.norm.before(x)
+        stream, x = x, self.read_by_score(x)
         asked, used, edge = self.choose(x, stream, context)
         return self.norm.after(self._update(x, self.config.full_width * used, edge)), {"width_fraction": asked}
+
+    def read_by_score(self, x: Tensor) -> Tensor:
+        return self.norm.before(x)
 
     def _update(self, x: Tensor, width: Tensor, edge: Edge | None) -> Tensor:
         """x: (B, T, d_model), width: (B, T) in units -> (B, T, d_out)."""

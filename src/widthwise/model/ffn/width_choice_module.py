@@ -42,6 +42,10 @@ class WidthChoosing(FeedForward):
         finally:
             self.execution = before
 
+    @abstractmethod
+    def read_by_score(self, x: Tensor) -> Tensor:
+        """What the score reads of the stream x, both (B, T, d_model)."""
+
     def choose(self, x: Tensor, stream: Tensor, context: PassContext) -> tuple[Tensor, Tensor, Edge | None]:
         """The width fractions (B, T) that tokens ask for, those that this pass uses, and how the mask falls.
 
