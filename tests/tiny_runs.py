@@ -11,6 +11,7 @@ from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths
 from widthwise.training.metrics import MEASURED_KEYS
+from widthwise.training.observer import Silence
 from widthwise.yaml_io import apply_overrides
 
 
@@ -95,25 +96,15 @@ def unfinished_copy(source: Path, target: Path, step: int) -> Path:
     return target
 
 
-class Listener:
+class Listener(Silence):
     """An observer that remembers messages, and calls `at_step(step)` after every step."""
 
     def __init__(self, at_step=lambda step: None):
         self.messages: list[str] = []
         self._at_step = at_step
 
-    def preparing(self, stage, n_bytes, n_bytes_total): ...
-
-    def opened(self, run): ...
-
-    def starting(self, name, step, n_steps): ...
-
     def step_done(self, step):
         self._at_step(step)
-
-    def record(self, record): ...
-
-    def remaining(self, seconds): ...
 
     def message(self, text):
         self.messages.append(text)

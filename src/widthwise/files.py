@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
@@ -190,6 +190,22 @@ def check_free(folder: Path) -> None:
     """Raises UserError where something has that name already, but for an empty folder."""
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise UserError(f"{folder}: exists already; choose another folder")
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """A folder and those above it, as far as they are not there: what making it makes."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
+def remove_unused(made: Sequence[Path], names: Collection[str]) -> None:
+    """Removes folders that were made for work of which nothing came, if the first holds but files of these names."""
+    if not made or not made[0].is_dir() or not {each.name for each in made[0].iterdir()} <= set(names):
+        return
+    for name in names:
+        (made[0] / name).unlink(missing_ok=True)
+    with suppress(OSError):  # somebody else has put something there
+        for folder in made:
+            folder.rmdir()
 
 
 @contextmanager

@@ -26,8 +26,10 @@ from widthwise.files import (
     FileRecord,
     is_at,
     leftovers,
+    missing_folders,
     read_json_mapping,
     read_text,
+    remove_unused,
     write_atomic,
     writing,
 )
@@ -204,10 +206,14 @@ class RunDir:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it."""
+        """Holds the run for one process; a killed one holds nothing. Raises RunInUse where another holds it.
+
+        Folders that were made for it go again, if no run was begun in them.
+        """
         from filelock import FileLock, Timeout  # slow to import, and verbs that only read hold nothing
 
-        holder = self.path / "holder"
+        holder, path = self.path / "holder", self.path
+        made = missing_folders(path)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
@@ -228,6 +234,7 @@ class RunDir:
             finally:
                 os.close(self._handle)
                 self._handle = None
+                remove_unused(made, {"lock", "holder"})  # who waits for the lock sees its file gone, and makes another
 
     @property
     def is_in_use(self) -> bool:

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -46,7 +47,7 @@ def test_a_bar_shows_the_rate(clock):
         observer.preparing("tokenizing", 0, 100_000_000)
         clock.seconds += 4
         observer.preparing("tokenizing", 50_000_000, 100_000_000)
-    assert "MB  12.5 MB/s" in written.getvalue()
+    assert "50.0/100.0 MB  12.5 MB/s" in written.getvalue()
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -91,3 +92,60 @@ def test_a_run_alone_says_nothing_of_others(clock):
     assert written.getvalue().splitlines() == [
         "x: step 20/30  train loss 2.5000  lr 0.01  1,000 tokens/s  0:00:05 left"
     ]
+
+
+def test_other_work_is_counted_in_its_unit(clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=80)) as observer:
+        observer.working("reading book.txt", 0, 4000, "tokens")
+        clock.seconds += 10
+        observer.working("reading book.txt", 1000, 4000, "tokens")
+    assert written.getvalue().splitlines() == [
+        "reading book.txt: 0 of 4,000 tokens",
+        "reading book.txt: 1,000 of 4,000 tokens  100 tokens/s  0:00:30 left",
+    ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_a_run_does_before_its_first_step_is_done_is_said(is_terminal):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=120, force_terminal=is_terminal)) as observer:
+        observer.starting("run 1 of 2, x", 0, 30)
+        observer.busy("step 1 running (compiling)")
+    line = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue())
+    assert re.search("run 1 of 2, x(: | .* )step 1 running .compiling.", line)
+
+
+def test_a_run_goes_on_in_its_bar_after_other_work():
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=120, force_terminal=True)) as observer:
+        observer.starting("x", 0, 30)
+        observer.working("reading tasks", 1, 7, "answers")
+        observer.step_done(12)
+    assert "12/30" in written.getvalue()
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=220, force_terminal=True)) as observer:
+        observer.starting("x", 0, 30)
+        observer.record(RECORD)
+    assert "\x1b" not in written.getvalue()
+    assert "x: step 20/30" in written.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_bar_takes_one_line_of_the_terminal(width, clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=width, force_terminal=True)) as observer:
+        observer.starting("run 12 of 18, a-variant-with-a-long-name-seed3", 0, 19080)
+        observer.step_done(1200)
+        observer.remaining(86400 * 3)
+        observer.record({**RECORD, "mtp_losses": [2.75, 2.875, 3.0]})
+    text = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", written.getvalue())
+    lines = [line for line in re.split("[\r\n]+", text) if line.strip()]
+    assert lines[-1].startswith("all runs: 72:00:00 left")
+    assert "1,200/19,080" in lines[-2]
+    assert "tokens/s" in lines[-2] or width < 80
+    assert max(map(len, lines)) <= width

@@ -1,4 +1,4 @@
-"""Progress of data preparation and runs: a bar on a terminal, plain lines elsewhere."""
+"""Progress of whatever takes long: a bar on a terminal, plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.records.run import REWOUND
+from widthwise.reports.page.formats import clock
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
 
+    from widthwise.cli.bars import Bars
     from widthwise.training.observer import Observer
 
 SECONDS_BETWEEN_LINES = 5.0
@@ -21,96 +22,120 @@ SECONDS_BETWEEN_LINES = 5.0
 
 @contextmanager
 def shown_progress(console: "Console") -> Iterator["Observer"]:
-    """An observer that shows preparations and runs, one after the other, on a console."""
-    if not console.is_terminal or is_silent():
+    """An observer that shows preparations, runs and other work, one after the other, on a console."""
+    if not console.is_terminal or console.is_dumb_terminal or is_silent():
         yield LineObserver(console)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from widthwise.cli.bars import Bars
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[loss]}"),
-        TextColumn("{task.fields[remaining]}"),
-    )
-    with Progress(*columns, console=console) as bar:
-        yield BarObserver(bar)
+    with Bars(console) as bars:
+        yield BarObserver(bars)
 
 
 class _Pace:
-    """How fast a stage of a preparation goes on, since its first report."""
+    """How fast a stage of some work goes on, since its first report."""
 
-    def __init__(self, stage: str = "", n_bytes: int = 0):
-        self.stage = stage
-        self._n_bytes_before, self._began = n_bytes, time.monotonic()
+    def __init__(self, stage: str = "", n_done: int = 0, unit: str = ""):
+        """unit: what is counted, in the plural; `B` for bytes, which are shown in MB."""
+        self.stage, self._unit = stage, unit
+        self._n_before, self._began = n_done, time.monotonic()
 
-    def bytes_per_second(self, n_bytes: int) -> float | None:
-        """None while nothing was done."""
+    def done(self, n_done: int, n_total: int | None, of: str) -> str:
+        """How much is done, as `1.5 of 2.0 MB`. of: what stands between the numbers."""
+        total = "" if n_total is None else f"{of}{self._number(n_total)}"
+        return f"{self._number(n_done)}{total} {self._name}"
+
+    def rate(self, n_done: int) -> str:
+        """As `1.5 MB/s`; "" while nothing was done."""
+        rate = self._per_second(n_done)
+        if rate is None:
+            return ""
+        shown = f"{rate / 1e6:.1f}" if self._unit == "B" else f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+        return f"{shown} {self._name}/s"
+
+    def left(self, n_done: int, n_total: int | None) -> str:
+        """As `0:01:30 left`; "" where that is not known."""
+        rate = self._per_second(n_done)
+        return f"{clock((n_total - n_done) / rate)} left" if rate and n_total else ""
+
+    @property
+    def _name(self) -> str:
+        return "MB" if self._unit == "B" else self._unit
+
+    def _number(self, n: int) -> str:
+        return f"{n / 1e6:.1f}" if self._unit == "B" else f"{n:,}"
+
+    def _per_second(self, n_done: int) -> float | None:
         seconds = time.monotonic() - self._began
-        return (n_bytes - self._n_bytes_before) / seconds if n_bytes > self._n_bytes_before and seconds > 0 else None
+        return (n_done - self._n_before) / seconds if n_done > self._n_before and seconds > 0 else None
 
 
 class BarObserver:
-    """One bar for each preparation and each run."""
+    """One bar for each preparation, each run and each other work."""
 
-    def __init__(self, bar: "Progress"):
-        self._bar = bar
-        self._description = ""
-        self._pace = _Pace()
-        self._task = bar.add_task("", visible=False, rate="", loss="", remaining="")
+    def __init__(self, bars: "Bars"):
+        self._bars = bars
+        self._pace, self._is_run = _Pace(), False
+        self._run = ("", 0, 0)
+        """Name of the run, the step after which it goes on, its number of steps."""
+        self._task = bars.add_task("", visible=False)
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """Shows the progress in megabytes; the bar itself shows the time left where the total is known."""
-        if stage != self._description:
-            self._begin(stage, None)
-            self._pace = _Pace(stage, n_bytes)
-        rate = self._pace.bytes_per_second(n_bytes)
-        self._bar.update(
-            self._task,
-            total=n_bytes_total and round(n_bytes_total / 1e6),
-            completed=round(n_bytes / 1e6),
-            rate="MB" if rate is None else f"MB  {rate / 1e6:.1f} MB/s",
-        )
+        self.working(stage, n_bytes, n_bytes_total, "B")
+
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+        if stage != self._pace.stage or self._is_run:
+            self._begin(stage, n_total)
+            self._pace, self._is_run = _Pace(stage, n_done, unit), False
+        done, rate = self._pace.done(n_done, n_total, "/"), self._pace.rate(n_done)
+        self._bars.update(self._task, total=n_total, completed=n_done, done=done, rate=rate)
+
+    def busy(self, what: str) -> None:
+        if not self._is_run:
+            self.starting(*self._run)
+        self._bars.update(self._task, done=what)
 
     def opened(self, run: Path) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
+        self._run, self._is_run = (name, step, n_steps), True
         self._begin(name, n_steps)
         # Counted from here, so that the steps of an earlier process do not enter the rate.
-        self._bar.update(self._task, completed=step)
+        self._show_step(step)
 
     def step_done(self, step: int) -> None:
-        self._bar.update(self._task, completed=step)
+        if not self._is_run:
+            self.starting(self._run[0], step, self._run[2])
+        self._show_step(step)
 
     def record(self, record: dict[str, Any]) -> None:
+        name = self._run[0]
         if record["event"] == "train":
-            rate = f"{record['tokens_per_second']:,.0f} tokens/s"
-            self._bar.update(self._task, rate=rate, loss=_loss(record))
+            self._bars.update(self._task, rate=f"{record['tokens_per_second']:,.0f} tokens/s", loss=_loss(record))
         elif record["event"] == "validation":
-            self.message(f"{self._description}: step {record['step']}  validation {_loss(record)}")
+            self.message(f"{name}: step {record['step']}  validation {_loss(record)}")
         elif record["event"] in _SENTENCES:
-            self.message(f"{self._description}: step {record['step']}  {_SENTENCES[record['event']](record)}")
+            self.message(f"{name}: step {record['step']}  {_SENTENCES[record['event']](record)}")
 
     def remaining(self, seconds: float) -> None:
-        self._bar.update(self._task, remaining=_end_of_all(seconds))
+        self._bars.footer = _end_of_all(seconds)
 
     def message(self, text: str) -> None:
-        self._bar.console.print(text, highlight=False, markup=False)
+        self._bars.console.print(text, highlight=False, markup=False)
 
     def beside(self) -> "BarObserver":
-        return BarObserver(self._bar)
+        return BarObserver(self._bars)
+
+    def _show_step(self, step: int) -> None:
+        self._bars.update(self._task, completed=step, done=f"{step:,}/{self._run[2]:,}")
 
     def _begin(self, description: str, total: int | None) -> None:
-        self._bar.remove_task(self._task)
-        self._description = description
-        self._task = self._bar.add_task(description, total=total, rate="", loss="", remaining="")
+        self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(description, total=total)
 
 
 class LineObserver:
-    """One line per record."""
+    """One line per record, and for other work one every few seconds."""
 
     def __init__(self, console: "Console"):
         self._console = console
@@ -118,24 +143,27 @@ class LineObserver:
         self._name, self._n_steps, self._remaining = "", 0, ""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        """Prints at most one line every few seconds."""
+        self.working(stage, n_bytes, n_bytes_total, "B")
+
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         now = time.monotonic()
         if stage != self._pace.stage:
-            self._pace = _Pace(stage, n_bytes)
+            self._pace = _Pace(stage, n_done, unit)
         elif now - self._shown_at < SECONDS_BETWEEN_LINES:
             return
         self._shown_at = now
-        line = f"{stage}: {n_bytes / 1e6:.1f}" + (f" of {n_bytes_total / 1e6:.1f} MB" if n_bytes_total else " MB")
-        if rate := self._pace.bytes_per_second(n_bytes):
-            line += f"  {rate / 1e6:.1f} MB/s"
-            if n_bytes_total:
-                line += f"  {_duration((n_bytes_total - n_bytes) / rate)} left"
-        self.message(line)
+        done = self._pace.done(n_done, n_total, " of ")
+        words = [f"{stage}: {done}", self._pace.rate(n_done), self._pace.left(n_done, n_total)]
+        self.message("  ".join(filter(None, words)))
+
+    def busy(self, what: str) -> None:
+        self.message(f"{self._name}: {what}")
 
     def opened(self, run: Path) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._name, self._n_steps, self._remaining = name, n_steps, ""
+        self._pace = _Pace()
 
     def step_done(self, step: int) -> None: ...
 
@@ -148,7 +176,7 @@ class LineObserver:
         line = f"{self._name}: step {record['step']}/{self._n_steps}  {record['event']} {_loss(record)}"
         if record["event"] == "train":
             remaining = (self._n_steps - record["step"]) * record["step_seconds"]
-            line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {_duration(remaining)} left"
+            line += f"  lr {record['lr']:.3g}  {record['tokens_per_second']:,.0f} tokens/s  {clock(remaining)} left"
             line += f"  {self._remaining}" if self._remaining else ""
         self.message(line)
 
@@ -189,10 +217,4 @@ _SENTENCES = {"growth": _growth, "skipped": _skipped, REWOUND: _rewound}
 def _end_of_all(seconds: float) -> str:
     """How long all runs still take, and when that is by the clock."""
     end = datetime.now().astimezone() + timedelta(seconds=seconds)
-    return f"all runs: {_duration(seconds)} left, until {end:%a %d %b %H:%M}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
+    return f"all runs: {clock(seconds)} left, until {end:%a %d %b %H:%M}"

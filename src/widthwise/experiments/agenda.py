@@ -118,6 +118,12 @@ class _RunObserver:
     def opened(self, run: Path) -> None:
         self._observer.opened(run)
 
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+        self._observer.working(stage, n_done, n_total, unit)
+
+    def busy(self, what: str) -> None:
+        self._observer.busy(what)
+
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._before = self.added_to({})
         self._first = self._step = step

@@ -20,8 +20,10 @@ from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.trend import fit_trend
+from widthwise.files import missing_folders, remove_unused
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN
+from widthwise.records.listing import PlannedRuns
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
@@ -73,8 +75,12 @@ def run_plan(
         comparison.write(folder)
         return comparison
 
-    with crew(plan.recipes[plan.baseline]) as processes:
-        return processes.do(work)
+    made = missing_folders(folder)
+    try:
+        with crew(plan.recipes[plan.baseline]) as processes:
+            return processes.do(work)
+    finally:
+        remove_unused(made, {PlannedRuns.file_name})
 
 
 def _join(plan: ComparisonPlan, place: SharedPlace, shelf: DataShelf, observer: Observer) -> None:

@@ -109,7 +109,7 @@ def do_all(tasks: Mapping[str, Task], jobs: Jobs, observer: Observer, observing:
                 with observing(key, list(waiting), observer) as own:
                     task(own)
         return
-    with watch_signals() as watch, ExitStack() as ending:
+    with watch_signals(observer.message) as watch, ExitStack() as ending:
         workers = [_Worker(place, jobs, observer.beside()) for place in range(min(jobs.n, len(tasks)))]
         for worker in workers:
             ending.callback(worker.end)

@@ -148,7 +148,7 @@ class _Launch:
 
     def _train(self, loop: TrainingLoop) -> RunResult:
         """A signal behind the last step lets the run finish, and stops what would come after it."""
-        with watch_signals() as watch:
+        with watch_signals(self.observer.message) as watch:
             other_work = OtherWork()
             validation = loop.go(watch)
             model = loop.learner.whole_model() if is_analysed(loop.recipe.final_model) else None

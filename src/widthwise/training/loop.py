@@ -115,6 +115,7 @@ class TrainingLoop:
         self.observer.starting(self.name, self.state.step, self.config.steps)
         self.learner.set_progress(self.state.step)
         self._validate_if_due()  # the run may have ended between the checkpoint and the validation of one step
+        self._say_that_a_step_runs()
         while self.state.step < self.config.steps:
             try:
                 self._enter_phase_if_due()
@@ -129,6 +130,12 @@ class TrainingLoop:
                 raise self.processes.said(Interrupted(self._interruption(), received))
             self._validate_if_due()
         self._saver.wait()
+
+    def _say_that_a_step_runs(self) -> None:
+        """Before the first step with a model, which takes longer than those after it."""
+        if self.state.step < self.config.steps:
+            how = " (compiling)" if self.config.compile else ""
+            self.observer.busy(f"step {self.state.step + 1:,} running{how}")
 
     def _agreed_signal(self, watch: SignalWatch) -> int:
         """The number of the signal that any process has received, or 0. They come at other moments to each."""
@@ -163,6 +170,7 @@ class TrainingLoop:
         before = None if is_recorded else self._validate()
         self.learner = self.learner.grown(phase, self.loader.batch(self.loader.step))
         self.learner.set_progress(step)
+        self._say_that_a_step_runs()
         if before is not None:
             self.journal.write_with_costs(
                 step,

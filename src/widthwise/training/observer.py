@@ -13,6 +13,15 @@ class Observer(Protocol):
     def opened(self, run: Path) -> None:
         """The run in this folder, new or resumed, is about to go on; records are of this run until the next one."""
 
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+        """Other work goes on: how much of its present stage is done, and of how much, if that is known.
+
+        unit: what is counted, in the plural, such as `tokens`.
+        """
+
+    def busy(self, what: str) -> None:
+        """What the run does before its next step is done, where that may take long: `step 1 running (compiling)`."""
+
     def starting(self, name: str, step: int, n_steps: int) -> None:
         """The run of this name goes on after `step` of `n_steps`; a new run after step 0."""
 
@@ -39,6 +48,10 @@ class Silence:
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None: ...
 
     def opened(self, run: Path) -> None: ...
+
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None: ...
+
+    def busy(self, what: str) -> None: ...
 
     def starting(self, name: str, step: int, n_steps: int) -> None: ...
 

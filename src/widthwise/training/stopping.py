@@ -2,9 +2,10 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from types import FrameType
 
 from widthwise.training.launch import is_launched
@@ -43,9 +44,11 @@ class SignalWatch:
 
 
 @contextmanager
-def watch_signals() -> Iterator[SignalWatch]:
+def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWatch]:
     """Ctrl-C, SIGTERM and SIGUSR1 only set `received`, so that the step at work is finished; a second one acts as ever.
 
+    say: is told so, in a thread, because what it prints with may be in use where the signal comes. Only in a process
+    that was started by none of ours, so that of several one speaks.
     SIGUSR1 is how SLURM says that the time is nearly over. Under torchrun a second one is ignored to the end of the
     process: its agent passes on what the workers may have got already. Outside the main thread, where Python allows no
     handlers, nothing is watched.
@@ -64,6 +67,8 @@ def watch_signals() -> Iterator[SignalWatch]:
         watch.received = watch.received or number
         if not is_launched():
             restore()
+        if say is not None and parent_process() is None:
+            threading.Thread(target=say, args=(_stopping(number),)).start()
 
     for number in previous:
         signal.signal(number, note)
@@ -75,3 +80,8 @@ def watch_signals() -> Iterator[SignalWatch]:
                 signal.signal(number, signal.SIG_IGN)
         else:
             restore()
+
+
+def _stopping(number: int) -> str:
+    has_second = number == signal.SIGINT and not is_launched()
+    return "stopping after this step" + ("; again to stop now" if has_second else "")

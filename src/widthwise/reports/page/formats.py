@@ -93,6 +93,13 @@ def duration(hours: float | None) -> str:
     return f"{hours / size:,.3g} {unit}"
 
 
+def clock(seconds: float) -> str:
+    """As 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
+
+
 def fixed(value: float | None, n_decimals: int) -> str:
     """A number with `n_decimals` decimals, or with a power of ten if it would be too long to read."""
     return _shown(value, f".{n_decimals}f", ".3e")

@@ -81,6 +81,12 @@ class _Tracked:
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self._observer.preparing(stage, n_bytes, n_bytes_total)
 
+    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+        self._observer.working(stage, n_done, n_total, unit)
+
+    def busy(self, what: str) -> None:
+        self._observer.busy(what)
+
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._observer.starting(name, step, n_steps)
 

@@ -1,0 +1,58 @@
+"""A start that fails leaves no folder behind, and one that stood before as it was."""
+
+from pathlib import Path
+
+import pytest
+from tiny_runs import TINY
+
+from widthwise.config_io import UserError, parse
+from widthwise.experiments.compare import run_plan
+from widthwise.experiments.plan import read_plan
+from widthwise.recipe.recipe import Recipe
+from widthwise.runs.train import train
+from widthwise.yaml_io import dump_yaml
+
+MODEL = {"vocab_size": 257, "d_model": 32, "n_layers": 2, "attention": {"head_dim": 8}}
+TRAIN = {"steps": 2, "batch_size": 4, "precision": "fp32", "validation_tokens": 240}
+MISTAKES = {
+    "no data": {"data": {"path": "nowhere"}},
+    "a model that does not know all tokens": {"model": {**MODEL, "vocab_size": 100}},
+    "a mistake that only the built model shows": {"optimizer": {**TINY["optimizer"], "lr_factors": {"nothing": 2.0}}},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_run_that_cannot_begin_leaves_nothing(mistake: str, tmp_path: Path) -> None:
+    recipe = parse(Recipe, {**TINY, "model": MODEL, "train": TRAIN, **MISTAKES[mistake]})
+    with pytest.raises(UserError):
+        train(recipe, tmp_path / "runs" / "new" / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_stood_there_before_stays(tmp_path: Path) -> None:
+    recipe = parse(Recipe, {**TINY, "model": MODEL, "train": TRAIN, **MISTAKES["no data"]})
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(UserError):
+        train(recipe, tmp_path / "runs" / "run")
+    assert list((tmp_path / "runs").iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError):
+        train(recipe, tmp_path / "mine")
+    assert (tmp_path / "mine").is_dir()
+    note = tmp_path / "noted" / "note.txt"
+    note.parent.mkdir()
+    note.write_text("mine")
+    with pytest.raises(UserError):
+        train(recipe, note.parent)
+    assert note.read_text() == "mine"
+
+
+def test_a_comparison_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    for name, width in (("a", 32), ("b", 48)):
+        model = {**MODEL, "d_model": width}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(dump_yaml({**TINY, "model": model, "train": TRAIN, **MISTAKES["no data"]}))
+    plan = read_plan([tmp_path / "a.yaml", tmp_path / "b.yaml"], [], (1,), "none", None)
+    with pytest.raises(UserError):
+        run_plan(plan, tmp_path / "runs" / "both")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.yaml", "b.yaml"]
