@@ -87,6 +87,19 @@ def test_page_answers_and_shows_every_variant(comparison: Path) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(("factor", "words"), [(1.009, "parameters?"), (1.034, "parameters, within 3.4%?")])
+def test_the_question_says_how_far_from_equal_the_variants_are(factor: float, words: str, tmp_path: Path) -> None:
+    """A search may be asked for shapes that match less closely than the one percent of other comparisons."""
+    write_comparison(tmp_path)
+    data = json.loads((tmp_path / "comparison.json").read_text())
+    for variant in data["variants"]:
+        variant["cost"]["params"]["total"], variant["ratio"]["params"] = 1_000_000, 1.0
+    data["variants"][1]["ratio"]["params"] = factor
+    (tmp_path / "comparison.json").write_text(json.dumps(data))
+    page = write_comparison_report(tmp_path)["html"].read_text(encoding="utf-8")
+    assert f"reach a lower held-out loss than uniform at equal {words}" in page
+
+
 def test_every_figure_is_an_image_with_a_text_alternative(comparison: Path) -> None:
     outline = Outline(page_of(comparison))
     plots = [attributes for attributes in outline.all("svg") if attributes.get("class") == "plot"]

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from widthwise.experiments.matching import LARGEST_MISMATCH
 from widthwise.records.comparison import Comparison, Variant
+from widthwise.records.quantities import QUANTITY
 from widthwise.records.run import Run, RunResult
 from widthwise.records.search import Search
 from widthwise.reports.comparison import main_table
@@ -101,8 +103,19 @@ def _question(comparison: Comparison) -> str:
     baseline = clean(comparison.baseline)
     if not others:
         return f"The held-out loss of {baseline}, trained with {seeds}."
-    verb, matched = "Does" if len(others) == 1 else "Do", plots.matched_words(comparison.matched)
+    verb = "Does" if len(others) == 1 else "Do"
+    matched = plots.matched_words(comparison.matched) + _mismatch(comparison)
     return f"{verb} {sequence(others)} reach a lower held-out loss than {baseline}{matched}? Trained with {seeds}."
+
+
+def _mismatch(comparison: Comparison) -> str:
+    """How unequal the variants are in what they are said to match, where a search was asked for no closer match than
+    the one of other comparisons."""
+    if (matched := QUANTITY.get(comparison.matched or "none")) is None:
+        return ""
+    ratios = [matched.ratio(variant, comparison.baseline_variant) for variant in comparison.variants]
+    largest = max((abs(ratio - 1) for ratio in ratios if ratio is not None), default=0.0)
+    return f", within {largest:.1%}" if largest > LARGEST_MISMATCH else ""
 
 
 def _first_results(runs: Mapping[str, Sequence[Run]]) -> dict[str, RunResult]:
