@@ -81,9 +81,31 @@ class Page:
         """The JSON value of a JavaScript expression; the page's own content policy does not bind the debugger."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def press_tab(self) -> None:
+    def press(self, key: str) -> None:
+        """A key by its name in JavaScript; a single letter also types itself."""
+        code = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36}
+        code |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+            said = {"text": text} if text and kind == "keyDown" else {}
+            number = code.get(key, ord(key[0]))
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, **said)
+
+    def mouse(self, kind: str, x: float, y: float, n_clicks: int = 0) -> None:
+        """kind: Moved, Pressed or Released, of the left button."""
+        button = {"button": "left", "clickCount": n_clicks} if n_clicks else {}
+        self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=x, y=y, **button)
+
+    def click(self, x: float, y: float, n_clicks: int = 1) -> None:
+        for i in range(1, n_clicks + 1):
+            self.mouse("Pressed", x, y, i)
+            self.mouse("Released", x, y, i)
+
+    def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
+        self.mouse("Moved", *start)
+        self.mouse("Pressed", *start, 1)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=end[0], y=end[1], button="left", buttons=1)
+        self.mouse("Released", *end, 1)
 
     def requests(self) -> list[str]:
         return [

@@ -119,13 +119,13 @@ def test_a_screen_reader_finds_its_way(browser: Page, report: Path) -> None:
 def test_the_keyboard_reaches_the_content_and_everything_that_scrolls(browser: Page, report: Path) -> None:
     browser.open(report, 400)
     browser.evaluate(UNFOLD)
-    browser.press_tab()
+    browser.press("Tab")
     assert browser.evaluate("document.activeElement.className") == "skip"
     assert browser.evaluate("document.activeElement.getBoundingClientRect().left") >= 0
-    n_stops = browser.evaluate("document.querySelectorAll('a[href], [tabindex=\"0\"], summary').length")
+    n_stops = browser.evaluate("document.querySelectorAll('a[href], [tabindex=\"0\"], summary, button').length")
     browser.evaluate("window.reached = new Set(); document.addEventListener('focusin', e => reached.add(e.target))")
     for _ in range(n_stops):
-        browser.press_tab()
+        browser.press("Tab")
     missed = f"{SCROLLED}.filter(each => !reached.has(each)).map(each => each.getAttribute('aria-label'))"
     assert browser.evaluate(f"{SCROLLED}.length") > 0
     assert browser.evaluate(missed) == []

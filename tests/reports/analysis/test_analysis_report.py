@@ -199,14 +199,14 @@ def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
     page = page_of(
         change(folder, lambda data: data.update(title=HOSTILE, sentence=HOSTILE, command=f"a && b {HOSTILE}"))
     )
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "<img" not in page
     assert "\x1b" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
 def test_page_refers_to_nothing_outside_itself(page: str) -> None:
-    assert not re.search(r"https?://|@import|<script|url\((?!#)|\ssrc=", page)
+    assert not re.search(r"https?://|@import|<script\s|url\((?!#)|\ssrc=", page)
     ids = re.findall(r'\sid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'href="#([^"]*)"', page)) <= set(ids)

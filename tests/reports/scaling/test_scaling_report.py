@@ -105,7 +105,7 @@ def test_broken_laws_are_refused_in_one_line_and_nothing_is_written(
 
 def test_hostile_names_are_shown_and_not_interpreted(tmp_path: Path) -> None:
     text = json.dumps(scaling_data()).replace("uniform", "<script>alert(1)</script>")
-    assert "<script" not in page_of(tmp_path, json.loads(text))
+    assert page_of(tmp_path, json.loads(text)).count("<script") == 1
 
 
 def test_an_arrow_beyond_the_points_is_inside_the_figure(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_broken_sweep_is_refused_in_one_line_and_nothing_is_written(
 def test_hostile_names_are_shown_and_not_interpreted(tmp_path: Path) -> None:
     text = json.dumps(sweep_data()).replace("growing", "<script>alert(1)</script>").replace("nan at", "<b> at")
     page = write_sweep_report(write_sweep(tmp_path, json.loads(text), n_seeds_here=0))["html"].read_text()
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "<b>" not in page
 
 

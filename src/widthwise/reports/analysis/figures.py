@@ -12,13 +12,13 @@ from widthwise.reports.analysis.layers import DepthAxis, LayerUnits, counterpart
 from widthwise.reports.page.curves import Curve, thin
 from widthwise.reports.page.formats import clean, fixed, shorten, si, tick
 from widthwise.reports.page.html import Panel, panels, sequence
-from widthwise.reports.page.plots import Bundle, curve_figure, label_axes
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, Bundle, curve_figure, label_axes
 from widthwise.reports.page.svg import CARD, Style, draw, line_legend
 from widthwise.reports.page.ticks import TickFormatter
 
 Values = Callable[[AnalysedModel], dict[int, float]]
 """Layer or depth -> value."""
-_INCHES = (5.4, 3.3)
 N_POINTS = 100
 """Number of points of a curve over hidden units, in a small figure."""
 
@@ -141,7 +141,7 @@ def _depth_figure(
 
     parts = [f"{shorten(name, 40)} {_extremes(curve)}" for name, curve in curves.items()]
     label = f"{y_label} by {axis.name}. {'; '.join(parts)}."
-    return draw(key, label, _INCHES, paint, line_legend({name: styles[name] for name in curves}))
+    return draw(key, label, INCHES, paint, line_legend({name: styles[name] for name in curves}))
 
 
 def _paint_lines(axes: Axes, curves: Mapping[str, Curve], styles: Mapping[str, Style]) -> None:
@@ -157,6 +157,7 @@ def _paint_lines(axes: Axes, curves: Mapping[str, Curve], styles: Mapping[str, S
             markersize=4.5,
             markeredgecolor=CARD,
             markeredgewidth=0.6,
+            label=named(name),
         )
 
 
@@ -185,7 +186,7 @@ def _density_figure(analysis: Analysis, styles: Mapping[str, Style]) -> Markup |
     values = "; ".join(f"{shorten(name, 40)} {fixed(float(curve.y[middle]), 3)}" for name, curve in curves.items())
     label = f"Share of the activations beyond a threshold, from {thresholds[0]:g} to {thresholds[-1]:g}."
     legend = line_legend({name: styles[name] for name in curves})
-    return draw("density", f"{label} At {thresholds[middle]:g}: {values}.", _INCHES, paint, legend)
+    return draw("density", f"{label} At {thresholds[middle]:g}: {values}.", INCHES, paint, legend)
 
 
 def _density_curve(model: AnalysedModel, thresholds: np.ndarray) -> Curve:
@@ -214,7 +215,8 @@ def _utilisation_figure(key: str, title: str, shown: Mapping[str, LayerUnits], s
             style, shares = styles[name], units.utilisation
             ranks = (np.arange(len(shares)) + 0.5) / len(shares)
             curve = thin(Curve(ranks, shares), N_POINTS)
-            axes.plot(curve.x, curve.y, color=style.colour, linestyle=style.dash, linewidth=1.9)
+            look = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.9}
+            axes.plot(curve.x, curve.y, label=named(name, f"layer {units.layer}"), **look)
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1)
         label_axes(axes, "units, the most used first", "share of the tokens")
@@ -225,4 +227,4 @@ def _utilisation_figure(key: str, title: str, shown: Mapping[str, LayerUnits], s
         for name, units in shown.items()
     ]
     label = f"{clean(title)}: how often each hidden unit is active. {'; '.join(parts)}."
-    return draw(key, label, (3.5, 2.5), paint, line_legend({name: styles[name] for name in shown}))
+    return draw(key, label, INCHES, paint, line_legend({name: styles[name] for name in shown}))

@@ -66,7 +66,9 @@ def checkpoints_table(analysis: Analysis) -> Table:
 def summary_table(analysis: Analysis) -> Table:
     """Means over layers: one row per quantity, one column per model."""
     rows = [[title, *map(show, analysis.models)] for title, show in _summary_rows(analysis).items()]
-    return Table("Means over layers", ["Quantity", *(clean(model.name) for model in analysis.models)], rows)
+    return Table(
+        "Means over layers", ["Quantity", *(clean(model.name) for model in analysis.models)], rows, sortable=False
+    )
 
 
 def _summary_rows(analysis: Analysis) -> dict[str, Number]:

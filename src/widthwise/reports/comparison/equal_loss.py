@@ -14,7 +14,8 @@ from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, capital, clean, counted, fixed, interval, shorten, si
 from widthwise.reports.page.html import Panel, legend, panels
-from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.page.table import Table
 
@@ -113,7 +114,8 @@ def _figure(
         for name, curve in drawn.items():
             style = styles[name]
             low, high = (np.array(list(map(finite, ends))) for ends in (curve.low, curve.high))
-            axes.fill_between(curve.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0)
+            label = named(name)
+            axes.fill_between(curve.tokens, low, high, color=style.colour, alpha=0.16, linewidth=0, label=label)
             axes.plot(
                 curve.tokens,
                 list(map(finite, curve.mean)),
@@ -125,13 +127,14 @@ def _figure(
                 markersize=4.5,
                 markeredgecolor=CARD,
                 markeredgewidth=0.6,
+                label=label,
             )
         axes.set_ylim(*_late_range(list(drawn.values()), equal))
         label_axes(axes, "tokens", y_label, whole=True)
 
     ends = "; ".join(f"{shorten(name, 40)} {fixed(curve.mean[-1], 4)}" for name, curve in drawn.items())
     label = f"{title}, {y_label}, over tokens. At the end of each line: {ends}."
-    return draw(key, label, (5.4, 3.3), paint, line_legend({name: styles[name] for name in drawn}))
+    return draw(key, label, INCHES, paint, line_legend({name: styles[name] for name in drawn}))
 
 
 def _late_range(curves: Sequence[OverTokens], equal: float) -> tuple[float, float]:

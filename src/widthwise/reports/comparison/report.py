@@ -17,7 +17,7 @@ from widthwise.reports.comparison.shape_curves import shape_curves
 from widthwise.reports.comparison.trend import trend_section
 from widthwise.reports.comparison.validated import validated_table
 from widthwise.reports.page import plots, tables
-from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds
+from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_over_seeds, of_seeds
 from widthwise.reports.page.data import data_table, loss_words
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
@@ -159,7 +159,7 @@ def _bundle(
         flops = _training_flops(variant, runs[0])
         mean = against_flops(mean, runs[0], flops)
         seeds = [against_flops(curve, run, flops) for curve, run in zip(seeds, runs)]
-    return plots.Bundle(variant.name, chosen[variant.name], seeds, mean)
+    return plots.Bundle(variant.name, chosen[variant.name], seeds, mean, of_seeds(runs))
 
 
 def _training_flops(variant: Variant, run: Run) -> float:

@@ -14,9 +14,10 @@ from widthwise.records.cost import CostSummary
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
-from widthwise.reports.page.formats import fixed, shorten, tick
+from widthwise.reports.page.formats import fixed, interval, shorten, tick
 from widthwise.reports.page.html import Panel, legend
-from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import BASELINE_STYLE, CARD, MUTED, Style, draw, line_legend, styles
 
 
@@ -142,11 +143,13 @@ def _figure(
         for line in lines:
             style, losses = chosen[f"K = {line.n_blocks}"], [finite(stack.loss.mean) for stack in line.stacks]
             x = [at(stack) for stack in line.stacks]
-            axes.plot(x, losses, color=style.colour, linestyle=style.dash, linewidth=1.5)
+            look = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.5}
+            axes.plot(x, losses, label=named(f"K = {line.n_blocks}", line.label), **look)
             end = (x[-1], losses[-1])
-            axes.annotate(line.label, end, (7, 4), textcoords="offset points", fontsize=8.5, color=MUTED)
+            axes.annotate(line.label, end, (7, 4), textcoords="offset points", color=MUTED)
         for stack in stacks:
-            _paint_stack(axes, at(stack), stack, chosen[f"K = {stack.n_blocks}"])
+            name = f"K = {stack.n_blocks}"
+            _paint_stack(axes, at(stack), stack, chosen[name], named(name, stack.name, interval(stack.loss, 4)))
         axes.margins(x=0.13)
         axes.set_ylim(*_limits(stacks, reference))
         label_axes(axes, words, "held-out loss")
@@ -159,14 +162,14 @@ def _figure(
     )
     if reference is not None:
         label += f" The dashed line is {shorten(reference[0], 40)} at {fixed(reference[1], 4)}."
-    return draw(key, label, (5.4, 3.4), paint, line_legend(chosen))
+    return draw(key, label, INCHES, paint, line_legend(chosen))
 
 
-def _paint_stack(axes: Axes, x: float, stack: Stack, style: Style) -> None:
+def _paint_stack(axes: Axes, x: float, stack: Stack, style: Style, label: str) -> None:
     loss = stack.loss
     if loss.low is not None and loss.high is not None:
-        axes.plot([x, x], [loss.low, loss.high], color=style.colour, linewidth=1.6, alpha=0.55)
-    axes.plot(x, finite(loss.mean), style.marker, color=style.colour, markersize=7, markeredgecolor=CARD)
+        axes.plot([x, x], [loss.low, loss.high], color=style.colour, linewidth=1.6, alpha=0.55, label=label)
+    axes.plot(x, finite(loss.mean), style.marker, color=style.colour, markersize=7, markeredgecolor=CARD, label=label)
 
 
 def _limits(stacks: Sequence[Stack], reference: tuple[str, float] | None) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import Estimate
@@ -13,9 +14,11 @@ from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.reports.page.formats import MISSING, capital, clean, fixed, interval, shorten, signed, tick
 from widthwise.reports.page.html import Panel, legend
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.page.table import Table
-from widthwise.reports.page.ticks import number_axis
+from widthwise.reports.page.ticks import TickFormatter, number_axis
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,19 @@ def _figure(trend: Trend, losses: Mapping[str, Estimate], styles: Mapping[str, S
     def paint(axes: Axes) -> None:
         axes.set_xscale("log", base=2)
         axes.fill_between(values, low, high, color=MUTED, alpha=0.16, linewidth=0)
-        axes.plot(values, line, color=INK, linewidth=1.4)
+        axes.plot(values, line, color=INK, linewidth=1.4, label=named("the fitted line"))
         for point, seeds in zip(points, shifted):
             style = styles[point.variant]
             at = np.full(len(seeds), point.value)
-            axes.plot(at, seeds, "_", color=style.colour, markersize=11, markeredgewidth=1.4)
-            axes.plot(point.value, seeds.mean(), style.marker, color=style.colour, markersize=7.5, markeredgecolor=CARD)
+            label = named(point.variant, "a single seed, shifted to the common mean")
+            axes.plot(at, seeds, "_", color=style.colour, markersize=11, markeredgewidth=1.4, label=label)
+            look = {"color": style.colour, "markersize": 7.5, "markeredgecolor": CARD}
+            axes.plot(point.value, seeds.mean(), style.marker, label=named(point.variant), **look)
         axes.set_xlabel(f"{clean(trend.over)}, on a logarithmic axis")
         axes.set_ylabel(_title(trend))
-        shown = _apart(values)
-        axes.set_xticks(shown, [tick(value) for value in shown])
-        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_locator(FixedLocator(_apart(values)))
+        axes.xaxis.set_major_formatter(TickFormatter())
+        axes.xaxis.set_minor_locator(NullLocator())
         number_axis(axes.yaxis, 8)
         axes.margins(x=0.08)
         axes.grid(axis="y")
@@ -87,7 +92,7 @@ def _figure(trend: Trend, losses: Mapping[str, Estimate], styles: Mapping[str, S
     slope = f"{signed(trend.slope.mean, 4)} with each doubling ({interval(trend.slope, 4, True) or 'no interval'})"
     label = f"{capital(_title(trend))} over {clean(trend.over)}: {slope}. {'; '.join(parts)}."
     legend = line_legend({point.variant: styles[point.variant] for point in points})
-    return draw("trend", label, (5.4, 3.4), paint, legend)
+    return draw("trend", label, INCHES, paint, legend)
 
 
 def _apart(values: Sequence[float] | np.ndarray) -> list[float]:
@@ -111,6 +116,7 @@ def _line_table(trend: Trend) -> Table:
         f"The line over log2 of {clean(trend.over)}, {n_seeds} seed{'s' if n_seeds != 1 else ''}",
         ["", "Value", "Interval"],
         rows,
+        sortable=False,
     )
 
 

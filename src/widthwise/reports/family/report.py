@@ -13,7 +13,7 @@ from widthwise.reports.comparison.equal_loss import equal_loss_section
 from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.family.tables import control_table, member_table, sentences, size_table
 from widthwise.reports.page import plots
-from widthwise.reports.page.curves import against_flops, by_step, mean_over_seeds
+from widthwise.reports.page.curves import against_flops, by_step, mean_over_seeds, of_seeds
 from widthwise.reports.page.formats import clean, percentage
 from widthwise.reports.page.html import FoldedRecipe, Panel, legend, panels, render, sequence, write_all
 from widthwise.reports.page.svg import Style, styles, swatch
@@ -105,7 +105,8 @@ def _curves(name: str, runs: Mapping[str, Sequence[Run]], chosen: Mapping[str, S
 def _bundle(kind: str, runs: Sequence[Run], style: Style, event: str) -> plots.Bundle:
     curves = [by_step(run, event, "loss") for run in runs]
     seeds = [against_flops(curve, run, _flops_per_token(run)) for curve, run in zip(curves, runs)]
-    return plots.Bundle(kind, style, seeds, against_flops(mean_over_seeds(curves), runs[0], _flops_per_token(runs[0])))
+    mean = against_flops(mean_over_seeds(curves), runs[0], _flops_per_token(runs[0]))
+    return plots.Bundle(kind, style, seeds, mean, of_seeds(runs))
 
 
 def _flops_per_token(run: Run) -> float:

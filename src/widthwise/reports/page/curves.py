@@ -81,6 +81,11 @@ def mean_over_seeds(curves: Sequence[Curve]) -> Curve:
     return Curve(common, values.mean(axis=0))
 
 
+def of_seeds(runs: Sequence[Run]) -> list[str]:
+    """What the curves of single runs are called."""
+    return ["an unfinished run" if run.result is None else f"seed {run.result.seed}" for run in runs]
+
+
 def against_flops(curve: Curve, run: Run, flops_per_token: float) -> Curve:
     """Steps become training FLOPs. Tokens between two records are interpolated; steps beyond the last are left out.
 

@@ -18,7 +18,7 @@ def data_table(named: Mapping[str, Run]) -> Table | None:
     if all(other == first for other in others):
         columns = {"Value": first}
     rows = [[title, *(column.get(title, MISSING) for column in columns.values())] for title in titles]
-    return Table("Data", ["Item", *map(clean, columns)], rows)
+    return Table("Data", ["Item", *map(clean, columns)], rows, sortable=False)
 
 
 def loss_words(result: RunResult) -> str:

@@ -1,5 +1,10 @@
-"""Pages: self-contained files that open offline. Text in the templates, one for each kind, is escaped by default."""
+"""Pages: self-contained files that open offline. Text in the templates, one for each kind, is escaped by default.
 
+A page runs one script, `explore.js`, which its content policy names by a hash.
+"""
+
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +24,11 @@ _ENVIRONMENT = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+_SCRIPT = (Path(__file__).parent / "explore.js").read_text(encoding="utf-8")
+_ENVIRONMENT.globals |= {
+    "script": Markup(_SCRIPT),
+    "script_hash": base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode(),
+}
 _ENVIRONMENT.filters |= {"clean": clean, "ratio": ratio, "capital": capital}
 
 

@@ -14,12 +14,14 @@ from widthwise.records.comparison import Variant
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import QUANTITIES, TITLES
 from widthwise.records.record import finite
-from widthwise.reports.page.curves import Curve, thin
+from widthwise.reports.page.curves import N_POINTS, Curve, thin
 from widthwise.reports.page.formats import clean, interval, ratio, shorten, si, signed
+from widthwise.reports.page.inline import named
 from widthwise.reports.page.svg import CARD, GRID, INK, MUTED, PARTS, Style, draw, line_legend
 from widthwise.reports.page.ticks import number_axis
 
-_CURVE_INCHES = (5.4, 3.3)
+INCHES = (4.2, 2.9)
+"""Width and height of most figures. All have one width or nearly, so that their letters have one size."""
 SEED_WIDTH, SEED_ALPHA = 0.9, 0.65
 """Width and opacity of the thin lines of single seeds: enough of their colour to tell the variants apart."""
 
@@ -37,6 +39,10 @@ class Bundle:
     style: Style
     seeds: Sequence[Curve]
     mean: Curve
+    of_seeds: Sequence[str] = ()
+    """What the thin lines are called, in their order; by default seeds without their numbers."""
+    of_mean: str = ""
+    """What the strong line is called; by default their mean."""
 
 
 def curve_figure(
@@ -69,15 +75,17 @@ def curve_figure(
     if growths:
         label += f" A model grew at {', '.join(map(si, growths))}."
     legend = line_legend({bundle.name: bundle.style for bundle in drawn})
-    return draw(key, label, _CURVE_INCHES, paint, legend)
+    return draw(key, label, INCHES, paint, legend)
 
 
 def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
-    style = bundle.style
-    if len(bundle.seeds) > 1:
-        for curve in map(thin, bundle.seeds):
-            axes.plot(curve.x, curve.y, color=style.colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA)
+    style, n_seeds = bundle.style, len(bundle.seeds)
+    if n_seeds > 1:
+        for curve, name in zip(bundle.seeds, bundle.of_seeds or ["a single seed"] * n_seeds):
+            label, shown = named(bundle.name, name, *_thinned(curve)), thin(curve)
+            axes.plot(shown.x, shown.y, color=style.colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA, label=label)
     mean = thin(bundle.mean)
+    of_mean = () if n_seeds == 1 else (bundle.of_mean or f"mean of {n_seeds}",)
     n_marks = max(1, math.ceil(len(mean.x) / 8))
     axes.plot(
         mean.x,
@@ -90,7 +98,14 @@ def _paint_bundle(axes: Axes, bundle: Bundle) -> None:
         markersize=4.5,
         markeredgecolor=CARD,
         markeredgewidth=0.6,
+        label=named(bundle.name, *of_mean, *_thinned(bundle.mean)),
     )
+
+
+def _thinned(curve: Curve) -> list[str]:
+    """A word for numbers that are means of neighbours."""
+    n_each = math.ceil(len(curve.x) / N_POINTS)
+    return [f"mean of {n_each} neighbouring values"] if n_each > 1 else []
 
 
 def _crop_to_the_late_part(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -132,7 +147,7 @@ def _width_figure(key: str, name: str, cost: CostSummary, style: Style, widest: 
         for side in (-0.5, 0.5):
             axes.axvline(side * cost.d_model, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
         for layer in _layers_to_label(cost.widths):
-            axes.text(0.53 * widest, layer, str(cost.widths[layer - 1]), va="center", color=MUTED, fontsize=8.5)
+            axes.text(0.53 * widest, layer, str(cost.widths[layer - 1]), va="center", color=MUTED)
         axes.set_xlim(-0.54 * widest, 0.68 * widest)
         axes.set_ylim(0.3, n_layers + 0.7)
         axes.set_yticks(layer_ticks(len(widths)))
@@ -145,7 +160,7 @@ def _width_figure(key: str, name: str, cost: CostSummary, style: Style, widest: 
         f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
         f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}."
     )
-    return draw(key, label, (3.5, 3.0), paint)
+    return draw(key, label, INCHES, paint)
 
 
 def _layers_to_label(widths: Sequence[int]) -> list[int]:
@@ -175,14 +190,19 @@ def difference_figure(
         for row, (variant, difference) in enumerate(compared):
             style = styles[variant.name]
             seeds = [value for value in difference.per_seed if value is not None]
-            axes.plot(seeds, np.full(len(seeds), row + 0.2), "|", color=style.colour, markersize=9, markeredgewidth=1.4)
+            label = named(variant.name, "a single seed")
+            at = np.full(len(seeds), row + 0.2)
+            axes.plot(seeds, at, "|", color=style.colour, markersize=9, markeredgewidth=1.4, label=label)
             if difference.low is not None and difference.high is not None:
-                axes.plot([difference.low, difference.high], [row, row], color=style.colour, linewidth=2.4)
+                label = named(variant.name, "end of the interval")
+                axes.plot([difference.low, difference.high], [row, row], color=style.colour, linewidth=2.4, label=label)
             if difference.mean is not None:
-                axes.plot(difference.mean, row, style.marker, color=style.colour, markersize=8, markeredgecolor=CARD)
+                label = named(variant.name, f"mean of {len(seeds)}", interval(difference, 4, True))
+                look = {"color": style.colour, "markersize": 8, "markeredgecolor": CARD}
+                axes.plot(difference.mean, row, style.marker, label=label, **look)
         axes.set_yticks(range(len(compared)), [shorten(variant.name, 22) for variant, _ in compared])
         axes.set_ylim(len(compared) - 0.5, -0.5)
-        axes.set_xlabel(f"held-out loss minus that of {shorten(baseline, 22)}: left of 0 is better")
+        axes.set_xlabel(f"nats above {shorten(baseline, 22)}; left is better", loc="right")
         axes.margins(x=0.12)
         number_axis(axes.xaxis, 6, sign="+")
         axes.grid(axis="x")
@@ -194,7 +214,7 @@ def difference_figure(
         f"{shorten(v.name, 40)} {signed(d.mean, 4)} ({interval(d, 4, True) or 'no interval'})" for v, d in compared
     ]
     label = f"Difference in held-out loss to {shorten(baseline, 40)} with its interval: {'; '.join(parts)}."
-    return draw(key, label, (5.4, 1.1 + 0.5 * len(compared)), paint)
+    return draw(key, label, (INCHES[0], 1.1 + 0.5 * len(compared)), paint)
 
 
 def part_names(variants: Sequence[Variant]) -> list[str]:
@@ -210,7 +230,9 @@ def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
         left = np.zeros(len(variants))
         for part, colour in zip(part_names(variants), itertools.cycle(PARTS)):
             sizes = np.array([variant.cost.params.get(part, 0.0) for variant in variants])
-            axes.barh(range(len(variants)), sizes, left=left, color=colour, edgecolor=CARD, linewidth=0.8, height=0.62)
+            labels = [named(part, f"{variant.name}: {si(size)} parameters") for variant, size in zip(variants, sizes)]
+            look = {"color": colour, "edgecolor": CARD, "linewidth": 0.8, "height": 0.62, "label": labels}
+            axes.barh(range(len(variants)), sizes, left=left, **look)
             left += sizes
         _paint_rows(axes, [shorten(variant.name, 22) for variant in variants], "parameters")
         axes.set_xlim(0, None)
@@ -218,7 +240,7 @@ def parts_figure(key: str, variants: Sequence[Variant]) -> Markup:
     totals = "; ".join(f"{shorten(v.name, 40)} {si(v.cost.params['total'])}" for v in variants)
     label = f"Parameters by part of the model. Totals: {totals}."
     parts = [Patch(color=colour, label=part) for part, colour in zip(part_names(variants), itertools.cycle(PARTS))]
-    return draw(key, label, (5.4, 1.1 + 0.46 * len(variants)), paint, parts)
+    return draw(key, label, (INCHES[0], 1.1 + 0.46 * len(variants)), paint, parts)
 
 
 def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Style], baseline: str) -> Markup | None:
@@ -240,7 +262,8 @@ def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Sty
         for i, (variant, offset) in enumerate(zip(compared, offsets)):
             style, rows = styles[variant.name], np.arange(len(ratios)) + offset
             values = [finite(own[i]) for own in ratios.values()]
-            axes.plot(values, rows, style.marker, color=style.colour, markersize=6.5, markeredgecolor=CARD)
+            look = {"color": style.colour, "markersize": 6.5, "markeredgecolor": CARD, "label": named(variant.name)}
+            axes.plot(values, rows, style.marker, **look)
         for row in range(1, len(ratios)):
             axes.axhline(row - 0.5, color=GRID, linewidth=0.7)
         _paint_rows(axes, list(ratios), f"times the value of {shorten(baseline, 22)}")
@@ -252,13 +275,13 @@ def ratio_figure(key: str, variants: Sequence[Variant], styles: Mapping[str, Sty
     ]
     label = f"Costs and speed relative to {shorten(baseline, 40)}. {'; '.join(parts)}."
     legend = line_legend({variant.name: styles[variant.name] for variant in compared})
-    return draw(key, label, (5.4, 1.1 + 0.42 * len(ratios)), paint, legend)
+    return draw(key, label, (INCHES[0], 1.1 + 0.42 * len(ratios)), paint, legend)
 
 
 def _paint_rows(axes: Axes, names: Sequence[str], x_label: str) -> None:
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel(x_label)
+    axes.set_xlabel(x_label, loc="right")
     number_axis(axes.xaxis)
     axes.grid(axis="x")
     axes.spines["left"].set_visible(False)

@@ -5,8 +5,6 @@ below; each is replaced by a CSS variable, so that one figure serves the light a
 """
 
 import io
-import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from widthwise.reports.page.formats import printable, shorten
+from widthwise.reports.page.inline import identified, inline
 
 INK, MUTED, GRID, CARD = "#1b1d20", "#5c636b", "#e2e3e0", "#fefefe"
 SERIES = ("#0a6ebd", "#c8500a", "#00856a", "#a8508c", "#8f6a00", "#2a8ca8", "#b3344a")
@@ -34,7 +33,6 @@ _CSS_COLOURS = (
     | {colour: f"var(--part-{i})" for i, colour in enumerate(PARTS, start=1)}
     | {colour: f"var(--heat-{i})" for i, colour in enumerate(HEAT, start=1)}
 )
-_COLOUR = re.compile("|".join(map(re.escape, _CSS_COLOURS)))
 _DASHES: tuple[Literal["-", "--"] | tuple[float, tuple[float, ...]], ...] = (
     "-",
     (0, (5, 1.6)),
@@ -143,13 +141,15 @@ def draw(
         matplotlib.rcdefaults()  # a matplotlibrc of the user's must not change the bytes
         matplotlib.rcParams.update(_SETTINGS)
         figure = Figure(figsize=size_inches, layout="constrained")
-        paint(figure.add_subplot())
-        document = _saved(figure, "svg", "none").decode()
+        axes = figure.add_subplot()
+        paint(axes)
+        artists = identified(axes)
+        shown = inline(_saved(figure, "svg", "none").decode(), key, label, axes, artists, _CSS_COLOURS)
         if files := _FILES.get():
             if len(legend) > 1:
-                figure.legend(handles=list(legend), loc="outside upper left", ncols=3, frameon=False, fontsize=9)
+                figure.legend(handles=list(legend), loc="outside upper left", ncols=2, frameon=False)
             files.contents[key] = _saved(figure, files.kind, "white")
-    return _inline(document, key, label)
+    return shown
 
 
 def line_legend(styles: Mapping[str, Style]) -> list[Line2D]:
@@ -165,39 +165,6 @@ def _saved(figure: Figure, kind: FileKind, background: str) -> bytes:
     figure.savefig(buffer, format=kind, metadata=_NO_METADATA[kind], facecolor=background)
     content = buffer.getvalue()
     return printable(content.decode()).encode() if kind == "svg" else content  # XML allows no control characters
-
-
-def _inline(document: str, key: str, label: str) -> Markup:
-    """An SVG document as an element of an HTML page: no prolog, no style sheet, ids unique on the page, CSS colours."""
-    root = ElementTree.fromstring(document)
-    view_box = root.attrib["viewBox"]
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if _local(child.tag) in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        element.tag = _local(element.tag)
-        element.attrib = {
-            _local(name): _attribute(_local(name), value, key)
-            for name, value in element.attrib.items()
-            if not (_local(name) == "id" and element.tag == "g")
-        }
-    root.attrib = {"viewBox": view_box, "role": "img", "aria-label": label, "class": "plot"}
-    return Markup(ElementTree.tostring(root, encoding="unicode"))
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _attribute(name: str, value: str, key: str) -> str:
-    if name == "id":
-        return f"{key}-{value}"
-    if name == "href":
-        return f"#{key}-{value.removeprefix('#')}"
-    if name == "style":
-        return _COLOUR.sub(lambda match: _CSS_COLOURS[match[0]], value)
-    return value.replace("url(#", f"url(#{key}-")
 
 
 def swatch(style: Style) -> Markup:

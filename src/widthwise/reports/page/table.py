@@ -14,5 +14,7 @@ class Table:
     """Cells may be missing at the end of a row. On a terminal, further lines of a cell are details of the first."""
     words: Collection[str] = ()
     """Titles of further columns that hold words, which begin where their title does."""
+    sortable: bool = True
+    """Whether the rows are things of one kind, which a page may put into another order."""
     note: str = ""
     """Shown below the table, on a terminal only."""

@@ -23,7 +23,7 @@ def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
         for each, own in values.items()
         if any(value is not None for value in own)
     ]
-    return Table("Cost of each model", ["Quantity", *map(clean, models)], rows)
+    return Table("Cost of each model", ["Quantity", *map(clean, models)], rows, sortable=False)
 
 
 def layer_table(name: str, cost: CostSummary) -> Table:
@@ -76,7 +76,7 @@ def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Machine and versions. name: of the run, if runs differ."""
     rows = [[clean(key), plain(value)] for key, value in _flattened(environment)]
-    return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows)
+    return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows, sortable=False)
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from matplotlib.ticker import Formatter, MaxNLocator
 
 from widthwise.reports.page.formats import prefixed
 
-MOST_LETTERS = 40
+MOST_LETTERS = 30
 """Letters that the labels below a figure may take together."""
 
 _TOLERANCE = 1e-6

@@ -18,7 +18,7 @@ def item_table(item: PaperItem) -> Table:
         is_first = not rows or _row_of(rows) != line.row
         rows.append([clean(line.row) if is_first else "", *_cells(line)])
     caption = f"{item.paper.split(',')[0]}, {item.where}: {item.title}"
-    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, note=_note(item))
+    return Table(clean(caption), HEADER, rows, words={"quantity", "agrees"}, sortable=False, note=_note(item))
 
 
 def _row_of(rows: Sequence[Sequence[str]]) -> str:

@@ -12,6 +12,8 @@ from widthwise.records.dynamic_width import LayerWidths, TokenWidths
 from widthwise.records.run import RunResult
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, si, signed
 from widthwise.reports.page.html import Panel
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import CARD, INK, Style, draw
 from widthwise.reports.page.table import Table
 from widthwise.reports.page.ticks import number_axis
@@ -69,7 +71,8 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Marku
                         alpha=0.12 + 0.88 * float(share / shares.max()),
                         linewidth=0,
                     )
-            axes.plot(layer.mean, row, "o", color=INK, markersize=4, markeredgecolor=CARD)
+            label = named(f"layer {layer.layer}", f"mean of tokens: {fixed(layer.mean, 3)} of d_ff")
+            axes.plot(layer.mean, row, "o", color=INK, markersize=4, markeredgecolor=CARD, label=label)
         axes.set_xlim(0, 1)
         axes.set_yticks(range(len(widths.layers)), [str(layer.layer) for layer in widths.layers])
         axes.set_xlabel("fraction of d_ff used by a token")
@@ -80,7 +83,7 @@ def _histograms(key: str, name: str, widths: TokenWidths, style: Style) -> Marku
 
     means = ", ".join(f"layer {layer.layer} {layer.mean:.2f}" for layer in widths.layers)
     label = f"Hidden width chosen by tokens in {shorten(name, 60)}. Mean fraction of d_ff: {means}."
-    return draw(key, label, (3.5, 1.1 + 0.26 * len(widths.layers)), paint)
+    return draw(key, label, (INCHES[0], 1.1 + 0.26 * len(widths.layers)), paint)
 
 
 def _summary(found: Mapping[str, TokenWidths]) -> Table:
@@ -93,7 +96,7 @@ def _summary(found: Mapping[str, TokenWidths]) -> Table:
         ),
         ["held-out tokens looked at", *(si(w.n_tokens) for w in found.values())],
     ]
-    return Table("Dynamic width", ["Quantity", *map(clean, found)], rows)
+    return Table("Dynamic width", ["Quantity", *map(clean, found)], rows, sortable=False)
 
 
 def _flops(widths: TokenWidths, kind: str) -> str:

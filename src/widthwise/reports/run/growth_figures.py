@@ -12,7 +12,8 @@ from widthwise.records.run import GrowthRecord, Run
 from widthwise.reports.page.curves import Curve, by_step, mean_over_seeds
 from widthwise.reports.page.formats import MISSING, capital, fixed, shorten
 from widthwise.reports.page.html import Panel
-from widthwise.reports.page.plots import SEED_ALPHA, SEED_WIDTH
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, SEED_ALPHA, SEED_WIDTH
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.page.ticks import number_axis
 
@@ -110,11 +111,11 @@ def growth_panels(step: int, lines: Sequence[_Line]) -> list[Panel]:
         return found
     name = shorten(stayed.name, 22)
     above = [_above(stayed, line) for line in paired]
-    title, y_label = f"The same minus the loss of {name}", f"training loss minus that of {name}"
+    title, y_label = f"The same minus the loss of {name}", f"minus that of {name}"
     return [*found, Panel(title, _figure(f"growth-{step}-above", step, above, y_label))]
 
 
-LOSS = "training loss; squares: held-out loss"
+LOSS = "training loss; squares: held out"
 
 
 def _above(stayed: _Line, line: _Line) -> _Line:
@@ -148,20 +149,23 @@ def _figure(key: str, step: int, lines: Sequence[_Line], y_label: str) -> Markup
         if line.losses is not None
     )
     label = f"{capital(y_label)}, near step {step}, after which models grow. Held out, before and after: {losses}."
-    return draw(key, label, (5.4, 3.4), paint, line_legend({line.name: line.style for line in lines}))
+    return draw(key, label, INCHES, paint, line_legend({line.name: line.style for line in lines}))
 
 
 def _paint(axes: Axes, step: int, line: _Line) -> None:
     colour = line.style.colour
     if len(line.seeds) > 1:
-        for curve in line.seeds:
-            axes.plot(curve.x, curve.y, color=colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA)
+        for curve, seed in zip(line.seeds, line.seed_numbers):
+            label = named(line.name, "an unfinished run" if seed is None else f"seed {seed}")
+            axes.plot(curve.x, curve.y, color=colour, linewidth=SEED_WIDTH, alpha=SEED_ALPHA, label=label)
     mean = mean_over_seeds(line.seeds)
-    axes.plot(mean.x, mean.y, color=colour, linestyle=line.style.dash, linewidth=1.9)
+    axes.plot(mean.x, mean.y, color=colour, linestyle=line.style.dash, linewidth=1.9, label=named(line.name))
     if line.losses is not None:
         before, after = line.losses
-        axes.plot(step, before, "s", color=CARD, markeredgecolor=colour, markersize=8, markeredgewidth=1.6)
-        axes.plot(step + 1, after, "s", color=colour, markersize=6.5, markeredgecolor=CARD, zorder=4)
+        look = {"color": CARD, "markeredgecolor": colour, "markersize": 8, "markeredgewidth": 1.6}
+        axes.plot(step, before, "s", label=named(line.name, "held out, before"), **look)
+        look = {"color": colour, "markeredgecolor": CARD, "markersize": 6.5, "zorder": 4}
+        axes.plot(step + 1, after, "s", label=named(line.name, "held out, after"), **look)
 
 
 def shown_loss(loss: float) -> str:

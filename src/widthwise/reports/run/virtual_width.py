@@ -16,7 +16,7 @@ from widthwise.records.virtual_width import SiteSlots, VirtualWidth
 from widthwise.reports.page.curves import Curve
 from widthwise.reports.page.formats import TIMES, clean, fixed, shorten, si
 from widthwise.reports.page.html import Panel, panels
-from widthwise.reports.page.plots import Bundle, curve_figure, layer_ticks
+from widthwise.reports.page.plots import INCHES, Bundle, curve_figure, layer_ticks
 from widthwise.reports.page.svg import MUTED, Style, draw
 from widthwise.reports.page.table import Table
 
@@ -94,7 +94,7 @@ def _reach_figure(key: str, name: str, width: VirtualWidth, style: Style, top: f
         f"over the mean of the row, from {np.nanmin(grid):.2f} to {np.nanmax(grid):.2f}. The last one reads the "
         f"embedding with {grid[-1, 0]:.2f} and the sublayer before it with {grid[-1, -1]:.2f}."
     )
-    return draw(key, label, (5.4, 3.9), paint)
+    return draw(key, label, (INCHES[0], 3.4), paint)
 
 
 def _row_norms(table: Sequence[Sequence[float]] | Grid) -> Grid:
@@ -124,7 +124,7 @@ def _slot_figure(
         axes.set_ylabel("slot")
 
     label = f"{title}, {shorten(name, 60)}: norms of the mean coefficients, from {grid.min():.2f} to {grid.max():.2f}."
-    return draw(key, label, (3.9, min(3.4, 1.3 + 0.22 * width.n_slots)), paint)
+    return draw(key, label, (INCHES[0], min(3.4, 1.3 + 0.22 * width.n_slots)), paint)
 
 
 def _shade(axes: Axes, grid: Grid, style: Style, scale: Normalize, label: str) -> None:
@@ -218,7 +218,7 @@ def _summary(found: Mapping[str, VirtualWidth]) -> Table:
         ("held-out tokens looked at", lambda width: si(width.n_tokens)),
     ]
     cells = [[title, *map(value, found.values())] for title, value in rows]
-    return Table("Use of the stream", ["Quantity", *map(clean, found)], cells)
+    return Table("Use of the stream", ["Quantity", *map(clean, found)], cells, sortable=False)
 
 
 def _variation(width: VirtualWidth) -> float | None:

@@ -12,6 +12,8 @@ from widthwise.experiments.scaling.laws import LAWS
 from widthwise.records.record import finite
 from widthwise.records.scaling import Saving, ScalingGroup, ScalingLaws
 from widthwise.reports.page.formats import clean, fixed, shorten, tick
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import CARD, INK, Style, draw, line_legend
 from widthwise.reports.page.ticks import RoundSteps, TickFormatter
 
@@ -47,7 +49,7 @@ def law_figure(scaling: ScalingLaws, styles: Mapping[str, Style]) -> Markup:
             f" {shorten(saving.group, 40)} reaches {fixed(saving.at.y, 4)} with {percent(saving.ratio.mean)} of what "
             f"{shorten(saving.baseline, 40)} needs."
         )
-    return draw("laws", label, (5.4, 4.0), paint, line_legend(styles))
+    return draw("laws", label, (INCHES[0], 3.4), paint, line_legend(styles))
 
 
 def percent(ratio: float | None) -> str:
@@ -69,12 +71,14 @@ def _paint_group(axes: Axes, group: ScalingGroup, style: Style, end: float | Non
     fit = group.chosen_fit
     if fit and fit.band:
         low, high = ([finite(value) for value in end] for end in (fit.band.low, fit.band.high))
-        axes.fill_between(fit.band.x, low, high, color=style.colour, alpha=0.14, linewidth=0)
+        axes.fill_between(fit.band.x, low, high, color=style.colour, alpha=0.14, linewidth=0, label=named(group.name))
     if fit and group.chosen and fit.parameters:
         values = np.array([finite(each.mean) for each in fit.parameters.values()])
-        axes.plot(dense, LAWS[group.chosen].y(values, dense), color=style.colour, linestyle=style.dash, linewidth=1.6)
-    y = [point.y for point in group.points]
-    axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor=CARD)
+        look = {"color": style.colour, "linestyle": style.dash, "linewidth": 1.6}
+        axes.plot(dense, LAWS[group.chosen].y(values, dense), label=named(group.name, "the fitted law"), **look)
+    for point in group.points:
+        look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD}
+        axes.plot(point.x, point.y, style.marker, label=named(group.name, point.name), **look)
 
 
 def _paint_arrow(axes: Axes, saving: Saving, style: Style, number: int) -> None:
@@ -89,7 +93,6 @@ def _paint_arrow(axes: Axes, saving: Saving, style: Style, number: int) -> None:
         (8, 8 + 14 * number),
         xycoords="axes fraction",
         textcoords="offset points",
-        fontsize=9.5,
         color=style.colour,
     )
 

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from widthwise.records.estimate import Estimate
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, SearchedRange, Sweep
-from widthwise.reports.page.formats import capital, clean, fixed, shorten, si, tick
+from widthwise.reports.page.formats import capital, clean, fixed, interval, shorten, si, tick
 from widthwise.reports.page.html import Panel
-from widthwise.reports.page.plots import label_axes
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, label_axes
 from widthwise.reports.page.svg import CARD, INK, MUTED, Style, draw, line_legend
 from widthwise.reports.sweep.maps import MOST_NARROW_COLUMNS, heat_map
 from widthwise.reports.sweep.values import scale_of, score, short_keys, shown, shown_score
@@ -82,11 +83,11 @@ def _losses_over(
     placed = {
         group: sorted(
             (
-                (scale.at(point.values.get(key)), score(point, sweep))
+                (scale.at(point.values.get(key)), point.name, score(point, sweep))
                 for point in _finished(sweep, group)
                 if np.isfinite(scale.at(point.values.get(key)))
             ),
-            key=lambda pair: pair[0],
+            key=lambda placed: placed[0],
         )
         for group in groups
     }
@@ -98,11 +99,12 @@ def _losses_over(
             axes.axhline(0, color=INK, linewidth=1)
         for i, (group, own) in enumerate(placed.items()):
             share = 0.012 * (i - (len(placed) - 1) / 2)
-            _paint_points(axes, [(scale.aside(x, share), each) for x, each in own], styles[group], connected)
+            moved = [(scale.aside(x, share), name, each) for x, name, each in own]
+            _paint_points(axes, group, moved, styles[group], connected)
         axes.margins(x=0.08)
 
     best = min(
-        ((finite(each.mean), group, x) for group, own in placed.items() for x, each in own if each.mean is not None),
+        ((finite(each.mean), group, x) for group, own in placed.items() for x, _, each in own if each.mean is not None),
         default=None,
     )
     label = f"{capital(_y_label(sweep))} over {name}."
@@ -112,18 +114,24 @@ def _losses_over(
     title = f"{', '.join(clean(group) for group in groups if group) or 'All points'}: {name}"
     return Panel(
         title,
-        draw(figure, label, (5.4, 3.3), paint, line_legend({group or "all points": styles[group] for group in groups})),
+        draw(figure, label, INCHES, paint, line_legend({group or "all points": styles[group] for group in groups})),
     )
 
 
-def _paint_points(axes: Axes, placed: Sequence[tuple[float, Estimate]], style: Style, connected: bool) -> None:
-    x, y = [x for x, _ in placed], [finite(each.mean) for _, each in placed]
+def _paint_points(
+    axes: Axes, group: str, placed: Sequence[tuple[float, str, Estimate]], style: Style, connected: bool
+) -> None:
+    """placed: where on the x axis, which point, and its loss."""
+    series = group or "all points"
     if connected:
-        axes.plot(x, y, color=style.colour, linestyle=style.dash, linewidth=1.5)
-    for at, each in placed:
+        x, y = [x for x, *_ in placed], [finite(each.mean) for *_, each in placed]
+        axes.plot(x, y, color=style.colour, linestyle=style.dash, linewidth=1.5, label=named(series))
+    for at, name, each in placed:
+        label = named(series, name, interval(each, 4))
         if each.low is not None and each.high is not None:
-            axes.plot([at, at], [each.low, each.high], color=style.colour, linewidth=1.6, alpha=0.55)
-    axes.plot(x, y, style.marker, color=style.colour, markersize=7, markeredgecolor=CARD)
+            axes.plot([at, at], [each.low, each.high], color=style.colour, linewidth=1.6, alpha=0.55, label=label)
+        look = {"color": style.colour, "markersize": 7, "markeredgecolor": CARD, "label": label}
+        axes.plot(at, finite(each.mean), style.marker, **look)
 
 
 def _y_label(sweep: Sweep) -> str:
@@ -148,10 +156,11 @@ def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, 
     def paint(axes: Axes) -> None:
         if baseline:
             axes.axhline(zero, color=MUTED, linewidth=1.2, linestyle=(0, (5, 1.6)))
-            axes.plot(flops[baseline.name], zero, "o", color=MUTED, markersize=8, markeredgecolor=CARD)
+            look = {"color": MUTED, "markersize": 8, "markeredgecolor": CARD, "label": named(baseline.name, "baseline")}
+            axes.plot(flops[baseline.name], zero, "o", **look)
         for group, own in points.items():
-            placed = [(flops[point.name], _moved(score(point, sweep), zero)) for point in own]
-            _paint_points(axes, placed, styles[group], connected=False)
+            placed = [(flops[point.name], point.name, _moved(score(point, sweep), zero)) for point in own]
+            _paint_points(axes, group, placed, styles[group], connected=False)
         label_axes(axes, x_label, "held-out loss")
 
     lowest = next((point for point in sweep.variants if point.val_loss.mean is not None), None)
@@ -163,7 +172,7 @@ def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, 
     if lowest:
         name = shorten(lowest.name, 40)
         label += f" The lowest loss is {fixed(lowest.val_loss.mean, 4)}, of {name} with {si(flops[lowest.name])} FLOPs."
-    return draw("shapes", label, (5.4, 3.6), paint, line_legend(styles))
+    return draw("shapes", label, INCHES, paint, line_legend(styles))
 
 
 def _moved(estimate: Estimate, by: float) -> Estimate:

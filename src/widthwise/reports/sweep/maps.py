@@ -11,8 +11,9 @@ from matplotlib.patches import Rectangle
 
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep
-from widthwise.reports.page.formats import MISSING, clean, shorten, tick
+from widthwise.reports.page.formats import MISSING, clean, interval, shorten, tick
 from widthwise.reports.page.html import Panel
+from widthwise.reports.page.inline import named
 from widthwise.reports.page.svg import HEAT, INK, MUTED, draw
 from widthwise.reports.sweep.values import index_of, score, short_keys, shown, shown_score
 
@@ -88,15 +89,16 @@ class _Shades:
 def _paint_cell(axes: Axes, cell: _Cell, sweep: Sweep, shade: _Shades, is_best: bool) -> None:
     point, x, y = cell.point, cell.column, cell.row
     if isinstance(point, OpenPoint):
-        axes.text(x, y, point.state, ha="center", va="center", color=MUTED, fontsize=8.5)
+        axes.text(x, y, point.state, ha="center", va="center", color=MUTED)
         return
     mean = finite(score(point, sweep).mean)
     if np.isfinite(mean):
-        axes.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, color=shade(mean), linewidth=0))
+        label = named(point.name, shown_score(mean, sweep), interval(score(point, sweep), 4))
+        axes.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, color=shade(mean), linewidth=0, label=label))
     if is_best:
         axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, edgecolor=INK, linewidth=1.8))
     mark = "*" if sweep.baseline_variant and point.verdict in ("better", "worse") else ""
     number = shown_score(mean, sweep, 3 if sweep.baseline_variant else 4) if np.isfinite(mean) else MISSING
     weight = "bold" if is_best else "normal"
-    axes.text(x, y + 0.17, number + mark, ha="center", va="center", fontsize=10, fontweight=weight)
-    axes.text(x, y - 0.2, tick(round(point.cost.average_width, 1)), ha="center", va="center", fontsize=8.5)
+    axes.text(x, y + 0.17, number + mark, ha="center", va="center", fontweight=weight)
+    axes.text(x, y - 0.2, tick(round(point.cost.average_width, 1)), ha="center", va="center")

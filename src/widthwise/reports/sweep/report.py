@@ -122,13 +122,15 @@ def _curve_figure(sweep: Sweep, runs: Runs, chosen: Mapping[str, Style]):
     bundles = []
     for group in sweep.groups:
         own = {point.name for point in sweep.of_group(group)}
-        means = [
-            mean_over_seeds([by_step(run, "validation", "loss") for run in runs[point.name]])
+        means = {
+            point.name: mean_over_seeds([by_step(run, "validation", "loss") for run in runs[point.name]])
             for point in sweep.variants
             if point.name in own and runs[point.name]
-        ]
+        }
         if means:
-            bundles.append(plots.Bundle(group or "all points", chosen[group], means, means[0]))
+            (best, curve), *_ = means.items()
+            name, style = group or "all points", chosen[group]
+            bundles.append(plots.Bundle(name, style, list(means.values()), curve, list(means), best))
     return plots.curve_figure("points-step", bundles, "step", "held-out loss", crop=True)
 
 
@@ -167,4 +169,4 @@ def _study_table(sweep: Sweep) -> Table:
         ["finished", si(study.n_finished)],
         ["failed", si(study.n_failed)],
     ]
-    return Table("The study", ["Item", "Value"], rows)
+    return Table("The study", ["Item", "Value"], rows, sortable=False)
