@@ -12,7 +12,8 @@ from widthwise.records.discovery import Discovery, Stage
 from widthwise.reports.discovery.tables import cost_table, growth_table, sentences, sizes_table
 from widthwise.reports.page.formats import clean, si
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, write_all
-from widthwise.reports.page.plots import label_axes, layer_ticks
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
 from widthwise.reports.page.svg import Style, draw, line_legend, styles
 
 N_LINES = 4
@@ -77,10 +78,11 @@ def _profile_figure(key: str, title: str, moments: dict[str, Stage], chosen: dic
         for name, stage in moments.items():
             style, layers = chosen[name], range(1, len(stage.layers) + 1)
             sizes = [layer[key] for layer in stage.layers]
-            axes.plot(layers, sizes, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=4)
+            look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 4}
+            axes.plot(layers, sizes, label=named(name), **look)
         axes.set_ylim(bottom=0)
         label_axes(axes, "layer (1 reads the tokens)", f"{title}, channels", whole=True)
         axes.set_xticks(layer_ticks(n_layers))
 
     label = f"{title.capitalize()} of each layer at {len(moments)} moments of the search."
-    return draw(f"profile-{key}", label, (3.6, 3.0), paint, line_legend(chosen))
+    return draw(f"profile-{key}", label, INCHES, paint, line_legend(chosen))

@@ -8,6 +8,8 @@ from matplotlib.axes import Axes
 from widthwise.records.dynamic_width import TokenWidths, WidthOracle
 from widthwise.reports.page.formats import MISSING, clean, fixed, shorten, signed
 from widthwise.reports.page.html import Panel
+from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import CARD, INK, Style, draw
 from widthwise.reports.page.table import Table
 from widthwise.reports.page.ticks import number_axis
@@ -55,7 +57,8 @@ def _losses(key: str, name: str, oracle: WidthOracle, style: Style) -> Markup:
     def paint(axes: Axes) -> None:
         for row, (loss, way) in enumerate(ordered):
             colour = INK if way == "chosen" else style.colour
-            axes.plot(loss, row, "o", color=colour, markersize=5, markeredgecolor=CARD)
+            label = named(WAYS.get(way, way))
+            axes.plot(loss, row, "o", color=colour, markersize=5, markeredgecolor=CARD, label=label)
         axes.set_yticks(range(len(ordered)), [WAYS.get(way, way) for _, way in ordered])
         axes.set_ylim(-0.6, len(ordered) - 0.4)
         axes.margins(x=0.08)
@@ -66,7 +69,7 @@ def _losses(key: str, name: str, oracle: WidthOracle, style: Style) -> Markup:
 
     losses = ", ".join(f"{WAYS.get(way, way)} {loss:.3f}" for loss, way in ordered)
     label = f"Held-out loss of {shorten(name, 60)} with a mean width of {oracle.mean_fraction:.2f} of d_ff: {losses}."
-    return draw(key, label, (3.5, 0.9 + 0.26 * len(ordered)), paint)
+    return draw(key, label, (INCHES[0], 0.9 + 0.26 * len(ordered)), paint)
 
 
 def _layers(name: str, oracle: WidthOracle) -> Table:
