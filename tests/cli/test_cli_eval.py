@@ -96,6 +96,31 @@ def test_json_has_the_totals_and_the_file_everything(runs: list[Path], questions
     assert not (runs[0] / "evaluations").exists()
 
 
+def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, widthwise) -> None:
+    text, out = questions.with_name("text.txt"), questions.with_name("table")
+    text.write_text("some text to read\n" * 2500)
+    asked = ("--text", text, "--task-file", questions, "--baseline", f"run1={runs[1]}", "--report", out)
+    code, printed, err = widthwise("eval", *runs, *asked)
+    assert code == 0, err
+    for name in ("evaluation_table.json", "report.html", "table.csv", "table.tex"):
+        assert f"wrote {out / name}" in printed
+    assert not (runs[0] / "evaluations").exists()
+    kept = json.loads((out / "evaluation_table.json").read_text())
+    assert [(row["name"], row["baseline"]) for row in kept["rows"]] == [("run1", "run2"), ("run2", None)]
+    titles = [(column["name"], column["metric"]) for column in kept["columns"]]
+    assert titles == [("cloze", "acc"), ("cloze", "perplexity"), (str(text), "token_perplexity")]
+    (difference,) = kept["differences"]
+    entry = next(each for each in difference["differences"] if each["metric"] == "nats_per_token")
+    cell = kept["rows"][0]["cells"][2]
+    assert cell["p_better"] == entry["p_better"] == pytest.approx(1 - cell["p_worse"])
+    assert (cell["p_better"] < 0.5) == (cell["difference"] < 0)
+    before = (out / "table.tex").read_text()
+    assert widthwise("report", out)[0] == 0
+    assert (out / "table.tex").read_text() == before
+    code, _, err = widthwise("eval", runs[0], "--report", runs[1])
+    assert (code, "holds config.yaml" in err) == (2, True)
+
+
 def test_without_a_text_it_is_the_held_out_text(runs: list[Path], widthwise) -> None:
     code, out, _ = widthwise("eval", runs[0], "--json")
     (record,) = json.loads(out)["runs"]
@@ -176,6 +201,8 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
         (["--suite", "hourglas"], "did you mean 'hourglass'?"),
         (["--flips", "3", "--task-file", "a.jsonl"], "--flips: got 3; it needs several runs, and tasks from files"),
         (["--weight", "MMLU"], "--weight: got 'MMLU'; expected NAME=NUMBER"),
+        (["--weight", "MMLU=two"], "--weight: got 'MMLU=two'; expected NAME=NUMBER"),
+        (["--baseline", "run9=run1"], "--baseline: got 'run9'"),
         (["--weight", "MMLU=0"], "weights.MMLU: got 0.0"),
         (["--weight", "MMLU=-1"], "weights.MMLU: got -1.0"),
         (["--weight", "MMLU=inf"], "weights.MMLU: got inf; input should be a finite number"),

@@ -12,6 +12,7 @@ from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
 from widthwise.evaluation.lm_eval_tasks import local_task
+from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.scorer import Scorer
 from widthwise.runs.harness import harness_command_line, harness_results, metrics_of, run_lm_eval
 from widthwise.runs.train import train
@@ -164,6 +165,16 @@ def test_a_group_has_the_items_of_its_tasks(run: Path, few_tasks: None, tmp_path
     again = run_lm_eval(scorer(run), ["outer"], limit=1)
     assert again.items["outer"]["fingerprint"] != found.items["outer"]["fingerprint"]
     assert again.items["two"]["fingerprint"] == found.items["two"]["fingerprint"]
+
+
+def test_a_perplexity_is_paired_by_the_loss_of_every_answer(run: Path, tmp_path: Path) -> None:
+    rows = [{"context": "one two", "continuation": "three"}, {"context": "a b c", "continuation": "de"}]
+    path = write_lines(tmp_path / "cloze.jsonl", rows)
+    task = load_task(path)
+    found = run_lm_eval(scorer(run), [str(path)]).items["cloze"]["items"]
+    expected = score_task(scorer(run), encode_task(scorer(run), task)).items
+    assert found["nats"] == pytest.approx(expected["nats"].tolist(), rel=1e-5)
+    assert found["acc"] == expected["acc"].tolist()
 
 
 def test_filters_keep_their_name_and_what_is_no_number_is_none() -> None:

@@ -18,7 +18,7 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="Runs or Hugging Face folders; if several, each is compared with the first.",
+            help="Runs or Hugging Face folders; if several, each is compared with the first, or with --baseline.",
         ),
     ],
     text: Annotated[
@@ -102,6 +102,22 @@ def evaluate(
             help="One JSON file for all, instead of one in each run's evaluations/; of folders nothing else is kept.",
         ),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=HOW,
+            metavar="FOLDER",
+            help="A page, CSV and LaTeX with a row for each run, and what is significantly better marked.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            rich_help_panel=HOW,
+            metavar="RUN=BASELINE",
+            help="What a run is compared with; default: the first. Repeat for several.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, without blocks and items.")] = False,
 ) -> None:
     """Perplexity and bits per byte of texts, and accuracy on tasks; by default on the run's held-out text.
@@ -111,8 +127,12 @@ def evaluate(
     from widthwise.cli.eval_checkpoints import tables_by_checkpoint
     from widthwise.cli.eval_table import evaluation_tables, flipped_table
     from widthwise.config_io import parse
-    from widthwise.evaluation.differences import evaluation_differences, without_items
+    from widthwise.evaluation.differences import all_differences, baselines_of, without_items
+    from widthwise.evaluation.models_table import models_table
     from widthwise.files import write_atomic
+    from widthwise.records.evaluation_table import EvaluationTable
+    from widthwise.reports.writing import check_kind, write_report
+    from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
     from widthwise.runs.flipped import flipped_items
     from widthwise.runs.trained import kept_steps
@@ -144,32 +164,33 @@ def evaluate(
     if flips is not None and (as_json or every_checkpoint):
         other = "--json" if as_json else "--every-checkpoint"
         raise UserError(f"--flips: conflicts with {other}; it shows questions of one checkpoint of each run as tables")
+    beside = baselines_of([str(run) for run in runs], _named_pairs("--baseline", "RUN=BASELINE", baseline or []))
+    if report is not None:
+        check_kind(report, EvaluationTable.file_name)
     records, files = [], []
     for run in runs:
         for each in kept_steps(run, remark) if every_checkpoint else (step,):
             records.append(evaluate_run(run, config, remark, each))
-            if out is None and records[-1]["step"] is not None:
+            if out is None and report is None and records[-1]["step"] is not None:
                 files.append(save_evaluation(records[-1]))
-    first, *others = records
-    if every_checkpoint:
-        own = {record["step"]: record for record in records if record["run"] == first["run"]}
-        pairs = [(own[each["step"]], each) for each in others if each["run"] != first["run"] and each["step"] in own]
-    else:
-        pairs = [(first, each) for each in others]
-    differences = [
-        {"run": each["run"], "step": each["step"], "differences": evaluation_differences(baseline, each)}
-        for baseline, each in pairs
-    ]
+    differences = all_differences(records, beside, by_step=every_checkpoint)
+    whole = {"runs": records, "differences": differences}
     if out is not None:
-        write_atomic(out, json.dumps({"runs": records, "differences": differences}, indent=2) + "\n")
+        write_atomic(out, json.dumps(whole, indent=2) + "\n")
         files.append(out)
+    if report is not None:
+        table = models_table(records, differences, command_line())
+        write_atomic(report / table.file_name, json.dumps(table.to_data() | whole, indent=2) + "\n")
+        files += [report / table.file_name, *write_report(report)]
     if as_json:
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
     tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences)
     if flips is not None:
-        shown = ((each["run"], flipped_items(config, each["differences"], flips)) for each in differences)
-        tables += [flipped_table(run, first["run"], items) for run, items in shown]
+        tables += [
+            flipped_table(each["run"], each["baseline"], flipped_items(config, each["differences"], flips))
+            for each in differences
+        ]
     say_tables(*tables)
     for file in files:
         say(f"wrote {file}")
@@ -177,15 +198,23 @@ def evaluate(
 
 def _weights(given: list[str]) -> dict[str, float]:
     weights = {}
-    for each in given:
-        name, _, number = each.rpartition("=")
+    for name, number in _named_pairs("--weight", "NAME=NUMBER", given).items():
         try:
             weights[name] = float(number)
         except ValueError:
-            name = ""
-        if not name:
-            raise UserError(f"--weight: got {each!r}; expected NAME=NUMBER, as MMLU=2")
+            raise UserError(f"--weight: got '{name}={number}'; expected NAME=NUMBER, as MMLU=2") from None
     return weights
+
+
+def _named_pairs(option: str, form: str, given: list[str]) -> dict[str, str]:
+    """What stands before and after the last equals sign."""
+    pairs = {}
+    for each in given:
+        name, _, value = each.rpartition("=")
+        if not (name and value):
+            raise UserError(f"{option}: got {each!r}; expected {form}")
+        pairs[name] = value
+    return pairs
 
 
 def _names(listed: str | None) -> list[str]:

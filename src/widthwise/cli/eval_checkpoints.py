@@ -16,7 +16,7 @@ Row = tuple[int, int | None, Mapping[str, float | None]]
 def tables_by_checkpoint(records: Sequence[dict[str, Any]], differences: Sequence[dict[str, Any]]) -> list[Table]:
     """A table for each text and task of each run, with a row for each checkpoint, and such tables of differences.
 
-    records: from `evaluate_run`; differences: of runs to the first one, each with its `run` and `step`.
+    records: from `evaluate_run`; differences: of `all_differences`.
     """
     rows: dict[str, list[Row]] = {}
     tokens = {(record["run"], record["step"]): record["tokens"] for record in records}
@@ -27,7 +27,7 @@ def tables_by_checkpoint(records: Sequence[dict[str, Any]], differences: Sequenc
     for each in differences:
         for name, values in _differing(each["differences"]).items():
             row = (each["step"], tokens[each["run"], each["step"]], values)
-            rows.setdefault(f"{each['run']} minus {records[0]['run']}: {name}", []).append(row)
+            rows.setdefault(f"{each['run']} minus {each['baseline']}: {name}", []).append(row)
     return [_table(caption, own) for caption, own in rows.items()]
 
 

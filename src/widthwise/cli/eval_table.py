@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
-from widthwise.evaluation.paper_tasks import UNITS
+from widthwise.evaluation.paper_tasks import is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, shorten, signed
@@ -36,14 +36,14 @@ class _Answers:
 def evaluation_tables(records: Sequence[dict[str, Any]], differences: Iterable[dict[str, Any]]) -> list[Table]:
     """What one run or several, side by side, know of texts and tasks, with the paper's table where one was asked for.
 
-    differences: to the first of them, each with its `run`.
+    differences: of `all_differences`.
     """
     first, *others = records
     if not others:
         return [evaluation_table(first), *([suite_results_table(first["suite"])] if first["suite"] else [])]
     suites = [record["suite"] for record in records if record["suite"]]
     tables = [side_by_side(records), *([suites_side_by_side(_titles(records), suites)] if suites else [])]
-    return tables + [difference_table(each["run"], first["run"], each["differences"]) for each in differences]
+    return tables + [difference_table(each["run"], each["baseline"], each["differences"]) for each in differences]
 
 
 def evaluation_table(record: dict[str, Any]) -> Table:
@@ -206,7 +206,7 @@ def _number(value: float | None, n_decimals: int) -> str:
 
 
 def _unit(metric: str) -> tuple[float, str]:
-    return (100.0, "%") if metric.partition(",")[0] in (*UNITS, "average") else (1.0, "")
+    return (100.0, "%") if is_share(metric) else (1.0, "")
 
 
 def _tail(name: str) -> str:

@@ -18,7 +18,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="One folder of a comparison, sweep, fit or analysis, or one or more run directories.",
+            help="One folder of a comparison, sweep, fit, analysis or evaluation, or one or more run directories.",
         ),
     ],
     out: Annotated[

@@ -45,6 +45,16 @@ class SampleEstimate(NamedTuple):
         half_width = students_t(self.df) * self.stderr
         return self.value - half_width, self.value + half_width
 
+    def p_above(self) -> float:
+        """One-sided p of Student's t: how probable a number at least as large is where the true one is 0.
+
+        NaN without a standard error, or with one of 0."""
+        if not self.stderr > 0:
+            return math.nan
+        from scipy.special import stdtr  # takes long to import
+
+        return float(stdtr(min(self.df, 1e9), -self.value / self.stderr))
+
     def scaled(self, factor: float) -> "SampleEstimate":
         return SampleEstimate(self.value * factor, self.stderr * abs(factor), self.df)
 

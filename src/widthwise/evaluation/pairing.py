@@ -99,9 +99,29 @@ def flips(baseline: Record, other: Record, metric: str) -> dict[str, Any] | None
     if not np.isin(np.concatenate([before, after]), (0, 1)).all():
         return None
     gained, lost = ((np.flatnonzero(change) + 1).tolist() for change in (after > before, after < before))
-    n, fewer = len(gained) + len(lost), min(len(gained), len(lost))
-    tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return {"gained": gained, "lost": lost, "p_value": min(1.0, 2 * tail / 2**n)}
+    n, more = len(gained) + len(lost), max(len(gained), len(lost))
+    return {"gained": gained, "lost": lost, "p_value": min(1.0, 2 * _at_least(more, n))}
+
+
+def _at_least(k: int, n: int) -> float:
+    """How probable k or more heads of n fair coins are."""
+    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+
+
+def one_sided(
+    difference: SampleEstimate, flipped: Mapping[str, Any] | None, higher_is_better: bool
+) -> tuple[float, float]:
+    """p that the other is no better than the baseline, and p that it is no worse; NaN where nothing can be said.
+
+    By McNemar's exact test where items are right or wrong (flipped: of `flips`), otherwise by Student's t of the paired
+    difference.
+    """
+    if flipped is not None:
+        gained, lost = (len(flipped[key]) for key in ("gained", "lost"))
+        above, below = (_at_least(k, gained + lost) for k in (gained, lost))
+    else:
+        above, below = difference.p_above(), difference.scaled(-1).p_above()
+    return (above, below) if higher_is_better else (below, above)
 
 
 def average_difference(baseline: Record, other: Record, paired: Mapping[tuple[str, str], SampleEstimate]) -> \

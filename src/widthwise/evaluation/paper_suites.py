@@ -11,6 +11,7 @@ from widthwise.evaluation.paper_tasks import LocalFile, PaperTask, Suite
 
 QUESTION_ANSWER = "\nAnswer: "
 NO_TASK = "lm-evaluation-harness has no such task"
+NO_PROMPTS = f"{NO_TASK}, and the paper prints neither prompts nor metric for one"
 RUNS_CODE = "runs code that the model writes, which lm-evaluation-harness does only when told to"
 
 VARIABLE_WIDTH = Suite(
@@ -78,7 +79,7 @@ VIRTUAL_WIDTH_A = Suite(
         _MMLU_PRO,
         _C_EVAL,
         _TRIVIA_QA,
-        PaperTask("Ape210K", "exact_match", None, absence=NO_TASK),
+        PaperTask("Ape210K", "exact_match", None, absence=NO_PROMPTS),
         PaperTask("GSM8K", "exact_match,flexible-extract", "gsm8k"),
         _MATH,
         PaperTask("MBPP", "pass_at_1", None, absence=RUNS_CODE),
@@ -97,13 +98,13 @@ VIRTUAL_WIDTH_B = Suite(
         _AGIEVAL,
         _BBH,
         _DROP,
-        PaperTask("KOR-Bench-Easy", "exact_match", None, absence=NO_TASK),
+        PaperTask("KOR-Bench-Easy", "exact_match", None, absence=NO_PROMPTS),
         _MATH,
         PaperTask("MBPP+", "pass_at_1", None, absence=RUNS_CODE),
         _HUMAN_EVAL,
-        PaperTask("McEval", "pass@1", None, absence=NO_TASK),
+        PaperTask("McEval", "pass@1", None, absence=f"{NO_PROMPTS}; it {RUNS_CODE}"),
         _TRIVIA_QA,
-        PaperTask("Chinese SimpleQA", "exact_match", None, absence=NO_TASK),
+        PaperTask("Chinese SimpleQA", "exact_match", None, absence=NO_PROMPTS),
     ),
     has_unknown_weights=True,
 )

@@ -10,6 +10,11 @@ UNITS = ("acc", "acc_norm", "exact_match", "f1", "pass@1", "pass_at_1")
 """Metrics from 0 to 1 that are averaged over tasks; a filter of lm-evaluation-harness may follow behind a comma."""
 
 
+def is_share(metric: str) -> bool:
+    """Whether it is one of UNITS, or an average of them: the higher, the better. All others are losses."""
+    return metric.partition(",")[0] in (*UNITS, "average")
+
+
 @dataclass(frozen=True)
 class LocalFile:
     """The same questions as a file of llm-foundry's `local_data`."""
@@ -37,6 +42,11 @@ class PaperTask:
     """Questions of the task, as the paper counts them."""
     absence: str = ""
     """Why the harness cannot be asked, where it cannot."""
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether neither a file nor lm-evaluation-harness can give it."""
+        return self.local is None and self.lm_eval is None
 
     @property
     def is_averaged(self) -> bool:

@@ -9,6 +9,7 @@ from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.discovery.report import write_discovery_report
+from widthwise.reports.evaluation.report import write_evaluation_report
 from widthwise.reports.family.report import write_family_report
 from widthwise.reports.page.svg import FileKind, as_files
 from widthwise.reports.run.report import write_run_report, write_runs_report
@@ -23,6 +24,7 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
     "scaling.json": write_scaling_report,
     "family.json": write_family_report,
     "discovery.json": write_discovery_report,
+    "evaluation_table.json": write_evaluation_report,
 }
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
 WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {

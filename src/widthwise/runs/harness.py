@@ -77,20 +77,37 @@ def _items(samples: Sequence[dict[str, Any]], metrics: Metrics) -> dict[str, Any
     for sample in ordered:
         for metric in sample["metrics"]:
             found.setdefault(_shown(metric, sample["filter"]), []).append(sample[metric])
+    items = (_paired(metric, values, metrics.get(metric, {}).get("value")) for metric, values in found.items())
     return {
         "fingerprint": hashlib.sha256("".join(questions.values()).encode()).hexdigest(),
-        "items": {
-            metric: [float(value) for value in values]
-            for metric, values in found.items()
-            if _is_mean(values, metrics.get(metric, {}).get("value"))
-        },
+        "items": dict(each for each in items if each is not None),
     }
+
+
+def _paired(metric: str, values: Sequence[Any], value: float | None) -> tuple[str, list[float]] | None:
+    """The name and the items of a metric that is a mean; of a perplexity, whose items are log-likelihoods, those of its
+    logarithm, as `nats`. None for others."""
+    if _is_mean(values, value):
+        return metric, [float(each) for each in values]
+    if (
+        value is not None
+        and value > 0
+        and _are_numbers(values)
+        and _is_mean([-each for each in values], math.log(value))
+    ):
+        return "nats", [-float(each) for each in values]
+    return None
 
 
 def _is_mean(values: Sequence[Any], value: float | None) -> bool:
     """Other metrics, as perplexities, are functions of values that mean something else, or of several at once."""
-    is_number = all(isinstance(each, int | float) for each in values)
-    return is_number and value is not None and math.isclose(sum(values) / len(values), value, abs_tol=1e-9)
+    if value is None or not _are_numbers(values):
+        return False
+    return math.isclose(sum(values) / len(values), value, abs_tol=1e-9)
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(each, int | float) for each in values)
 
 
 def harness_results(

@@ -52,8 +52,10 @@ def plan_suite(
     found = missing_parts(suite, None if files is None else list(files), list(own), tasks)
     missing = [f"{part} ({reason})" for part, reason in found]
     if missing and not is_partial:
+        never = [task.name for task in suite.tasks if task.is_out_of_reach]
+        always = f"{', '.join(never)}: neither a file nor a task can give these, so this suite always needs --partial; "
         raise UserError(
-            f"suite {name}: {len(missing)} parts cannot be had: {', '.join(missing)}; "
+            f"suite {name}: {len(missing)} parts cannot be had: {', '.join(missing)}; {always if never else ''}"
             "with --partial the rest is evaluated, and its average marked as partial"
         )
     loaded = [load_task(path, delimiter, limit) for path, delimiter in (files or {}).values()]

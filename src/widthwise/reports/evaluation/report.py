@@ -1,0 +1,202 @@
+"""The report of an evaluation of several models: `report.html`, `table.csv` and `table.tex`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.reports.comparison.export import latex_escape
+from widthwise.reports.page.formats import MISSING, clean, fixed, signed
+from widthwise.reports.page.html import render, sequence, write_all
+from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
+from widthwise.reports.page.table import Table
+
+BETTER, WORSE, LATEX_WORSE = "*", "†", r"\dag{}"
+PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
+"""Those of a cell, in the order of the columns of `table.csv`."""
+
+
+def write_evaluation_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Reads `folder/evaluation_table.json` and writes the report into `out` (default: `folder`).
+
+    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where it is broken, before it writes anything.
+    """
+    folder = Path(folder)
+    table = EvaluationTable.read(folder)
+    contents = {
+        "html": ("report.html", _page(table)),
+        "csv": ("table.csv", csv_text(table)),
+        "latex": ("table.tex", latex_text(table)),
+    }
+    return write_all(contents, Path(out or folder))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A cell as text."""
+
+    value: str
+    mark: str = ""
+    """BETTER, WORSE or nothing."""
+    details: str = ""
+    """The difference to the baseline, with the p of what it looks like."""
+
+
+def shown(cell: TableCell, column: TableColumn, significance: float) -> Shown:
+    """Shares in percent with one decimal, perplexities with two, as the paper prints them."""
+    scale, n_decimals = (100, 1) if column.is_share else (1, 2)
+    if cell.value is None:
+        return Shown(MISSING)
+    p_values = [p for p in (cell.p_better, cell.p_worse) if p is not None]
+    is_better, is_worse = (p is not None and p < significance for p in (cell.p_better, cell.p_worse))
+    details = [] if cell.difference is None else [signed(scale * cell.difference, n_decimals)]
+    details += [f"p {_p(min(p_values))}"] if p_values else []
+    mark = BETTER if is_better else WORSE if is_worse else ""
+    return Shown(fixed(scale * cell.value, n_decimals), mark, ", ".join(details))
+
+
+def _p(value: float) -> str:
+    return "< 0.0001" if value < 1e-4 else fixed(value, 4)
+
+
+def _page(table: EvaluationTable) -> str:
+    names = [clean(row.name) for row in table.rows]
+    return render(
+        "evaluation/evaluation.html",
+        title=f"{table.title} · widthwise evaluation",
+        table=table,
+        question=f"What {'does' if len(names) == 1 else 'do'} {sequence(names)} know?",
+        groups=[(f"{group.name} {group.arrow}", group.n_columns) for group in _groups(table.columns)],
+        rows=[(clean(row.name), _row_shown(row, table)) for row in table.rows],
+        has_baselines=_has_baselines(table),
+        note=_note(table),
+        asked=_asked(table),
+        models=_models(table),
+    )
+
+
+def _row_shown(row: TableRow, table: EvaluationTable) -> list[Shown]:
+    return [shown(*each, table.significance) for each in zip(row.cells, table.columns)]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighbouring columns of one kind."""
+
+    name: str
+    arrow: str
+    """Where better is."""
+    n_columns: int
+
+
+def _groups(columns: Sequence[TableColumn]) -> list[_Group]:
+    """Accuracies stand before losses."""
+    shares = [each for each in columns if each.is_share]
+    losses = [each for each in columns if not each.is_share]
+    name = "Perplexity" if all("perplexity" in each.metric for each in losses) else "Loss, perplexity"
+    found = (_Group("Accuracy", "↑", len(shares)), _Group(name, "↓", len(losses)))
+    return [group for group in found if group.n_columns]
+
+
+def _has_baselines(table: EvaluationTable) -> bool:
+    return any(row.baseline is not None for row in table.rows)
+
+
+def _note(table: EvaluationTable) -> str:
+    """What the marks say; nothing where nothing is compared."""
+    if not _has_baselines(table):
+        return ""
+    pairs = "; ".join(f"{clean(row.name)} with {clean(row.baseline)}" for row in table.rows if row.baseline is not None)
+    words = (
+        f"{BETTER} better and {WORSE} worse than the baseline at p < {table.significance:g}, one-sided, over pairs of "
+        "answers to the same questions: McNemar's exact test where they are right or wrong, otherwise Student's t, for "
+        f"a perplexity that of the loss. Compared are {pairs}. Every test speaks for its cell alone."
+    )
+    untested = [
+        column.name
+        for i, column in enumerate(table.columns)
+        if all(row.cells[i].p_better is None for row in table.rows if row.baseline is not None)
+    ]
+    return words + (f" Not tested, for want of pairs: {clean(', '.join(untested))}." if untested else "")
+
+
+def _asked(table: EvaluationTable) -> Table:
+    """The texts and tasks: Table 5 of the variable-width paper."""
+    rows = [
+        [clean(each.name), clean(each.metric), _count(each.n_items), _count(each.paper_items), clean(each.source)]
+        for each in table.columns
+    ]
+    header = ["Task", "metric", "questions", "in the paper", "source"]
+    return Table("What was asked", header, rows, words={"metric", "source"})
+
+
+def _count(n: int | None) -> str:
+    return MISSING if n is None else f"{n:,}"
+
+
+def _models(table: EvaluationTable) -> Table:
+    rows = [
+        [clean(row.name), _count(row.step), clean(row.baseline or "") or MISSING, clean(row.run)] for row in table.rows
+    ]
+    header = ["Model", "step", "compared with", "run"]
+    return Table("The models", header, rows, words={"compared with", "run"})
+
+
+def csv_text(table: EvaluationTable) -> str:
+    """One row for each model, full precision, empty where a number is unknown."""
+    titles = [csv_cell(f"{column.name} {column.metric}") for column in table.columns]
+    rows = []
+    for row in table.rows:
+        found: dict[str, object] = {"model": csv_cell(row.name), "baseline": csv_cell(row.baseline or "")}
+        for title, cell in zip(titles, row.cells):
+            found |= {title if part == "value" else f"{title} {part}": getattr(cell, part) for part in PARTS}
+        rows.append(found)
+    return csv_rows(rows, list(rows[0]))
+
+
+def latex_text(table: EvaluationTable) -> str:
+    r"""A `table` environment for a paper, what is better in bold; needs \usepackage{booktabs} and T1 font encoding."""
+    kinds = [
+        rf"\multicolumn{{{group.n_columns}}}{{c}}{{{group.name} $\{'up' if group.arrow == '↑' else 'down'}arrow$}}"
+        for group in _groups(table.columns)
+    ]
+    body = [
+        _latex_row([latex_escape(row.name), *(_latex_cell(each) for each in _row_shown(row, table))])
+        for row in table.rows
+    ]
+    lines = [
+        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
+        r"\begin{table}",
+        r"  \centering\small",
+        rf"  \caption{{{latex_escape(_caption(table)).replace(WORSE, LATEX_WORSE)}}}",
+        rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"    \toprule",
+        _latex_row(["", *kinds]),
+        _latex_row(["Model", *(latex_escape(column.name) for column in table.columns)]),
+        r"    \midrule",
+        *body,
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _caption(table: EvaluationTable) -> str:
+    words = [f"{table.title}.", "Accuracies in percent." if any(each.is_share for each in table.columns) else ""]
+    if _has_baselines(table):
+        words.append(
+            f"Bold: better than the baseline at p < {table.significance:g} in a one-sided paired test; {WORSE}: worse."
+        )
+    return " ".join(filter(None, [*words, *(f"{remark[:1].upper()}{remark[1:]}." for remark in table.remarks)]))
+
+
+def _latex_cell(cell: Shown) -> str:
+    value = latex_escape(cell.value)
+    if cell.mark == BETTER:
+        return rf"\textbf{{{value}}}"
+    return value + (rf"\textsuperscript{{{LATEX_WORSE}}}" if cell.mark == WORSE else "")
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    return "    " + " & ".join(cells) + r" \\"

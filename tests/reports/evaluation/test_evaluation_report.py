@@ -1,0 +1,120 @@
+"""The table of evaluated models: marks, page, CSV and LaTeX."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from widthwise.config_io import UserError
+from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
+from widthwise.reports.evaluation.report import Shown, csv_text, latex_text, shown
+from widthwise.reports.page.formats import MINUS, MISSING
+from widthwise.reports.writing import write_report
+
+ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="file", n_items=1172, paper_items=1172)
+PERPLEXITY = TableColumn(name="WikiText", metric="word_perplexity", is_share=False, source="lm-evaluation-harness")
+
+
+def table(**changes) -> EvaluationTable:
+    rows = [
+        TableRow(name="uniform", run="runs/uniform", cells=[TableCell(value=0.33), TableCell(value=16.96)]),
+        TableRow(
+            name="x",
+            run="runs/x",
+            step=70,
+            baseline="uniform",
+            cells=[
+                TableCell(value=0.3441, difference=0.0141, p_better=0.0312, p_worse=0.975),
+                TableCell(value=16.321, difference=-0.639),
+            ],
+        ),
+        TableRow(
+            name="=<b>",
+            run="runs/y",
+            baseline="uniform",
+            cells=[TableCell(value=0.3, p_better=0.99, p_worse=0.00001), TableCell(value=None)],
+        ),
+    ]
+    return EvaluationTable(
+        title="Evaluation, suite two",
+        command="widthwise eval runs/uniform runs/x",
+        created="now",
+        significance=0.05,
+        columns=[ACCURACY, PERPLEXITY],
+        rows=rows,
+        remarks=["without RACE (no file of it is known)"],
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "column", "expected"),
+    [
+        (
+            TableCell(value=0.3441, difference=0.0141, p_better=0.04, p_worse=0.97),
+            ACCURACY,
+            ("34.4", "*", "+1.4, p 0.0400"),
+        ),
+        (
+            TableCell(value=0.5, difference=-0.5, p_better=0.97, p_worse=0.04),
+            ACCURACY,
+            ("50.0", "†", f"{MINUS}50.0, p 0.0400"),
+        ),
+        (TableCell(value=0.5, p_better=0.05, p_worse=0.96), ACCURACY, ("50.0", "", "p 0.0500")),
+        (TableCell(value=16.321), PERPLEXITY, ("16.32", "", "")),
+        (TableCell(value=None, p_better=0.001), PERPLEXITY, (MISSING, "", "")),
+    ],
+)
+def test_a_cell_is_marked_below_the_level_alone(cell: TableCell, column: TableColumn, expected: tuple) -> None:
+    assert shown(cell, column, 0.05) == Shown(*expected)
+
+
+def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Path) -> None:
+    table().write(tmp_path)
+    page, *_ = write_report(tmp_path)
+    text = page.read_text()
+    assert "<strong>34.4*</strong><small>+1.4, p 0.0312</small>" in text
+    assert "30.0†<small>p &lt; 0.0001</small>" in text
+    assert [re.sub("<.*", "", name) for name in re.findall(r'scope="row" class="name">(.*?)</th>', text)] == [
+        "uniform",
+        "x",
+        "=&lt;b&gt;",
+    ]
+    assert "x with uniform" in text
+    assert "Not tested, for want of pairs: WikiText." in text
+    assert "Without RACE (no file of it is known)." in text
+    assert "<td>1,172</td>" in text
+
+
+def test_csv_has_every_number_and_runs_nothing() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(table()))))
+    assert [row["model"] for row in rows] == ["uniform", "x", "'=<b>"]
+    assert [row["ARC_C acc_norm"] for row in rows] == ["0.33", "0.3441", "0.3"]
+    assert (rows[1]["ARC_C acc_norm p_better"], rows[0]["ARC_C acc_norm p_better"]) == ("0.0312", "")
+    assert (rows[1]["baseline"], rows[1]["WikiText word_perplexity difference"]) == ("uniform", "-0.639")
+
+
+def test_latex_prints_what_is_better_in_bold() -> None:
+    text = latex_text(table())
+    assert r"\multicolumn{1}{c}{Accuracy $\uparrow$} & \multicolumn{1}{c}{Perplexity $\downarrow$} \\" in text
+    assert r"Model & ARC\_C & WikiText \\" in text
+    assert r"x & \textbf{34.4} & 16.32 \\" in text
+    assert r"30.0\textsuperscript{\dag{}} & -- \\" in text
+    assert "†" not in text
+
+
+def test_without_baselines_nothing_is_said_of_tests(tmp_path: Path) -> None:
+    alone = table().with_changes(rows=[table().rows[0]])
+    assert "Bold" not in latex_text(alone)
+    alone.write(tmp_path)
+    assert "McNemar" not in write_report(tmp_path)[0].read_text()
+
+
+def test_a_row_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    whole = table()
+    short = whole.rows[1].with_changes(cells=[TableCell(value=0.5)])
+    whole.model_copy(update={"rows": [whole.rows[0], short]}).write(tmp_path)
+    with pytest.raises(UserError, match="x has 1 cells for 2 columns"):
+        write_report(tmp_path)
