@@ -1,7 +1,8 @@
 """A run on disk, the contract between the tools.
 
 config.yaml        the resolved recipe: explicit layers, every default written out
-environment.json   versions, machine, commit, command, data, and the recipe as it was when the run was begun
+environment.json   versions, machine, commit, command, data, the recipe as it was when the run was begun, and with what
+                   other settings it was resumed
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" | "rewound" |
                    "norms" | "stopped", ...}, and "grown", "baked" or "padded" where the run begins where
                    another one stood
@@ -15,13 +16,12 @@ import fcntl
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import Config, UserError, differences, parse, shortened, to_data
+from widthwise.config_io import Config, UserError, differences, parse, to_data
 from widthwise.files import (
     FileRecord,
     is_at,
@@ -34,25 +34,19 @@ from widthwise.files import (
     writing,
 )
 from widthwise.metrics_file import MetricsFile
+from widthwise.records.other_folders import other_folder
+from widthwise.records.recipe_changes import OF_PROCESSES, Continuation, changes_in_words, continued
 from widthwise.records.run import RunResult
-from widthwise.yaml_io import parse_yaml
+from widthwise.yaml_io import dump_yaml, parse_yaml
 
 WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.json", "holder")
 """What only the process that holds the run writes."""
 RECIPE = "recipe"
 """Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
-OF_SEVERAL_RUNS = {"comparison.json": "a comparison", "sweep.json": "a sweep"}
-"""File that tells what a folder of several runs is -> what it is called."""
 CHECKSUMS = "checksums"
 """Where result.json keeps those of its entries, and its seal."""
-OF_PROCESSES = ("train.shards", "train.hang_seconds")
-"""Paths of a recipe that say how processes work together: with others it is the same run."""
-MAY_CHANGE = ("data.", *OF_PROCESSES)
-"""Paths of a recipe that may be changed in config.yaml: data may move too, as they have checksums of their own."""
-MAY_MOVE = re.compile(r"validation\.(texts\.[^.]+\.source|tasks\.[^.]+\.file)")
-"""Further such paths, of texts and tasks: files with checksums of their own."""
-MUST_STAY = ("data.mask_documents", "data.reset_positions")
-"""Those of data that may not, being on or off: they say how data are read, wherever they are."""
+CONTINUED = "continued"
+"""Where environment.json says with what other settings the run was resumed, and when."""
 
 
 class Seal(Config):
@@ -107,7 +101,9 @@ class RunDir:
 
         begun_with: what `config_yaml()` says, with the defaults of options that are newer than the run.
         """
-        differing = _differences(begun_with or self.config_yaml(), config_yaml)
+        differing = changes_in_words(
+            parse_yaml(begun_with or self.config_yaml(), "config.yaml"), parse_yaml(config_yaml, "recipe")
+        )
         if found := [each for each in differing if not each.startswith(OF_PROCESSES)]:
             other = ", ".join(found[:3])
             raise UserError(f"{self.path}: holds a run of another recipe ({other}); choose another folder with --out")
@@ -117,7 +113,15 @@ class RunDir:
         if not self.exists:
             raise UserError(f"{self.path}: is not a run directory (no config.yaml){other_folder(self.path)}")
         text = read_text(self.path / "config.yaml")
-        changes = _differences(self._begun_with(text), text, _is_another_run)
+        begun_with = self._begun_with(text)
+        if text == begun_with:
+            return text
+        begun, now, known = parse_yaml(begun_with, RECIPE), parse_yaml(text, "config.yaml"), self.continuations()
+        # `continue_with` writes two files; a kill between them leaves the earlier recipe, which is as good.
+        changes = min(
+            (changes_in_words(continued(begun, each), now, of_the_same_run=True) for each in (known, known[:-1])),
+            key=len,
+        )
         if changes:
             raise UserError(
                 f"{self.path}/config.yaml: was changed after the run was begun: {', '.join(changes[:3])}; undo "
@@ -136,13 +140,32 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, machine, command and data. Raises UserError where the file is missing or broken."""
         found = read_json_mapping(self.path / "environment.json")
-        found.pop(RECIPE, None)
-        return found
+        return {key: value for key, value in found.items() if key not in (RECIPE, CONTINUED)}
+
+    def continuations(self) -> list[Continuation]:
+        """The moments at which the run was resumed with other settings, in order."""
+        path = self.path / "environment.json"
+        found = read_json_mapping(path).get(CONTINUED, []) if path.is_file() else []
+        return [parse(Continuation, each, f"{path}: {CONTINUED}") for each in found]
+
+    def continue_with(self, continuation: Continuation) -> None:
+        """Changes the recipe from here on, and keeps on record what it was."""
+        known = [*self.continuations(), continuation]
+        recipe = continued(parse_yaml(self.config_yaml(), "config.yaml"), [continuation])
+        self.add_to_environment({CONTINUED: [each.to_data() for each in known]})
+        write_atomic(self.path / "config.yaml", dump_yaml(recipe))
+
+    def set_result_aside(self, steps: int) -> None:
+        """The run goes on behind its end: the result gets a name that says after how many steps it was found."""
+        result = self.path / RunResult.file_name
+        result.replace(self.path / f"result_step_{steps:08}.json")
 
     def add_to_environment(self, records: Mapping[str, Any]) -> None:
         """Writes down what was not known when the run was begun."""
         recipe = self._begun_with(read_text(self.path / "config.yaml"))
-        self._write_environment({**self.environment(), **records, RECIPE: recipe})
+        known = [each.to_data() for each in self.continuations()]
+        continued_with = {CONTINUED: known} if known else {}
+        self._write_environment({**self.environment(), **continued_with, **records, RECIPE: recipe})
 
     def _write_environment(self, environment: Mapping[str, Any]) -> None:
         write_atomic(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
@@ -217,9 +240,8 @@ class RunDir:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             try:
-                lock = FileLock(self.path / "lock").acquire(
-                    timeout=0.2, poll_interval=0.02
-                )  # `is_in_use` looks briefly
+                # Not at once, because `is_in_use` of another process may look at this moment.
+                lock = FileLock(self.path / "lock").acquire(timeout=0.2, poll_interval=0.02)
             except Timeout:
                 process = read_text(holder) if holder.is_file() else "unknown"
                 raise RunInUse(f"{self.path}: is in use by process {process}") from None
@@ -260,35 +282,6 @@ class RunDir:
             )
         self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
         return True
-
-
-def other_folder(path: Path) -> str:
-    """`; it is ...`: what a folder that is no run directory holds, and how a run comes of it; "" if nobody knows."""
-    for file, name in OF_SEVERAL_RUNS.items():
-        if (path / file).is_file():
-            return f"; it is {name}, whose runs are {path}/runs/NAME"
-    if any((path / "runs").glob("*/config.yaml")):
-        return f"; it holds several runs, which are {path}/runs/NAME"
-    if (path / "config.json").is_file() and "model_type" in read_json_mapping(path / "config.json"):
-        return f"; it is a Hugging Face folder: `widthwise import {path} RUN` makes a run of it"
-    return ""
-
-
-def _differences(
-    before: str, after: str, counts: Callable[[str, Any, Any], bool] = lambda path, old, new: True
-) -> list[str]:
-    """What differs between two recipes, in words, as far as a path and its values before and after count."""
-    if before == after:
-        return []
-    found = differences(parse_yaml(before, "recipe"), parse_yaml(after, "config.yaml"))
-    return [f"{path} from {shortened(old)} to {shortened(new)}" for path, old, new in found if counts(path, old, new)]
-
-
-def _is_another_run(path: str, old: Any, new: Any) -> bool:
-    """Whether a recipe that was changed there after the run was begun describes another one."""
-    is_left_out = not old and not new  # as where the section was written anew
-    may_change = path.startswith(MAY_CHANGE) or MAY_MOVE.fullmatch(path) is not None
-    return not may_change or (path in MUST_STAY and not is_left_out)
 
 
 def _digests(result: Mapping[str, Any]) -> dict[str, str]:

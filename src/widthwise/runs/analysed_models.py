@@ -22,7 +22,8 @@ from widthwise.interop.hf_import import CONFIG
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import saved_recipe
-from widthwise.run_dir import RunDir, other_folder
+from widthwise.records.other_folders import other_folder
+from widthwise.run_dir import RunDir
 from widthwise.runs.analysed_text import held_out_text
 from widthwise.runs.hf_folder import (
     FolderModel,

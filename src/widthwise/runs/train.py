@@ -1,6 +1,7 @@
 """Starting and resuming runs."""
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from widthwise.data.mixture import MixedData, OpenedData
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
+from widthwise.runs.continuing import last_continuation, take_over, with_overrides
 from widthwise.runs.data_identity import (
     VALIDATION_KEY,
     has_seen_data,
@@ -52,15 +54,19 @@ def train_or_resume(
         return _Launch(RunDir(out), observer, processes, shelf).train(recipe, may_resume=True)
 
 
-def resume(path: Path | str, observer: Observer | None = None) -> RunResult:
+def resume(path: Path | str, observer: Observer | None = None, overrides: Sequence[str] = ()) -> RunResult:
     """Goes on with the run in a folder, from its last good checkpoint, and returns the result. Raises as `train`.
+
+    overrides: other settings from here on, as `["train.steps=2000"]`, of those in MAY_CONTINUE_WITH; with more steps, a
+    run that has finished goes on too.
 
     On a CPU, with the same number of threads and processes, the weights and all records but the measured ones
     (metrics.MEASURED_KEYS) are bitwise those of a run that was never stopped.
     """
-    recipe = saved_recipe(RunDir(path))
+    before = saved_recipe(RunDir(path))
+    recipe = with_overrides(RunDir(path), before, overrides)
     with joined(recipe.train) as processes:
-        return _Launch(RunDir(path), observer, processes).resume(recipe)
+        return _Launch(RunDir(path), observer, processes).resume(before, recipe)
 
 
 class _Launch:
@@ -95,10 +101,11 @@ class _Launch:
             reason = f"step {records[-1]['step']}: {records[-1].get('reason')}"
             raise UserError(f"{path}: stopped at {reason}; `widthwise resume {path}` tries again")
 
-    def resume(self, recipe: Recipe) -> RunResult:
+    def resume(self, before: Recipe, recipe: Recipe) -> RunResult:
         self.processes.alike(lambda: _checked(recipe))
         with ExitStack() as lock:
             self.processes.first(lambda: lock.enter_context(self.run.locked()))
+            self.processes.first(lambda: take_over(self.run, before, recipe))
             return self._go_on(recipe)
 
     def _start(self, recipe: Recipe) -> RunResult:
@@ -131,6 +138,8 @@ class _Launch:
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
         self.processes.first(lambda: self._check_same_sets(loop))
         loop.restore()
+        if (note := self.processes.first(lambda: last_continuation(self.run, recipe))) is not None:
+            loop.note(note)
         for key in REPRODUCED_WITH:
             if (was := before.get(key, now[key])) != now[key]:
                 loop.note(f"{key} was {was} and is now {now[key]}: from here on not bitwise the same run")
