@@ -13,6 +13,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.model.dynamic_modules import dynamic_modules
 from widthwise.records.dynamic_width import WidthOracle
 
+BLOCKS = "model.ffn={kind: dynamic_hourglass, n_blocks: 4, d_hidden: 6, min_fraction: 0.25, start: 0.6}"
 FRACTIONS = np.array([0.25, 0.5, 1.0])
 
 
@@ -66,8 +67,9 @@ def test_gains_are_the_derivative_of_the_loss_along_what_the_layer_would_write(f
     assert [each.shape for each in gains.inputs] == [(5, 17, width) for width in (24, 8, 24)]
 
 
-def test_all_ways_of_giving_width_are_measured_at_the_mean_that_tokens_choose(held_out):
-    model = model_of(DYNAMIC)
+@pytest.mark.parametrize("ffn", [DYNAMIC, BLOCKS])
+def test_all_ways_of_giving_width_are_measured_at_the_mean_that_tokens_choose(held_out, ffn):
+    model = model_of(ffn)
     found = WidthOracle.model_validate(width_oracle(model, held_out))
     ways = ["chosen", "uniform", "oracle_of_tokens", "oracle", "by_layer", "shuffled", "fitted"]
     assert list(found.losses) == ways
@@ -77,8 +79,11 @@ def test_all_ways_of_giving_width_are_measured_at_the_mean_that_tokens_choose(he
     assert found.losses["chosen"] == pytest.approx(losses.mean())
     assert found.losses["uniform"] == pytest.approx(judged.losses_and_widths(found.mean_fraction)[0].mean(), rel=1e-6)
     assert found.losses["oracle"] < found.losses["uniform"]
-    matrices = [(each.w_gate, each.w_up, each.w_down) for each in dynamic_modules(model).values()]
-    by_cost = [sum(matrix.weight.numel() for matrix in each) for each in matrices]
+    matrices = ("w_gate.weight", "w_up.weight", "w_down.weight")
+    by_cost = [
+        sum(weight.numel() for name, weight in module.named_parameters() if name.endswith(matrices))
+        for module in dynamic_modules(model).values()
+    ]
     assert found.mean_fraction == pytest.approx(np.average([each.mean() for each in chosen], weights=by_cost))
     for layer, own in zip(found.layers, chosen):
         assert layer.chosen == pytest.approx(own.mean())

@@ -49,6 +49,14 @@ CONVERSIONS: dict[str, tuple[Changes, Changes]] = {
         {"ffn": {**DYNAMIC_HOURGLASS, "d_hidden": 13, "score": {"kind": "mlp", "d_hidden": 3}}},
     ),
     "dynamic hourglass of a swiglu": ({}, {"ffn": DYNAMIC_HOURGLASS}),
+    "dynamic, that begins to choose": (
+        {"ffn": {**DYNAMIC, "mask": {"kind": "none"}}},
+        {"ffn": {"mask": {"kind": "ste"}}},
+    ),
+    "blocks, that begin to be chosen": (
+        {"ffn": {**HOURGLASS, "kind": "dynamic_hourglass", "mask": {"kind": "none"}}},
+        {"ffn": {"mask": {"kind": "ste"}}},
+    ),
     "biases of attention": ({"attention": GQA}, {"attention": {"bias": True, "out_bias": True}}),
     "biases of an mlp": ({"ffn": MLP, "norm": {"placement": "reordered"}}, {"ffn": {"bias": True}}),
     "learned positions": ({"tie_embeddings": True}, {"positions": {"n_positions": 6}}),
@@ -116,6 +124,14 @@ def test_the_logits_are_the_same_bit_for_bit(changes: Changes) -> None:
     plan, weights, tokens = plan_growth(old, small_model(**changes)), with_random_weights(old, seed=4), tokens_for(5)
     tokens = tokens[:, :-1]
     assert torch.equal(logits_of(plan.new, dict(plan.weights(weights)), tokens), logits_of(old, weights, tokens))
+
+
+def test_a_layer_that_has_grown_keeps_its_mask() -> None:
+    grown = plan_growth(
+        *(small_model(ffn={**DYNAMIC, "d_ff": size, "mask": {"kind": "none"}}) for size in (10, 13))
+    ).new
+    with pytest.raises(UserError, match=r"grown_from: got \[10\]; a layer that has grown keeps its mask"):
+        plan_growth(grown, small_model(ffn={**DYNAMIC, "d_ff": 13}))
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,11 @@ def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
     )
 
 
+def chooses_width(model: ModelConfig) -> bool:
+    """Whether tokens choose their width in any layer of a model."""
+    return any(layer.narrowest < 1 for layer in dynamic_layers(model))
+
+
 def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
     """What each layer has of the FLOPs of them all at full width. The shares sum to 1."""
     total = sum(layer.full_flops for layer in layers)

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class _Budget(Config, ABC):
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError where the model has no width to choose, or none that this could ask for."""
-        if all(layer.narrowest == 1 for layer in dynamic_layers(model)):
+        if not chooses_width(model):
             raise UserError(
                 "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' and "
                 "'dynamic_hourglass' do, with a mask and min_fraction below 1"

@@ -11,7 +11,7 @@ from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.kernels import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.dynamic_modules import width_fractions
 from widthwise.model.ffn.interface_module import Choices
 from widthwise.recipe.nested import NestedConfig
@@ -24,13 +24,13 @@ class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers. A budget waits until growth makes a layer dynamic.
+    layers. A budget waits until growth lets tokens choose.
     """
 
     def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
         budget, nested = config.width_budget, config.nested
         self.z_loss, self.pull = config.z_loss, None if nested is None else nested.pull
-        self._budget = None if budget is None or not dynamic_layers(model) else WidthBudget(budget, model, device)
+        self._budget = None if budget is None or not chooses_width(model) else WidthBudget(budget, model, device)
         self._nested = None if nested is None else NestedPasses(nested, model)
 
     def draw_passes(self) -> Sequence[float | None]:

@@ -23,7 +23,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.kernels import linear_cross_entropy
 from widthwise.model.context import PassContext
 from widthwise.model.decoder import Decoder
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.dynamic_modules import dynamic_modules
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 
@@ -44,7 +44,7 @@ def width_oracle(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
     layers = dynamic_layers(model.config)
     shares, fractions = np.array(flops_shares(layers)), np.array(forced_fractions(layers, N_WIDTHS))
     losses, *widths = judged.losses_and_widths(None)
-    chosen, chooses = np.stack(widths), any(layer.narrowest < 1 for layer in layers)
+    chosen, chooses = np.stack(widths), chooses_width(model.config)
     means = chosen.mean(axis=(1, 2)) if chooses else np.full(len(layers), (fractions[0] + fractions[-1]) / 2)
     budget = float(shares @ means)
     at_mean = np.full_like(chosen, budget)

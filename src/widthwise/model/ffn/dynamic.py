@@ -78,7 +78,7 @@ class DynamicConfig(WidthChoosingConfig):
     def with_constants_of(self, old: FFNConfig, reads_more: bool) -> FFNConfig:
         """Units keep their ranks; widths, centres and temperatures stay in units of the original layer.
 
-        A SwiGLU becomes a layer in which every token starts with all units.
+        A SwiGLU, or a layer without a mask, becomes one in which every token starts with all units.
         """
         if isinstance(old, SwiGLUConfig):
             if self.grown_from:
@@ -86,9 +86,13 @@ class DynamicConfig(WidthChoosingConfig):
             return self.started_whole(old)
         super().with_constants_of(old, reads_more)
         assert isinstance(old, DynamicConfig)
-        self.check_choice(old, reads_more)
         if self.d_ff < old.d_ff:
             raise ValueError(f"d_ff: got {self.d_ff} where it was {old.d_ff}; growth takes nothing away")
+        if self.begins_to_choose(old):
+            if old.grown_from:
+                raise ValueError(f"grown_from: got {list(old.grown_from)}; a layer that has grown keeps its mask")
+            return self.started_whole(old)
+        self.check_choice(old, reads_more)
         grown_from = old.grown_from if self.d_ff == old.d_ff else old.sizes
         return old.model_copy(update={"d_ff": self.d_ff, "grown_from": grown_from, "execution": self.execution})
 
@@ -100,6 +104,8 @@ class DynamicConfig(WidthChoosingConfig):
     def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
         if isinstance(old, SwiGLUConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, every token with all units at first (conversion)"
+        elif isinstance(old, DynamicConfig) and self.begins_to_choose(old):
+            yield f"mask {old.mask.kind} -> {self.mask.kind}, every token with all units at first (conversion)"
         yield from super().growth_in_words(old, blocks)
 
     def left_by_bake(self) -> Iterator[str]:

@@ -67,6 +67,8 @@ class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
         if isinstance(old, DynamicHourglassConfig):
             super().with_constants_of(old, reads_more)
             must_stay(("n_blocks",), old, self)
+            if self.begins_to_choose(old):
+                return self.started_whole(old)
             self.check_choice(old, reads_more)
             return self.model_copy(update={"mask": old.mask, "start": old.start})
         if isinstance(old, HourglassConfig):
@@ -79,6 +81,8 @@ class DynamicHourglassConfig(WidthChoosingConfig, StackConfig):
     def growth_in_words(self, old: FFNConfig, blocks: Blocks) -> Iterator[str]:
         if isinstance(old, HourglassConfig):
             yield f"feed-forward {old.kind} -> {self.kind}, every token with all blocks at first (conversion)"
+        elif isinstance(old, DynamicHourglassConfig) and self.begins_to_choose(old):
+            yield f"mask {old.mask.kind} -> {self.mask.kind}, every token with all blocks at first (conversion)"
         yield from super().growth_in_words(old, blocks)
 
 

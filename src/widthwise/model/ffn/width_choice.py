@@ -80,6 +80,10 @@ class WidthChoosingConfig(WidthChoice, FFNConfig, ABC):
                 "linear or mlp"
             )
 
+    def begins_to_choose(self, old: "WidthChoosingConfig") -> bool:
+        """Whether tokens have used all units so far and now have a score, with growth from `old`."""
+        return self.mask.has_width and not old.mask.has_width
+
     def started_whole(self, old: FFNConfig) -> Self:
         """This config with a `start` so high that the mask is exactly 1 for every unit and every token, as a layer
         without a choice is converted.
