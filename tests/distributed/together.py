@@ -18,6 +18,7 @@ from train_many import carry_out
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
+from widthwise.model.initial_weights import initial_weights
 from widthwise.model.shards import held, set_whole, whole
 from widthwise.recipe.recipe import Recipe
 from widthwise.training import assembly
@@ -38,7 +39,7 @@ class Division(TypedDict):
 
 def division(recipe: Recipe, processes: Processes) -> Division:
     model = assembled(recipe.explicit_model, recipe.train, processes)
-    set_whole(model.initial_weights(recipe.train.seed))
+    set_whole(initial_weights(model, recipe.train.seed))
     expected = build(recipe.explicit_model, recipe.train.seed)
     pairs = zip(model.named_parameters(), expected.named_parameters(), strict=True)
     return Division(

@@ -1,6 +1,6 @@
 """The decoder: embedding, layers, norm, head, and further heads for later tokens."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from widthwise.kernels import Teacher, linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
-from widthwise.model.axes import Embedding, Linear, Weight
+from widthwise.model.axes import Embedding, Linear
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.interface_module import Choices
-from widthwise.model.initial_weights import drawn, part_stds
+from widthwise.model.initial_weights import initial_weights
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig
 from widthwise.model.masks import all_real, causal_mask, document_mask, padding_documents
@@ -87,36 +87,10 @@ class Decoder(nn.Module):
             missing.pop(name).copy_(tensor)
         assert not missing, f"no weights for {', '.join(missing)}"
 
-    def initial_weights(self, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Every parameter with the whole tensor that it begins with, the same on any device and for any dtype.
-
-        One at a time, so that no process needs room for them all. The model may still be without memory.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        for module, std in self._initial_stds():
-            weight = drawn(module, std, generator, self.config.init.truncate_at)
-            if weight is not None:
-                yield cast(Weight, module).weight, weight
-
-    def _initial_stds(self) -> Iterator[tuple[nn.Module, float]]:
-        """Every module with the standard deviation of its weight, in the order in which they are drawn."""
-        init, n_additions = self.config.init, self.config.n_residual_additions
-        yield self.embedding, init.std
-        if not self.config.tie_embeddings:
-            yield self.head, init.std
-        if self.positions is not None:
-            yield self.positions, init.std
-        if self.ngrams is not None:
-            yield from ((table, init.std) for table in self.ngrams.tables)
-        widths = {layer: config.d_model for config, layer in zip(self.config.layers, self.layers)}
-        for part in (*self.layers, self.entry, self.exit, *self.mtp):
-            width_ratio = self.config.d_model / widths.get(part, self.config.d_model)
-            yield from part_stds(part, init, width_ratio, n_additions)
-
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Fills every weight from the seed; see `initial_weights`."""
-        for parameter, weight in self.initial_weights(seed):
+        """Fills every weight from the seed; see `model.initial_weights`."""
+        for parameter, weight in initial_weights(self, seed):
             parameter.copy_(weight)
 
     @property

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from widthwise.model.axes import Linear, Weight
 
 if TYPE_CHECKING:
+    from widthwise.model.decoder import Decoder
     from widthwise.model.init import InitConfig
 
 
@@ -59,9 +60,30 @@ def fill(module: nn.Module, std: float, generator: torch.Generator, truncate_at:
         cast(Weight, module).weight.copy_(weight)
 
 
-def part_stds(
-    part: nn.Module, config: "InitConfig", width_ratio: float, n_additions: int
-) -> Iterator[tuple[nn.Module, float]]:
-    """Every module of a layer, or of an end of the stream, with the std of its weight. Numbers as in `initial_std`."""
-    for module in part.modules():
-        yield module, initial_std(config, module, width_ratio, n_additions)
+def initial_weights(model: "Decoder", seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Every parameter with the whole tensor that it begins with, the same on any device and for any dtype.
+
+    One at a time, so that no process needs room for them all. The model may still be without memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module, std in _stds(model):
+        weight = drawn(module, std, generator, model.config.init.truncate_at)
+        if weight is not None:
+            yield cast(Weight, module).weight, weight
+
+
+def _stds(model: "Decoder") -> Iterator[tuple[nn.Module, float]]:
+    """Every module with the standard deviation of its weight, in the order in which they are drawn."""
+    config, init = model.config, model.config.init
+    yield model.embedding, init.std
+    if not config.tie_embeddings:
+        yield model.head, init.std
+    if model.positions is not None:
+        yield model.positions, init.std
+    if model.ngrams is not None:
+        yield from ((table, init.std) for table in model.ngrams.tables)
+    widths = {layer: own.d_model for own, layer in zip(config.layers, model.layers)}
+    for part in (*model.layers, model.entry, model.exit, *model.mtp):
+        width_ratio = config.d_model / widths.get(part, config.d_model)
+        for module in part.modules():
+            yield module, initial_std(init, module, width_ratio, config.n_residual_additions)

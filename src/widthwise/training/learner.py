@@ -5,6 +5,7 @@ from torch import Tensor
 
 from widthwise.data.boundaries import UNTOLD, Boundaries
 from widthwise.model.decoder import Decoder, allocate, blueprint
+from widthwise.model.initial_weights import initial_weights
 from widthwise.model.memory import allocating
 from widthwise.model.shards import put, set_whole, whole
 from widthwise.recipe.growth_events import Phase
@@ -43,7 +44,7 @@ class Learner:
         """
         check_alone(recipe, processes)
         model = assembled(phase.model, recipe.train, processes)
-        set_whole(model.initial_weights(recipe.train.seed))
+        set_whole(initial_weights(model, recipe.train.seed))
         return cls(recipe, phase, model, recipe.optimizer_of(phase).build(model), processes)
 
     def grown(self, phase: Phase, batch: Tensor) -> "Learner":

@@ -1,6 +1,5 @@
 """The training loop: steps, and what happens between them."""
 
-import math
 import time
 from pathlib import Path
 
@@ -11,21 +10,20 @@ from widthwise.data.mixture import OpenedData
 from widthwise.recipe.recipe import Recipe
 from widthwise.run_dir import RunDir, Seal
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.choice_metrics import ChoiceMeans, choice_record, dead_scores
+from widthwise.training.choice_metrics import choice_record, dead_scores
 from widthwise.training.freed_memory import keep_freed_memory
 from widthwise.training.journal import Journal
 from widthwise.training.keeping import KeepRules, prune
 from widthwise.training.learner import Learner
 from widthwise.training.metrics import PeakMemory, Stopwatch, speed_record
-from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.norms import norms_record
 from widthwise.training.observer import Observer
+from widthwise.training.pending_steps import PendingSteps, ReadStep
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.saving import Saver
 from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record, way_back
 from widthwise.training.state import RunState
-from widthwise.training.step import StepOutcome
-from widthwise.training.stopping import Interrupted, SignalWatch
+from widthwise.training.stopping import SignalWatch, stopped_by
 from widthwise.training.validation import Validation, validate
 from widthwise.training.validation_sets import ValidationSets
 
@@ -59,8 +57,8 @@ class TrainingLoop:
         self.state = RunState(self.config.loss_window_steps)
         self._started = time.perf_counter()
         self._stopwatch = Stopwatch()
-        self._pending: list[StepOutcome] = []
-        self._grad_norm, self._choices, self._mtp_losses = math.nan, ChoiceMeans(), MTPLosses()
+        self._pending = PendingSteps()
+        self._newest: ReadStep | None = None
         self._saver, self._saved_step = Saver(processes, self.config.checkpoint_in_background), 0
         self.journal = Journal(run, recipe, observer, processes, self.note)
         self._damaged: list[checkpoint_folder.Damage] = []
@@ -127,7 +125,7 @@ class TrainingLoop:
                 continue
             if received:
                 self._saver.wait()
-                raise self.processes.said(Interrupted(self._interruption(), received))
+                raise self.processes.said(stopped_by(received, self.run.path, self.state.step, self.config.steps))
             self._validate_if_due()
         self._saver.wait()
 
@@ -151,7 +149,7 @@ class TrainingLoop:
         batch = next(self.loader)
         self.state.step += 1
         outcome = self.learner.make_step(self.state.step, batch, self.held_out.boundaries)
-        self._pending.append(outcome)
+        self._pending.add(outcome)
         must_log = self._is_due(self.config.log_every) or self.state.step == self.config.steps
         if must_log or self._is_due(self.config.checkpoint_every) or self._is_due(self.config.validate_every):
             self._collect()  # inside the measured time, because it waits for the device
@@ -186,27 +184,23 @@ class TrainingLoop:
 
     def _collect(self) -> None:
         """Waits for the device and takes over the losses of the steps since the last time."""
-        if not self._pending:
-            return
-        outcomes, self._pending = self._pending, []
-        pairs = torch.stack([torch.stack((each.loss, each.grad_norm.double())) for each in outcomes]).tolist()
-        first = self.state.step - len(outcomes) + 1
-        for step, (outcome, (loss, grad_norm)) in enumerate(zip(outcomes, pairs), start=first):
-            if outcome.norms is not None:
-                self.journal.write(step, "norms", **norms_record(outcome.norms))
-            if outcome.n_skipped:
-                self.journal.write(step, "skipped", **skipped_record(loss, grad_norm))
-            check_step(self.config, step, loss, grad_norm, outcome.n_skipped)
-            if not outcome.n_skipped:
-                self.state.add_loss(loss)
-        self._grad_norm, self._choices, self._mtp_losses = pairs[-1][1], outcomes[-1].choices, outcomes[-1].mtp_losses
+        for each in self._pending.read(self.state.step):
+            if each.outcome.norms is not None:
+                self.journal.write(each.step, "norms", **norms_record(each.outcome.norms))
+            if each.outcome.n_skipped:
+                self.journal.write(each.step, "skipped", **skipped_record(each.loss, each.grad_norm))
+            check_step(self.config, each.step, each.loss, each.grad_norm, each.outcome.n_skipped)
+            if not each.outcome.n_skipped:
+                self.state.add_loss(each.loss)
+            self._newest = each
 
     def _log(self) -> None:
         loss = checked_loss(self.config, self.state)
         self.state.lowest_loss = loss if self.state.lowest_loss is None else min(loss, self.state.lowest_loss)
         self.state.unlogged_losses.clear()
-        learner, step_seconds = self.learner, self._stopwatch.step_seconds()
-        choices = choice_record(learner.model, self._choices)
+        learner, step_seconds, newest = self.learner, self._stopwatch.step_seconds(), self._newest
+        assert newest is not None  # a step is collected before it is logged
+        choices = choice_record(learner.model, newest.outcome.choices)
         for warning in dead_scores(choices):
             self.note(warning)
         self.journal.write(
@@ -214,7 +208,7 @@ class TrainingLoop:
             "train",
             loss=loss,
             lr=learner.lr(self.state.step),
-            grad_norm=self._grad_norm,
+            grad_norm=newest.grad_norm,
             tokens=self.journal.spent(self.state.step).tokens,
             **speed_record(
                 step_seconds,
@@ -223,7 +217,7 @@ class TrainingLoop:
                 self.recipe.tokens_per_step,
                 learner.flops_per_token,
             ),
-            **self._mtp_losses.record(),
+            **newest.outcome.mtp_losses.record(),
             **choices,
             **learner.objective.record(),
         )
@@ -285,12 +279,6 @@ class TrainingLoop:
     def keep_rules(self) -> KeepRules:
         """Which checkpoints are kept, as the records are now."""
         return KeepRules.of(self.config, self.journal.held_out_losses)
-
-    def _interruption(self) -> str:
-        return (
-            f"{self.run.path}: stopped at step {self.state.step} of {self.config.steps}, with a checkpoint; "
-            f"`widthwise resume {self.run.path}` goes on"
-        )
 
     def _validate_if_due(self) -> None:
         at_end = self.state.step in (0, self.config.steps)  # the end has its own

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import parent_process
+from pathlib import Path
 from types import FrameType
 
 from widthwise.training.launch import is_launched
@@ -25,6 +26,14 @@ class Interrupted(Exception):
     def exit_code(self) -> int:
         """130 for Ctrl-C, 143 for SIGTERM, 138 for SIGUSR1, as shells count."""
         return 128 + self.signal_number
+
+
+def stopped_by(signal_number: int, run: Path, step: int, n_steps: int) -> Interrupted:
+    """What ends a run that has saved a checkpoint of a step."""
+    return Interrupted(
+        f"{run}: stopped at step {step} of {n_steps}, with a checkpoint; `widthwise resume {run}` goes on",
+        signal_number,
+    )
 
 
 @contextmanager
