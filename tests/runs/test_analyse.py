@@ -116,14 +116,14 @@ def test_no_path_outside_the_working_folder_is_shown(
 
 
 def test_the_size_of_batches_changes_nothing(runs: Path, both: Analysis) -> None:
-    n_batches: list[int] = []
+    told: list[tuple[int, int | None]] = []
 
     class Counting(Listener):
-        def starting(self, name: str, step: int, n_steps: int) -> None:
-            n_batches.append(n_steps)
+        def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
+            told.append((n_done, n_total))
 
     single = analyse([runs / "uniform"], n_tokens=N_TOKENS, batch_size=2, observer=Counting())
-    assert n_batches == [3]
+    assert told == [(1, 3), (2, 3), (3, 3)]
     assert same(numbers(single["models"][0]), numbers(both["models"][0]), 1e-4)
 
 

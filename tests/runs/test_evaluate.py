@@ -97,6 +97,20 @@ def test_raw_text_is_read_document_by_document(runs: list[Path], tmp_path: Path)
     assert (found["stride"], found["max_length"]) == (3, 17)
 
 
+def test_it_tells_how_far_each_text_and_task_is(runs: list[Path], questions: Path) -> None:
+    told: list[tuple[str, int, int | None, str]] = []
+    asked = _asked(texts=[__file__], max_tokens=300, stride=3, batch_size=1, task_files=[str(questions)])
+    found = evaluate_run(runs[0], asked, working=lambda *each: told.append(each))
+    of_text = [(n_done, n_total) for name, n_done, n_total, _ in told if name == __file__]
+    assert [n_total for _, n_total in of_text] == [300] * len(of_text)
+    assert [n_done for n_done, _ in of_text] == sorted({n_done for n_done, _ in of_text})
+    assert of_text[-1] == (300, 300) == (found["texts"][__file__]["n_tokens"],) * 2
+    assert len(of_text) > 64  # more than are put together at a time
+    n_done, n_total = [each[1:3] for each in told if each[0] == "questions"][-1]
+    assert n_done == n_total
+    assert {unit for *_, unit in told} == {"tokens"}
+
+
 def test_two_runs_differ_by_the_paired_difference_of_their_items(runs: list[Path], questions: Path) -> None:
     asked = _asked(task_files=[str(questions)], texts=[__file__], max_tokens=300)
     one, other = (evaluate_run(run, asked) for run in runs)

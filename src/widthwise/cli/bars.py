@@ -30,12 +30,10 @@ class Bars(Progress):
         )
         super().__init__(*columns, console=console)
 
-    def add_task(
-        self, description: str, start: bool = True, total: float | None = None, completed: int = 0, visible: bool = True
-    ) -> TaskID:
-        """description: its name, shortened to leave room for the rest."""
-        name = shorten(description, 40 if self._is_wide else 26)
-        return super().add_task(name, start, total, completed, visible, done="", rate="", loss="")
+    def begin(self, name: str, n_total: int | None = None, is_shown: bool = True) -> TaskID:
+        """A further line. name: is shortened, to leave room for the rest."""
+        short = shorten(name, 40 if self._is_wide else 26)
+        return self.add_task(short, total=n_total, visible=is_shown, done="", rate="", loss="")
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()

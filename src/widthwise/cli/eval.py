@@ -1,13 +1,14 @@
 """`widthwise eval`: perplexity and tasks."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import remark, say, say_json
+from widthwise.cli.terminal import progress_console, say, say_json
 from widthwise.config_io import UserError
 
 TEXT, TASKS, HOW = "Texts", "Tasks", "How"
@@ -126,6 +127,7 @@ def evaluate(
     """
     from widthwise.cli.eval_checkpoints import tables_by_checkpoint
     from widthwise.cli.eval_table import evaluation_tables, flipped_table
+    from widthwise.cli.progress import LineObserver, shown_progress
     from widthwise.config_io import parse
     from widthwise.evaluation.differences import all_differences, baselines_of, without_items
     from widthwise.evaluation.models_table import models_table
@@ -167,12 +169,14 @@ def evaluate(
     beside = baselines_of([str(run) for run in runs], _named_pairs("--baseline", "RUN=BASELINE", baseline or []))
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
-    records, files = [], []
-    for run in runs:
-        for each in kept_steps(run, remark) if every_checkpoint else (step,):
-            records.append(evaluate_run(run, config, remark, each))
-            if out is None and report is None and records[-1]["step"] is not None:
-                files.append(save_evaluation(records[-1]))
+    records, files, console = [], [], progress_console()
+    # The harness has bars of its own, which would tear ours.
+    with nullcontext(LineObserver(console)) if config.asks_harness else shown_progress(console) as observer:
+        for run in runs:
+            for each in kept_steps(run, observer.message) if every_checkpoint else (step,):
+                records.append(evaluate_run(run, config, observer.message, each, observer.working))
+                if out is None and report is None and records[-1]["step"] is not None:
+                    files.append(save_evaluation(records[-1]))
     differences = all_differences(records, beside, by_step=every_checkpoint)
     whole = {"runs": records, "differences": differences}
     if out is not None:

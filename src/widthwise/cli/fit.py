@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.terminal import progress_console, say, say_json, table_console
 from widthwise.reports.page.formats import MISSING, clean, fixed, minus, percentage
 from widthwise.reports.page.table import Table
 
@@ -48,6 +48,7 @@ def fit(
     Example: `widthwise fit configs/papers/points/variable_width_table_2.csv --x pflops_days --y loss --group model
     --baseline transformer`
     """
+    from widthwise.cli.progress import shown_progress
     from widthwise.experiments.scaling.fitting import fit_groups, gather
     from widthwise.experiments.scaling.points import Axes
     from widthwise.reports.writing import check_kind, write_report
@@ -56,7 +57,9 @@ def fit(
     title = "-".join(path.stem if path.suffix == ".csv" else path.resolve().name for path in paths)
     folder = out or Path("runs") / f"fit-{title}-{y}-{x}"
     check_kind(folder, "scaling.json")
-    scaling = fit_groups(gather(paths, Axes(x, y, group_by), baseline), title, command_line(), law)
+    gathered = gather(paths, Axes(x, y, group_by), baseline)
+    with shown_progress(progress_console()) as observer:
+        scaling = fit_groups(gathered, title, command_line(), law, observer)
     files = [scaling.write(folder), *write_report([folder])]
     if as_json:
         say_json(scaling)

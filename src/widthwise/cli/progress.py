@@ -78,7 +78,7 @@ class BarObserver:
         self._pace, self._is_run = _Pace(), False
         self._run = ("", 0, 0)
         """Name of the run, the step after which it goes on, its number of steps."""
-        self._task = bars.add_task("", visible=False)
+        self._task = bars.begin("", is_shown=False)
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
         self.working(stage, n_bytes, n_bytes_total, "B")
@@ -131,7 +131,7 @@ class BarObserver:
 
     def _begin(self, description: str, total: int | None) -> None:
         self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(description, total=total)
+        self._task = self._bars.begin(description, total)
 
 
 class LineObserver:

@@ -4,7 +4,7 @@ Requests, truncation and windows follow lm-evaluation-harness (`lm_eval.models.h
 `lm_eval.utils.get_rolling_token_windows`, Gao et al. 2024), so that numbers can be compared with published ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -74,6 +74,8 @@ class Scorer:
         self.max_length = max_length
         self.batch_size = batch_size
         self.autocast_dtype = autocast_dtype
+        self.on_progress: Callable[[int, int], object] = lambda n_done, n_total: None
+        """Is told after each forward pass how many of the tokens to predict are done."""
 
     def continuations(self, requests: Sequence[Request]) -> list[Continuation]:
         """The likelihood of each continuation, in the order of the requests.
@@ -102,22 +104,30 @@ class Scorer:
             for index, document in enumerate(documents)
             for request in windows(document, first, self.max_length, stride)
         )
-        found = [[np.zeros(0)] for _ in documents]
+        found, n_done, n_total = [[np.zeros(0)] for _ in documents], 0, sum(map(len, documents))
         while part := list(islice(requests, BATCHES_AT_ONCE * self.batch_size)):
-            for (index, _), scores in zip(part, self.token_scores([request for _, request in part])):
+            scored = self.token_scores([request for _, request in part], n_done, n_total)
+            for (index, _), scores in zip(part, scored):
                 found[index].append(scores.nats)
+                n_done += len(scores.nats)
         return [np.concatenate(nats) for nats in found]
 
-    def token_scores(self, requests: Sequence[Request]) -> list[TokenScores]:
+    def token_scores(
+        self, requests: Sequence[Request], n_before: int = 0, n_total: int | None = None
+    ) -> list[TokenScores]:
         """Token by token; for the requests see `continuations`.
 
         Neighbouring requests that begin alike, as those of a question's choices do, read their beginning once.
+        n_before, n_total: tokens predicted before, and by all of which these are a part, for `on_progress`.
         """
         rows = [self._row(*request) for request in requests]
+        n_total = sum(row.n_predicted for row in rows) if n_total is None else n_total
         found: dict[int, TokenScores] = {}
         with evaluating(self.model) as device:
             for batch in batches(self.model, rows, self.batch_size):
                 found |= zip(batch.rows, self._score(batch, rows, device))
+                n_before += sum(rows[index].n_predicted for index in batch.rows)
+                self.on_progress(n_before, n_total)
         return [found[index] for index in range(len(rows))]
 
     def _row(self, context: Sequence[int], continuation: Sequence[int]) -> Row:

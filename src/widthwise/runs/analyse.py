@@ -135,12 +135,12 @@ def _analysed(
     for note in model.notes:
         observer.message(note)
     profile = Profile(model.subject, options)
-    observer.starting(name, 0, math.ceil(held_out.n_windows / held_out.batch_size))
+    n_batches = math.ceil(held_out.n_windows / held_out.batch_size)
     with repeatable(model.device):
-        for step, windows in enumerate(held_out.batches(), start=1):
+        for n_done, windows in enumerate(held_out.batches(), start=1):
             with _naming(name):
                 profile.add(windows.to(model.device))
-            observer.step_done(step)
+            observer.working(name, n_done, n_batches, "batches")
         beside = model.beside(held_out)
     described = {
         "name": name,

@@ -24,6 +24,9 @@ from widthwise.runs.scored import Scored, load_scored
 from widthwise.runs.scoring import ScoringOptions
 from widthwise.runs.suite_plan import SuitePlan, plan_suite
 
+Working = Callable[[str, int, int | None, str], None]
+"""Told what is being read, how much of it is done, of how much, and in which unit."""
+
 
 class EvaluationConfig(ScoringOptions):
     """The texts and tasks of an evaluation. Where none is named, the held-out text of the run's own data."""
@@ -63,17 +66,21 @@ class EvaluationConfig(ScoringOptions):
             raise ValueError(f"local: got {self.local!r} without a suite; name task files with task_files")
         if self.partial and self.suite is None:
             raise ValueError("partial: got true without a suite, and has no effect on the rest")
-        asks_harness = bool(self.tasks) or (self.suite is not None and self.local is None)
         reads_text = bool(self.texts or self.data) or self.names_nothing
         for key, has_effect, needed in (
-            ("num_fewshot", asks_harness, "tasks of lm-evaluation-harness"),
-            ("limit", asks_harness or self.task_files or self.suite, "a task"),
+            ("num_fewshot", self.asks_harness, "tasks of lm-evaluation-harness"),
+            ("limit", self.asks_harness or self.task_files or self.suite, "a task"),
             ("stride", reads_text, "a text"),
             ("max_tokens", reads_text, "a text"),
         ):
             if getattr(self, key) is not None and not has_effect:
                 raise ValueError(f"{key}: got {getattr(self, key)} without {needed}, and has no effect on the rest")
         return self
+
+    @property
+    def asks_harness(self) -> bool:
+        """Whether lm-evaluation-harness answers something."""
+        return bool(self.tasks) or (self.suite is not None and self.local is None)
 
     @property
     def names_nothing(self) -> bool:
@@ -86,12 +93,13 @@ def evaluate_run(
     config: EvaluationConfig | None = None,
     say: Callable[[str], None] = lambda message: None,
     step: int | None = None,
+    working: Working = lambda stage, n_done, n_total, unit: None,
 ) -> dict[str, Any]:
     """The answers of a model of a run, or of a Hugging Face folder, as plain data with every block and item.
 
-    say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. Raises
-    UserError for a path without a model or tokenizer, and for files and tasks that cannot be had, before the model
-    reads anything but for tasks of lm-evaluation-harness.
+    say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. working: is
+    told how far each text and task is. Raises UserError for a path without a model or tokenizer, and for files and
+    tasks that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
     """
     config = config or EvaluationConfig()
     task_files = [load_task(Path(file), limit=config.limit) for file in config.task_files]
@@ -110,9 +118,10 @@ def evaluate_run(
     _check_weights(config.weights, readings, suite)
     for name, score in readings.items():
         say(f"reading {name}")
+        _report(scorer, name, working)
         texts[name] = score().record()
-    tasks = _local_results(scorer, encoded, say)
-    of_suite = _local_results(scorer, encoded_suite, say)
+    tasks = _local_results(scorer, encoded, say, working)
+    of_suite = _local_results(scorer, encoded_suite, say, working)
     names = [*config.tasks, *([] if suite is None else suite.harness)]
     harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
@@ -186,10 +195,18 @@ def _check_weights(weights: Mapping[str, float], texts: Collection[str], suite: 
         raise UserError(f"weights: got one of {wrong!r}; averaged are {', '.join(names) or 'no texts or tasks'}")
 
 
-def _local_results(scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[[str], None]) -> dict[str, Any]:
+def _report(scorer: Scorer, name: str, working: Working) -> None:
+    """From here on the scorer's progress is that of a text or task."""
+    scorer.on_progress = lambda n_done, n_total: working(name, n_done, n_total, "tokens")
+
+
+def _local_results(
+    scorer: Scorer, tasks: dict[str, EncodedTask], say: Callable[[str], None], working: Working
+) -> dict[str, Any]:
     results = {}
     for name, encoded in tasks.items():
         say(f"{name}: {len(encoded.requests)} items")
+        _report(scorer, name, working)
         results[name] = score_task(scorer, encoded).record()
     return results
 
@@ -203,6 +220,7 @@ def _lm_eval(
     from widthwise.runs.harness import run_lm_eval
 
     say(f"lm-evaluation-harness: {', '.join(names)}")
+    scorer.on_progress = lambda n_done, n_total: None  # the harness shows its own
     found = run_lm_eval(scorer, names, config.num_fewshot, config.limit)
     return found.metrics, found.items
 

@@ -66,6 +66,7 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
     if threading.current_thread() is not threading.main_thread():
         yield watch
         return
+    speakers: list[threading.Thread] = []
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def restore() -> None:
@@ -77,13 +78,16 @@ def watch_signals(say: Callable[[str], None] | None = None) -> Iterator[SignalWa
         if not is_launched():
             restore()
         if say is not None and parent_process() is None:
-            threading.Thread(target=say, args=(_stopping(number),)).start()
+            speakers.append(threading.Thread(target=say, args=(_stopping(number),)))
+            speakers[-1].start()
 
     for number in previous:
         signal.signal(number, note)
     try:
         yield watch
     finally:
+        for speaker in speakers:
+            speaker.join()
         if watch.received and is_launched():
             for number in previous:
                 signal.signal(number, signal.SIG_IGN)

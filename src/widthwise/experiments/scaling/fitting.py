@@ -19,6 +19,7 @@ from widthwise.experiments.scaling.savings import savings
 from widthwise.experiments.scaling.sentences import law_sentence, method_sentence, saving_sentence
 from widthwise.records.estimate import CONFIDENCE
 from widthwise.records.scaling import FittedLaw, LawName, Saving, ScalingGroup, ScalingLaws, ScalingPoint
+from widthwise.training.observer import Observer, Silence
 
 
 @dataclass(frozen=True)
@@ -64,15 +65,14 @@ def gather(paths: Sequence[Path], axes: Axes, baseline: str | None = None) -> Ga
     return Gathered(axes, groups, baseline, left_out)
 
 
-def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = None) -> ScalingLaws:
+def fit_groups(
+    gathered: Gathered, title: str, command: str, law: str | None = None, observer: Observer | None = None
+) -> ScalingLaws:
     """All laws of all groups, the savings by each, and the answer in words: the content of scaling.json.
 
     law: the kind used for the answer; by default the one with the smallest `leave_one_out_errors`.
     """
-    fits: Fits = {
-        kind: {group.name: fit_law(each, group) for group in gathered.groups if undetermined(each, group) is None}
-        for kind, each in LAWS.items()
-    }
+    fits = _fits(gathered.groups, observer or Silence())
     chosen, why = _choice(gathered.groups, fits, law)
     found = [saving for kind in fits for saving in _savings(gathered, fits[kind])]
     curves = [fits[chosen][group.name] for group in gathered.groups]
@@ -98,6 +98,17 @@ def fit_groups(gathered: Gathered, title: str, command: str, law: str | None = N
 
 Fits = dict[LawName, dict[str, Fit]]
 """Kind of law -> group -> fit, if the group has enough points for one."""
+
+
+def _fits(groups: Sequence[CurveGroup], observer: Observer) -> Fits:
+    possible: list[tuple[LawName, CurveGroup]] = [
+        (kind, group) for kind, law in LAWS.items() for group in groups if undetermined(law, group) is None
+    ]
+    fits: Fits = {kind: {} for kind in LAWS}
+    for n_done, (kind, group) in enumerate(possible):
+        observer.working("fitting", n_done, len(possible), "laws")
+        fits[kind][group.name] = fit_law(LAWS[kind], group)
+    return fits
 
 
 def _choice(groups: Sequence[CurveGroup], fits: Fits, asked: str | None) -> tuple[LawName, str]:
