@@ -1,11 +1,10 @@
 """A run on disk, the contract between the tools.
 
 config.yaml        the resolved recipe: explicit layers, every default written out
-environment.json   versions, machine, commit, command, data, the recipe as it was when the run was begun, and with what
-                   other settings it was resumed
+environment.json   versions, machine, commit, command, data, the recipe that the run was begun with, and later changes
 metrics.jsonl      one record a line: {"step", "event": "train" | "validation" | "growth" | "skipped" | "rewound" |
-                   "norms" | "stopped", ...}, and "grown", "baked" or "padded" where the run begins where
-                   another one stood
+                   "norms" | "stopped", ...}, and "grown", "baked" or "padded" where it begins where another one stood
+samples.jsonl      with train.sample, what the model wrote at validations: {"step", "event": "sample", "prompt", "text"}
 result.json        written once, when the run has finished, with checksums of itself and of what it comes from
 checkpoints/       step_00000100/ ... (training/checkpoint.py)
 tokenizer/         the tokenizer's file, so that the run can be used without its data
@@ -39,7 +38,7 @@ from widthwise.records.recipe_changes import OF_PROCESSES, Continuation, changes
 from widthwise.records.run import RunResult
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
-WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "result.json", "holder")
+WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.jsonl", "result.json", "holder")
 """What only the process that holds the run writes."""
 RECIPE = "recipe"
 """Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
@@ -82,6 +81,10 @@ class RunDir:
     @property
     def metrics_file(self) -> MetricsFile:
         return MetricsFile(self.path / "metrics.jsonl")
+
+    @property
+    def samples_file(self) -> MetricsFile:
+        return MetricsFile(self.path / "samples.jsonl")
 
     @property
     def exists(self) -> bool:

@@ -10,6 +10,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.flop_budget import Steps
 from widthwise.recipe.nested import NestedConfig
+from widthwise.recipe.sample import SampleConfig
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.width_budget import WidthBudgetConfig
 from widthwise.sizes import Count
@@ -53,6 +54,8 @@ class TrainConfig(Config):
     """Steps between records of the norms of each layer; none where not given."""
     validate_every: pydantic.PositiveInt | None = None
     """Steps between validations; only at the end where not given."""
+    sample: SampleConfig | None = None
+    """Texts that the model writes at each validation; none where not given."""
     validation_tokens: pydantic.PositiveInt | None = None
     """Held-out tokens used by a validation, from the front; all where not given."""
     checkpoint_every: pydantic.PositiveInt | None = None

@@ -21,6 +21,7 @@ MAY_CONTINUE_WITH = (
     "train.log_every",
     "train.norms_every",
     "train.validate_every",
+    "train.sample",
     "train.checkpoint_every",
     "train.checkpoint_in_background",
     "train.keep_last",

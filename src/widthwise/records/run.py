@@ -146,6 +146,8 @@ class Run:
     """Certificate of the last growth by a command."""
     evaluations: Sequence[Evaluation] = ()
     """What `widthwise eval` found, by step."""
+    samples: Sequence[Mapping[str, Any]] = ()
+    """What the model wrote at validations, where `train.sample` asks for it."""
 
     @property
     def name(self) -> str:

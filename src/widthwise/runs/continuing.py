@@ -16,7 +16,7 @@ def with_overrides(run: RunDir, recipe: Recipe, overrides: Sequence[str]) -> Rec
     apply_overrides(data, overrides)
     changed = parse(Recipe, data, f"{run.path}: {' '.join(overrides)}")
     for path, *_ in differences(to_data(recipe), to_data(changed)):
-        if path not in MAY_CONTINUE_WITH:
+        if not f"{path}.".startswith(tuple(f"{allowed}." for allowed in MAY_CONTINUE_WITH)):
             allowed = ", ".join(MAY_CONTINUE_WITH)
             raise UserError(
                 f"{path}: cannot change in a run that was begun; allowed: {allowed}; "
@@ -32,7 +32,8 @@ def take_over(run: RunDir, before: Recipe, recipe: Recipe) -> None:
     """
     result = run.result()
     reached = _steps_of_newest_checkpoint(run) if result is None else result.steps or before.train.steps
-    pairs = {path: (old, new) for path, old, new in differences(to_data(before), to_data(recipe))}
+    old, new = to_data(before.train), to_data(recipe.train)
+    pairs = {f"train.{key}": (old[key], new[key]) for key in new if old[key] != new[key]}
     is_longer = recipe.train.steps > reached
     if pairs and (recipe.train.steps < reached or (result is not None and not is_longer)):
         has = "has finished" if result is not None else "has made"

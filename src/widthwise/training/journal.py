@@ -31,6 +31,8 @@ class Journal:
 
         def rewound() -> list[dict[str, Any]]:
             self._run.metrics_file.rewind(step)
+            if (samples := self._run.samples_file).path.is_file():
+                samples.rewind(step)
             return self._run.metrics()
 
         records = self._processes.first(rewound)
@@ -48,6 +50,16 @@ class Journal:
         if event == "validation":
             self.held_out_losses[step] = values["loss"]
         self._observer.record(record)
+
+    def write_samples(self, step: int, records: list[dict[str, Any]]) -> None:
+        """Adds the texts of a step, before its validation is on record: a kill in between makes them again."""
+
+        def replace() -> None:
+            self.follow()
+            self._run.samples_file.rewind(step - 1)
+            self._run.samples_file.append(records)
+
+        self._processes.first(replace)
 
     def write_with_costs(self, step: int, event: str, **values: Any) -> None:
         """Adds a record with the tokens and the compute spent by then."""

@@ -20,6 +20,7 @@ from widthwise.training.norms import norms_record
 from widthwise.training.observer import Observer
 from widthwise.training.pending_steps import PendingSteps, ReadStep
 from widthwise.training.processes import ALONE, Processes
+from widthwise.training.samples import Sampler
 from widthwise.training.saving import Saver
 from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record, way_back
 from widthwise.training.state import RunState
@@ -46,6 +47,7 @@ class TrainingLoop:
         self.learner = Learner.untrained(recipe, recipe.phases[0], processes)
         self.held_out = recipe.held_out(data, processes.world_size)
         self.sets = ValidationSets.opened_by_all(recipe.validation, self.held_out, self.learner.model, processes)
+        self.sampler = processes.alike(lambda: Sampler.asked(self.config.sample, self.held_out, self.learner.model))
         self.loader = Loader(
             data.train,
             seq_len=recipe.seq_len,
@@ -294,5 +296,7 @@ class TrainingLoop:
         """Validates at this step, and records it once."""
         found = self.sets.validate(self.learner.model, self.processes)
         if not self._has_validated:
+            if self.sampler is not None:
+                self.journal.write_samples(self.state.step, self.sampler.records(self.learner.model, self.state.step))
             self.journal.write_with_costs(self.state.step, "validation", **found.record())
         return found

@@ -27,6 +27,7 @@ def read_run(path: Path, shown_as: str | None = None) -> Run:
         growths=_growths(metrics, result, f"{path}/metrics.jsonl"),
         certificate=Certificate.read(folder.path) if certificate.is_file() else None,
         evaluations=_evaluations(folder.path / "evaluations"),
+        samples=folder.samples_file.records(),
     )
 
 

@@ -22,6 +22,7 @@ from widthwise.reports.run.growth import growth_answers, growth_question, growth
 from widthwise.reports.run.norms import norms_section
 from widthwise.reports.run.progress import listed_runs, progress_table, reload_sentence, state_sentence
 from widthwise.reports.run.reading import read_run
+from widthwise.reports.run.samples import sample_groups
 from widthwise.reports.run.validated import task_table, text_table
 from widthwise.reports.run.virtual_width import virtual_width_section
 
@@ -91,6 +92,7 @@ def _page(runs: Sequence[Run], refresh_seconds: int | None) -> str:
         task_table=task_table(results),
         curves=panels(_curves(named, chosen)),
         norms=norms_section(named),
+        samples=sample_groups(named),
         evaluations=evaluations_section(named, chosen),
         legend=legend(chosen),
         dynamic_width=dynamic_width_section(results, chosen),

@@ -1,0 +1,112 @@
+"""Texts that the model writes at validations."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
+
+from widthwise.config_io import UserError
+from widthwise.model.generate import SamplingConfig, generate
+from widthwise.reports.writing import write_report
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import resume, train
+from widthwise.runs.trained import load_trained
+from widthwise.training.stopping import Interrupted
+
+SAMPLE = "train.sample={prompts: ['<b>x', ''], n_tokens: 7, seed: 5}"
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "sampled"
+    train(tiny_recipe(SAMPLE), path)
+    return path
+
+
+def texts(run: Path) -> list[dict]:
+    return RunDir(run).samples_file.records()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("train.precision=bf16", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: linear}}"),
+    ],
+)
+def test_training_is_bitwise_the_same_with_and_without(overrides, tmp_path):
+    train(tiny_recipe(*overrides), tmp_path / "without")
+    train(tiny_recipe(*overrides, SAMPLE), tmp_path / "with")
+    assert outcome(tmp_path / "with") == outcome(tmp_path / "without")
+    assert not (tmp_path / "without" / "samples.jsonl").exists()
+
+
+def test_every_validation_continues_every_prompt(sampled):
+    assert [(record["step"], record["prompt"]) for record in texts(sampled)] == [
+        (step, prompt) for step in (5, 9) for prompt in ("<b>x", "")
+    ]
+
+
+def test_the_texts_are_those_that_generate_makes_of_the_checkpoint(sampled):
+    for step in (5, 9):
+        trained = load_trained(sampled, step=step)
+        prompts = [trained.tokenizer.encode("<b>x"), [trained.tokenizer.eos_id]]
+        expected = generate(trained.model, prompts, 7, SamplingConfig(temperature=0.8), 5, trained.tokenizer.eos_id)
+        found = [record["text"] for record in texts(sampled) if record["step"] == step]
+        assert found == [trained.tokenizer.decode(each) for each in expected]
+
+
+def test_a_text_ends_with_its_document(tmp_path):
+    run, prompts = tmp_path / "run", ["a", "b", "c", "d", "e"]
+    train(
+        tiny_recipe("train.validate_every=null", f"train.sample={{prompts: {prompts}, n_tokens: 300, temperature: 3}}"),
+        run,
+    )
+    trained = load_trained(run)
+    encoded, eos_id = [trained.tokenizer.encode(prompt) for prompt in prompts], trained.tokenizer.eos_id
+    expected = generate(trained.model, encoded, 300, SamplingConfig(temperature=3), 0, eos_id)
+    assert min(map(len, expected)) < 300
+    assert [record["text"] for record in texts(run)] == [trained.tokenizer.decode(each) for each in expected]
+
+
+def test_a_killed_run_has_each_text_once(sampled, tmp_path):
+    for step in (3, 5):
+        run = unfinished_copy(sampled, tmp_path / str(step), step)
+        resume(run)
+        assert texts(run) == texts(sampled)
+        assert outcome(run) == outcome(sampled)
+    torn = unfinished_copy(sampled, tmp_path / "torn", 5)
+    records = RunDir(torn).metrics()
+    kept = [record for record in records if record["step"] < 5]  # killed after the texts, before their validation
+    (torn / "metrics.jsonl").unlink()
+    for path in (torn / "checkpoints").iterdir():
+        if path.name == "step_00000005":
+            shutil.rmtree(path)
+    RunDir(torn).metrics_file.append(kept)
+    resume(torn)
+    assert texts(torn) == texts(sampled)
+
+
+def test_samples_may_be_asked_for_when_a_run_is_resumed(sampled, tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train(tiny_recipe(), run, Listener(lambda step: step == 6 and signal.raise_signal(signal.SIGTERM)))
+    resume(run, overrides=[SAMPLE])
+    assert texts(run) == [record for record in texts(sampled) if record["step"] == 9]
+    assert resume(run).steps == 9
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_training(tmp_path):
+    positions = "model.positions={n_positions: 17}"
+    with pytest.raises(UserError, match=r"train\.sample: .*no more than 17 tokens"):
+        train(tiny_recipe(positions, "train.sample={prompts: [abc], n_tokens: 16}"), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_the_page_shows_them_and_runs_no_markup(sampled, tmp_path):
+    text = write_report(sampled, tmp_path)[0].read_text()
+    assert 'id="samples"' in text
+    assert "<h3>“&lt;b&gt;x”</h3>" in text
+    assert text.index("<summary>step 9</summary>") < text.index("<summary>step 5</summary>")
