@@ -15,7 +15,7 @@ version = release = widthwise.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "evidence", "outside", "signatures", "verbs"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["extensions", "static"]
+exclude_patterns = ["extensions", "static", "pictures"]
 
 myst_heading_anchors = 4  # links to #headings are checked, as GitHub names them
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -34,6 +34,12 @@ class Block:
         return f"{self.page}:{self.line}"
 
     @property
+    def file(self) -> str | None:
+        """Where a reader is to write it: a block whose first line is `# NAME.yaml` and nothing more."""
+        found = re.match(r"# ([\w/]+\.yaml)\n", self.text)
+        return found and found[1]
+
+    @property
     def commands(self) -> list[list[str]]:
         """The words of each line, without comments; a line that ends with a backslash goes on."""
         lines = self.text.replace("\\\n", " ").splitlines()

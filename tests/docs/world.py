@@ -15,7 +15,7 @@ from widthwise.merging import merge
 
 ROOT = Path(__file__).parents[2]
 TINY: dict[str, Any] = {
-    "model": {"vocab_size": 300, "d_model": 32, "n_layers": 4, "attention": {"head_dim": 8}, "init": {"std": 0.06}},
+    "model": {"vocab_size": 300, "d_model": 32, "n_layers": 8, "attention": {"head_dim": 8}, "init": {"std": 0.06}},
     "seq_len": 64,
     "data": {"corpus": "synthetic", "tokenizer": "bpe-300"},
     "optimizer": {"kind": "adamw", "lr": 0.004},
