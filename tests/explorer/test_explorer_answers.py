@@ -104,6 +104,16 @@ def test_untouched_it_is_the_recipe(answers: Answers) -> None:
     assert (start["d_model"], start["n_layers"], start["n_heads"], start["ratio"]) == (640, 16, 16, 4)
 
 
+def test_a_curve_is_tried_at_other_sizes_and_left_for_another_kind() -> None:
+    of_curve = Answers("x_200m", ["model.shape={kind: curve, widths: [2, 1, 1.5]}"])
+    assert of_curve.controls["start"]["shape"] == "curve"
+    setting = Setting(n_layers=9, d_model=704)
+    found = of_curve.costs(setting)["inspection"]
+    assert found == inspect_recipe(of_curve.recipe(setting)) | {"layers": found["layers"]}
+    assert (len(found["widths"]), found["widths"].index(min(found["widths"]))) == (9, 4)
+    assert of_curve.costs(Setting(shape="x"))["inspection"]["widths"] != found["widths"]
+
+
 def test_every_control_at_its_start_changes_nothing(answers: Answers) -> None:
     start = {name: value for name, value in answers.controls["start"].items() if value is not None}
     found = answers.costs(parse(Setting, start))["inspection"]

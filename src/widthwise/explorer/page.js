@@ -170,7 +170,7 @@ async function start() {
   document.title = `${controls.name}: shape explorer`;
   byId("name").textContent = controls.name;
   byId("download").download = `${controls.name}_explored.yaml`;
-  fill(byId("shape"), Object.keys(controls.shapes));
+  fill(byId("shape"), [...new Set([controls.start.shape, ...Object.keys(controls.shapes)])]);
   fill(byId("match"), controls.matches);
   fill(byId("rounding"), controls.roundings);
   fill(byId("ffn"), [...new Set([controls.start.ffn, ...Object.keys(controls.ffns)])]);
