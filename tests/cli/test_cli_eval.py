@@ -108,7 +108,7 @@ def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path],
     kept = json.loads((out / "evaluation_table.json").read_text())
     assert [(row["name"], row["baseline"]) for row in kept["rows"]] == [("run1", "run2"), ("run2", None)]
     titles = [(column["name"], column["metric"]) for column in kept["columns"]]
-    assert titles == [("cloze", "acc"), ("cloze", "perplexity"), (str(text), "token_perplexity")]
+    assert titles == [("cloze", "acc"), ("cloze", "perplexity"), ("text.txt", "token_perplexity")]
     (difference,) = kept["differences"]
     entry = next(each for each in difference["differences"] if each["metric"] == "nats_per_token")
     cell = kept["rows"][0]["cells"][2]

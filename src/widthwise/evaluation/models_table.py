@@ -128,8 +128,10 @@ def _columns(evaluations: Sequence[Evaluation]) -> Iterator[_Column]:
             yield from _task_columns("lm_eval", name, harness_answers(name), metrics, HARNESS, n_items)
     has_one_tokenizer = len({each["tokenizer"] for each in evaluations}) == 1
     metric = "token_perplexity" if has_one_tokenizer else "byte_perplexity"
-    for name in first["texts"]:
-        yield _Column(TableColumn(name=name, metric=metric, is_share=False, source="text"), "texts", name, name)
+    files = [Path(name).name for name in first["texts"]]
+    for name, file in zip(first["texts"], files):
+        shown = name if files.count(file) > 1 else file
+        yield _Column(TableColumn(name=shown, metric=metric, is_share=False, source="text"), "texts", name, name)
 
 
 def _suite_columns(evaluation: Evaluation) -> Iterator[_Column]:

@@ -12,6 +12,7 @@ from widthwise.config_io import Config, UserError, nearest_hint, parse
 from widthwise.experiments.papers.analysing import Analysing
 from widthwise.experiments.papers.comparing import Comparing
 from widthwise.experiments.papers.demonstrating import Demonstrating
+from widthwise.experiments.papers.evaluating import Evaluating
 from widthwise.experiments.papers.experiment import Experiment
 from widthwise.experiments.papers.fitting import Fitting
 from widthwise.experiments.papers.laddering import Laddering
@@ -29,7 +30,9 @@ PAPERS: Mapping[PaperName, str] = {
     "virtual-width": "Virtual Width Networks, arXiv:2511.11238",
 }
 """In the order in which items are listed."""
-AnyExperiment = Annotated[Comparing | Sweeping | Laddering | Analysing | Demonstrating, Discriminator("kind")]
+AnyExperiment = Annotated[
+    Comparing | Sweeping | Laddering | Analysing | Evaluating | Demonstrating, Discriminator("kind")
+]
 
 
 def _as_printed(text: str) -> str:
