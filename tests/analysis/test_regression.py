@@ -12,7 +12,7 @@ def test_what_is_linear_is_found_again():
 
 
 def test_the_penalty_is_the_one_that_generalises_best():
-    """Of all penalties, by the definition: ridge regression of every strength with its hat matrix written out."""
+    """By the definition: every penalty is tried, in a ridge regression with its hat matrix written out."""
     random = np.random.default_rng(3)
     x, y = random.normal(size=(30, 6)) * [9, 4, 2, 1, 1, 1], random.normal(size=(30, 2))
     y[:, 0] += x[:, 0] / 8

@@ -14,7 +14,7 @@ NATS = {"uniform": [3.0, 2.0, 2.5, 4.0], "x": [2.5, 1.75, 2.5, 3.0], "moe": [3.5
 
 
 def evaluation(name: str, suite: dict | None = None) -> dict:
-    """Of a local task with accuracies, and one of the harness with a perplexity whose pairs are `nats`."""
+    """An evaluation on a local task with accuracies, and on one of the harness with a perplexity from `nats`."""
     acc = [float(item) for item in RIGHT[name]]
     return {
         "run": f"runs/{name}",

@@ -90,7 +90,7 @@ def _key(evaluation: Evaluation) -> tuple[str, int | None]:
 
 
 def _names(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Of the folders where those tell the rows apart, otherwise paths with steps."""
+    """The names of the folders where those tell the rows apart, otherwise paths with steps."""
     names = [Path(each["run"]).name for each in evaluations]
     if len(set(names)) == len(names):
         return names

@@ -39,7 +39,7 @@ class Trained:
     """Inside the folder of the experiment."""
     results: Results
     courses: Courses = ()
-    """Of these runs; empty if nothing is to be said of equal losses."""
+    """The validations of these runs; empty if nothing is to be said of equal losses."""
 
 
 def seeded(recipe: Recipe, seed: int) -> Recipe:

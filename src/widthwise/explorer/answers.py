@@ -21,7 +21,8 @@ N_KEPT = 256
 
 
 class Answers:
-    """Of one recipe, which is read once. Every method raises UserError for a setting that cannot be had.
+    """What there is to say of one recipe, which is read once. Every method raises UserError for a setting that cannot
+    be had.
 
     Threads may ask at the same time; what takes long is counted once.
     """

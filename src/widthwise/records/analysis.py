@@ -109,7 +109,7 @@ class AnalysedModel(Record):
     stream: Sequence[StreamState]
     logit_lens: Sequence[LensPoint]
     block_exits: Sequence[BlockExit] = ()
-    """Of layers whose feed-forward is a stack of blocks."""
+    """Exits behind single blocks, in layers whose feed-forward is a stack of them."""
     sinks: Sequence[Sink]
     exit_flops: Sequence[Number] | None = None
     """Forward FLOPs of a token that leaves after each depth, head included; None if they are unknown."""

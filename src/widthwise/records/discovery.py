@@ -10,7 +10,7 @@ class LayerSizes(Record):
     """Sizes of one layer, in channels."""
 
     width: Number
-    """Of the stream."""
+    """Width of the stream."""
     attention: Number
     """n_heads * head_dim."""
     hidden: Number
@@ -37,7 +37,7 @@ class Stage(Record):
     """Steps done."""
     layers: Sequence[LayerSizes]
     cost: float
-    """Of the matched quantity."""
+    """How much of the matched quantity the model takes."""
     loss: Known = None
     """Held-out loss at that step."""
     candidates: Sequence[Candidate] = ()
@@ -77,7 +77,7 @@ class Discovery(StoredRecord):
     match: str
     """The quantity whose budget the profile meets."""
     budget: float
-    """Of the uniform model, in that quantity."""
+    """How much of that quantity the uniform model takes."""
     seed: int
     command: str | None = None
     found: Found

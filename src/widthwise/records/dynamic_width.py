@@ -56,7 +56,7 @@ class OracleLayer(Record):
     oracle: float
     """Mean fraction that the oracle gives them."""
     correlation: Correlation | None = None
-    """Of the two over tokens; None where one of them does not vary."""
+    """How the two go together over tokens; None where one of them does not vary."""
 
 
 class WidthOracle(Record):

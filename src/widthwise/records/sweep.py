@@ -66,12 +66,12 @@ class Sweep(StoredRecord):
     baseline: str | None = None
     """The point with which all others are compared."""
     baseline_group: str | None = None
-    """Of a ladder: the group with whose point of the same values, the same size, the others are compared."""
+    """In a ladder the group with whose point of the same values, the same size, the others are compared."""
     sentence: str
     """The findings in words, one per line."""
     environment: Mapping[str, Any]
     validations: Validations | None = None
-    """Of the finished points; None without any, and in files of older versions."""
+    """What the course of the finished points can say; None without any, and in files of older versions."""
     axes: Mapping[str, Mapping[str, list[Any] | SearchedRange]]
     """Group -> recipe key -> its values in order, or the range of a search."""
     points: Sequence[Annotated[FinishedPoint | OpenPoint, pydantic.Field(discriminator="state")]]

@@ -156,8 +156,8 @@ class CurveShape(SolvedShape):
 
     kind: Literal["curve"] = "curve"
     widths: Points
-    """Of the first to the last layer in relation to each other; between the points, which divide the depth evenly, on
-    straight lines."""
+    """Widths of the first to the last layer in relation to each other; between the points, which divide the depth
+    evenly, they lie on straight lines."""
     attention: Points | None = None
     """Width of attention over that of the stream, times what the recipe's rule gives, along the depth; heads keep the
     size that they have at d_model. null: the recipe's rule."""

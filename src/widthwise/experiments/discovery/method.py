@@ -73,7 +73,7 @@ def sizes_of(layer: LayerConfig) -> LayerSizes:
 
 
 def template_sizes(template: ModelTemplate) -> LayerSizes:
-    """Of a layer of the uniform model, before rounding."""
+    """The sizes of a layer of the uniform model, before rounding."""
     layer = template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
     return sizes_of(layer)
 

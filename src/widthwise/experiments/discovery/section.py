@@ -25,7 +25,7 @@ class DiscoverConfig(Config):
     match: Match = "params"
     """The quantity in which the shape that is found equals the uniform model."""
     seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
-    """Of the comparison with rivals; the search has the recipe's own."""
+    """Seeds of the comparison with rivals; the search has the recipe's own."""
 
     def asked(self, method: str | None, steps: int | None, match: str | None, seeds: list[int]) -> "DiscoverConfig":
         """With what the command line asks for in place of its own. A method of another kind has its defaults.

@@ -13,7 +13,7 @@ class Teacher(NamedTuple):
     hidden: Tensor
     """(..., d_model), as many as the student's. No gradient goes into them, nor through them into the head."""
     share: float
-    """Of the objective, from 0 to 1."""
+    """The share of the objective that the teacher has, from 0 to 1."""
     temperature: float
 
 
