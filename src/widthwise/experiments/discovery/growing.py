@@ -2,32 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import pydantic
 from pydantic import Field
-from torch import Tensor
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.data.config import open_data
-from widthwise.data.loader import Loader
 from widthwise.experiments.discovery.method import Method, Task, check_uniform, sizes_of
 from widthwise.experiments.discovery.parts import HeadsPart, HiddenPart, Part, WidthPart
-from widthwise.growth.gain import first_order_gains
-from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
 from widthwise.records.discovery import Candidate, Found, Stage
 from widthwise.run_dir import RunDir
-from widthwise.runs.conversion import carry_out
-from widthwise.runs.grow import GrowOptions, growth_intended
-from widthwise.runs.source import Source
-from widthwise.runs.train import resume, train_or_resume
 from widthwise.shape.kinds import ExplicitShape
 from widthwise.training.observer import Observer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from widthwise.runs.source import Source
 
 Order = Callable[[Sequence[Candidate], np.random.Generator], Sequence[Candidate]]
 
@@ -76,6 +73,8 @@ class GrowingMethod(Method):
             )
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
+        from widthwise.runs.source import Source  # needs torch, which a recipe's schema does not
+
         model, stages, flops, run = self._start(task), list[Stage](), 0.0, None
         for number in range(1, self.n_stages + 1):
             recipe = self._recipe(task, model, number)
@@ -126,6 +125,11 @@ class GrowingMethod(Method):
 
     def _trained(self, recipe: Recipe, before: RunDir | None, run: RunDir, observer: Observer) -> RunDir:
         """The run of a stage, grown from that of the stage before it and trained to its end."""
+        from widthwise.runs.conversion import carry_out
+        from widthwise.runs.grow import GrowOptions, growth_intended
+        from widthwise.runs.source import Source
+        from widthwise.runs.train import resume, train_or_resume
+
         if before is None:
             train_or_resume(recipe, run.path, observer)
             return run
@@ -136,8 +140,11 @@ class GrowingMethod(Method):
         resume(run.path, observer)
         return run
 
-    def _candidates(self, task: Task, source: Source) -> tuple[list[Candidate], float]:
+    def _candidates(self, task: Task, source: "Source") -> tuple[list[Candidate], float]:
         """Every part of every layer that can grow, with its gain and cost; and the FLOPs of measuring them."""
+        from widthwise.growth.gain import first_order_gains
+        from widthwise.growth.plan.model_plan import plan_growth
+
         weights, _, state = source.load()
         batches, model = _next_batches(source.recipe, state.step, self.n_batches), source.model
         found, flops, cost = [], 0.0, task.cost(model)
@@ -185,8 +192,10 @@ def _of_layer(gains: Mapping[str, float], index: int) -> float:
     return sum(gain for name, gain in gains.items() if name.startswith(f"layers.{index}."))
 
 
-def _next_batches(recipe: Recipe, step: int, n: int) -> list[Tensor]:
+def _next_batches(recipe: Recipe, step: int, n: int) -> "list[Tensor]":
     """The batches that follow those of the run."""
+    from widthwise.data.loader import Loader
+
     data, train = open_data(recipe.data), recipe.train
     loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
     return [loader.batch(step + place) for place in range(n)]

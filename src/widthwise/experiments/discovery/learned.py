@@ -14,7 +14,6 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.width_budget import LagrangianBudget
 from widthwise.records.discovery import Found, LayerSizes, Stage
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer
 
 
@@ -45,6 +44,8 @@ class LearnedMethod(Method):
         self._recipe(task).check()
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
+        from widthwise.runs.train import train_or_resume  # needs torch, which a recipe's schema does not
+
         recipe = self._recipe(task)
         result = train_or_resume(recipe, RunDir(folder / "learned").path, observer)
         widths, uniform = result.token_widths, sizes_of(task.base.explicit_model.layers[0])

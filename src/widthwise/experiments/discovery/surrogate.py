@@ -17,7 +17,6 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.discovery import Curve, Found, Stage
 from widthwise.records.record import Record, finite
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 
 TRIALS = "trials.json"
@@ -52,7 +51,7 @@ class SurrogateMethod(Method):
 
     kind: Literal["surrogate"] = "surrogate"
     n_points: Annotated[int, Field(ge=2, le=16)] = 4
-    """Of each curve; between them it is straight."""
+    """Points of each curve; between them it is straight."""
     n_trials: pydantic.PositiveInt = 24
     spread: Annotated[float, Field(gt=1, le=10)] = 2.0
     """Every point lies between 1 / spread and spread."""
@@ -126,6 +125,8 @@ class SurrogateMethod(Method):
     def _tried(
         self, task: Task, points: dict[str, float], before: Sequence[Trial], folder: Path, observer: Observer
     ) -> Trial:
+        from widthwise.runs.train import train_or_resume  # needs torch, which a recipe's schema does not
+
         recipe, seen = self._recipe(task, points), dict[str, float]()
         watching = _Watch(observer, seen, before if len(before) >= self.n_warmup_trials else ())
         try:
