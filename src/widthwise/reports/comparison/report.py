@@ -21,6 +21,7 @@ from widthwise.reports.page.curves import Curve, against_flops, by_step, mean_ov
 from widthwise.reports.page.data import data_table, loss_words
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, sequence, write_all
+from widthwise.reports.page.shapes import used_widths, width_figures
 from widthwise.reports.page.svg import Style, block_swatch, styles, swatch
 from widthwise.reports.run.dynamic_width import dynamic_width_section
 from widthwise.reports.run.growth import growth_flops, growth_section, growth_steps
@@ -71,7 +72,9 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]], searched: S
         columns=main_table.main_columns(comparison),
         rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
         notes=main_table.notes(comparison),
-        widths=panels(plots.width_figures({variant.name: variant.cost for variant in variants}, chosen)),
+        widths=panels(
+            width_figures({variant.name: variant.cost for variant in variants}, chosen, used_widths(results))
+        ),
         shape_curves=shape_curves(comparison, searched),
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),

@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from widthwise.records.comparison import Variant
-from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports.page.curves import N_POINTS, Curve, thin
@@ -125,50 +124,6 @@ def label_axes(axes: Axes, x_label: str, y_label: str, whole: bool = False) -> N
     number_axis(axes.yaxis, 8)
     axes.grid(axis="y")
     axes.tick_params(length=0)
-
-
-def width_figures(costs: Mapping[str, CostSummary], styles: Mapping[str, Style]) -> dict[str, Markup]:
-    """Name -> width profile, all on one scale."""
-    widest = max(max(cost.d_model, *cost.widths) for cost in costs.values())
-    n_layers = max(len(cost.widths) for cost in costs.values())
-    return {
-        name: _width_figure(f"width-{i}", name, cost, styles[name], widest, n_layers)
-        for i, (name, cost) in enumerate(costs.items())
-    }
-
-
-def _width_figure(key: str, name: str, cost: CostSummary, style: Style, widest: int, n_layers: int) -> Markup:
-    """One centred bar per layer, layer 1 at the bottom; `widest` and `n_layers` give all panels one scale."""
-    widths = np.array(cost.widths, dtype=float)
-    layers = np.arange(1, len(widths) + 1)
-
-    def paint(axes: Axes) -> None:
-        axes.barh(layers, widths, left=-widths / 2, height=0.74, color=style.colour)
-        for side in (-0.5, 0.5):
-            axes.axvline(side * cost.d_model, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-        for layer in _layers_to_label(cost.widths):
-            axes.text(0.53 * widest, layer, str(cost.widths[layer - 1]), va="center", color=MUTED)
-        axes.set_xlim(-0.54 * widest, 0.68 * widest)
-        axes.set_ylim(0.3, n_layers + 0.7)
-        axes.set_yticks(layer_ticks(len(widths)))
-        axes.set_ylabel("layer (1 reads the tokens)")
-        axes.set_xticks([-cost.d_model / 2, 0, cost.d_model / 2], ["", f"d_model {cost.d_model}", ""])
-        axes.spines[["left", "bottom"]].set_visible(False)
-        axes.tick_params(length=0)
-
-    label = (
-        f"Width of each layer of {shorten(name, 60)}, layer 1 at the bottom: from {min(cost.widths)} to "
-        f"{max(cost.widths)}, average {cost.average_width:.0f}, d_model {cost.d_model}."
-    )
-    return draw(key, label, INCHES, paint)
-
-
-def _layers_to_label(widths: Sequence[int]) -> list[int]:
-    """Layers whose width is written beside the bar: where it changes, or only the extremes of a deep model."""
-    changes = [1] + [layer for layer in range(2, len(widths) + 1) if widths[layer - 1] != widths[layer - 2]]
-    if len(widths) <= 20:
-        return changes
-    return sorted({1, widths.index(min(widths)) + 1, len(widths)})
 
 
 def layer_ticks(n_layers: int) -> list[int]:

@@ -14,6 +14,7 @@ from widthwise.reports.page.curves import by_name, by_step, further_heads
 from widthwise.reports.page.data import data_table
 from widthwise.reports.page.formats import clean
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render
+from widthwise.reports.page.shapes import used_widths, width_figures
 from widthwise.reports.page.svg import Style, styles
 from widthwise.reports.page.table import Table
 from widthwise.reports.run.dynamic_width import dynamic_width_section
@@ -98,7 +99,7 @@ def _page(runs: Sequence[Run], refresh_seconds: int | None) -> str:
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
         growth=growth_section({name: [run] for name, run in named.items()}, chosen),
-        widths=panels(plots.width_figures(costs, chosen)) if costs else [],
+        widths=panels(width_figures(costs, chosen, used_widths(results))) if costs else [],
         cost_table=tables.cost_table(results),
         layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
         environment_tables=_environments(named),
