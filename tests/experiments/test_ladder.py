@@ -1,6 +1,7 @@
 """A ladder's sizes, steps and hours before it is trained, and the law that comes of it."""
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,26 @@ def test_every_rung_is_compared_with_that_of_the_first_variant(done: tuple[Ladde
         expected = np.subtract(x.val_loss.per_seed, uniform.val_loss.per_seed)
         assert x.difference.per_seed == pytest.approx(expected, abs=1e-6)
         assert f"twin-d{d} differs from uniform-d{d} by +0.0000 nats" in found.sentence
+
+
+def test_the_answer_of_a_ladder_is_each_variant_at_each_size(done: tuple[LadderPlan, Path, Sweep]) -> None:
+    _, folder, found = done
+    points = {point.name: point for point in found.variants}
+    groups = [group for group in found.groups if group != "uniform"]
+    assert len(groups) > 1
+    for line, name in zip(found.sentence.splitlines(), groups):
+        assert line.startswith(f"{name} beside uniform, size by size: d16 ")
+        for d in (16, 24, 40):
+            difference = points[f"{name}-d{d}"].difference
+            assert difference is not None
+            ends = f"95% interval {difference.low:+.4f} to {difference.high:+.4f}"
+            assert f"d{d} {difference.mean:+.4f} nats ({ends}), {points[f'{name}-d{d}'].verdict}" in line
+    assert "lowest held-out loss" not in found.sentence
+    page = write_report([folder])[0].read_text()
+    question = f"Do {' and '.join(groups)} reach a lower held-out loss than uniform at each of 3 sizes?"
+    assert question in page
+    label = re.search('aria-label="(Loss minus that of uniform of the same size over rung[^"]*)"', page)
+    assert label
 
 
 def test_a_rung_has_its_tokens_at_equal_loss_where_it_was_validated_often_enough(

@@ -96,7 +96,7 @@ def test_a_point_that_diverges_is_kept_with_its_reason_and_the_others_finish(don
 def test_the_best_is_said_with_an_interval_widened_for_all_that_were_looked_at(done) -> None:
     _, folder, found = done
     best, other = sorted(("0.002", "0.03"), key=lambda name: points(found)[name]["val_loss"]["mean"])
-    assert found["sentence"].startswith(f"Of 2 points {best} has the lowest held-out loss.")
+    assert found["sentence"].startswith(f"Of 2 points at equal parameters {best} has the lowest held-out loss.")
     wide = paired_difference(window_losses(folder, best), window_losses(folder, "plain"), 1 - 0.05 / 2)
     assert f"(97.5% interval {wide.low:+.4f} to {wide.high:+.4f})" in found["sentence"]
     difference = points(found)[best]["difference"]

@@ -16,7 +16,7 @@ from pydantic import Field
 from widthwise.bundled import recipe_name
 from widthwise.config_io import Config, UserError, checked_copy, nearest_hint, parse
 from widthwise.experiments.adjusting import Adjustment, MatchSection, adjusted, named_in, parts_of, quantity_of
-from widthwise.experiments.matching import check_matched
+from widthwise.experiments.matching import Matched, check_matched
 from widthwise.experiments.sweep.config import SweepConfig
 from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.merging import merge
@@ -72,6 +72,10 @@ class LadderPlan(SweepPlan):
     """A sweep over rungs: a value of its axis is the name of a rung, which changes several keys at once."""
 
     ladder: LadderConfig
+
+    @property
+    def matched(self) -> Matched:
+        return quantity_of(self.ladder.match)
 
     @property
     def baseline_group(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.adjusting import Adjustment, MatchConfig, adjusted, match_asked, parts_of
-from widthwise.experiments.matching import check_matched, check_same_windows, check_trainable
+from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
 from widthwise.experiments.sweep.axes import word
 from widthwise.experiments.sweep.config import ASPECT, NO_GROUP, SweepConfig, where
 from widthwise.merging import merge
@@ -129,6 +129,11 @@ class SweepPlan:
         group, values = next(self._combinations())
         name = point_name(group, values)
         return name, self._recipe(name, group, values)
+
+    @property
+    def matched(self) -> Matched:
+        """What the points that are compared have in common."""
+        return self.config.matched
 
     @property
     def baseline_group(self) -> str | None:

@@ -16,6 +16,7 @@ from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.records.comparison import Variant
 from widthwise.records.equal_loss import Validations
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate
+from widthwise.records.quantities import TITLES
 from widthwise.records.record import finite
 from widthwise.records.sweep import FinishedPoint, OpenPoint, Study, Sweep
 from widthwise.run_dir import RunDir
@@ -62,7 +63,7 @@ class Findings:
             metric="val_loss",
             confidence=CONFIDENCE,
             seeds=list(config.seeds),
-            matched=config.matched,
+            matched=plan.matched,
             baseline=baseline,
             baseline_group=plan.baseline_group,
             sentence="\n".join(self._sentences(points, baseline, n_done)),
@@ -160,7 +161,7 @@ class Findings:
     def _beside_baseline(self, ranked: Sequence[FinishedPoint], baseline: str) -> Iterator[str]:
         best, n_looked_at = ranked[0], len(ranked)
         if n_looked_at > 1:
-            yield f"Of {n_looked_at} points {best.name} has the lowest held-out loss."
+            yield f"Of {n_looked_at} points{self._alike} {best.name} has the lowest held-out loss."
         if best.difference is not None:
             yield difference_sentence(best, best.difference, baseline)
         if n_looked_at > 1:
@@ -171,7 +172,12 @@ class Findings:
         yield from self._groups(ranked, baseline)
 
     def _beside_group(self, finished: Sequence[FinishedPoint]) -> Iterator[str]:
-        """A sentence on every point that has a baseline of its own; none was selected."""
+        """For each group its differences at every size, and then more on every point; none was selected."""
+        for group in dict.fromkeys(point.group for point in finished if point.difference is not None):
+            sizes = [
+                _at_size(point, point.difference) for point in finished if point.group == group and point.difference
+            ]
+            yield f"{group} beside {self._plan.baseline_group}, size by size: {'; '.join(sizes)}."
         for point in finished:
             if point.difference is not None:
                 baseline = self._plan.baseline_of(point.group or "", point.values)
@@ -192,13 +198,19 @@ class Findings:
     def _among_themselves(self, ranked: Sequence[FinishedPoint]) -> Iterator[str]:
         best, *others = ranked
         loss = finite(best.val_loss.mean)
-        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points, {loss:.4f} nats."
+        yield f"{best.name} has the lowest held-out loss of {len(ranked)} points{self._alike}, {loss:.4f} nats."
         if others:
             second = others[0].name
             difference = self._difference(best.name, second, CONFIDENCE)
             phrase = difference_phrase(difference, verdict(difference), second)
             yield f"Beside the next best it {phrase} ({interval(difference)})."
             yield self._selection_note(best.name, second, len(ranked))
+
+    @property
+    def _alike(self) -> str:
+        """ " at equal parameters", or nothing where nothing is equal."""
+        matched = self._plan.matched
+        return "" if matched in (None, "none") else f" at equal {TITLES.get(matched, matched)}"
 
     def _difference(self, name: str, other: str, confidence: float) -> Estimate:
         return paired_difference(self._windows(name), self._windows(other), confidence)
@@ -215,3 +227,9 @@ class Findings:
             f"As the best of {n_looked_at} points looked at it looks better than it is; with an interval widened for "
             f"that many (Bonferroni), its difference to {other} {outcome} ({interval(wide, confidence)})."
         )
+
+
+def _at_size(point: FinishedPoint, difference: Estimate) -> str:
+    """`d24 -0.0123 nats (95% interval -0.0203 to -0.0043), better`."""
+    size = ", ".join(map(str, point.values.values()))
+    return f"{size} {finite(difference.mean):+.4f} nats ({interval(difference)}), {point.verdict or 'cannot tell'}"

@@ -43,7 +43,7 @@ def group_figures(sweep: Sweep, styles: Mapping[str, Style]) -> GroupFigures:
     single: dict[str, list[str]] = {}
     names = short_keys(list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes)))
     for number, group in enumerate(sweep.groups):
-        if not _finished(sweep, group):
+        if group == sweep.baseline_group or not _finished(sweep, group):
             continue
         varied = sweep.axes.get(group, {})
         axes = {key: axis for key, axis in varied.items() if isinstance(axis, SearchedRange) or axis[1:]}
@@ -95,7 +95,7 @@ def _losses_over(
     def paint(axes: Axes) -> None:
         label_axes(axes, name, _y_label(sweep))
         scale.apply(axes)
-        if sweep.baseline_variant:
+        if sweep.baseline_words:
             axes.axhline(0, color=INK, linewidth=1)
         for i, (group, own) in enumerate(placed.items()):
             share = 0.012 * (i - (len(placed) - 1) / 2)
@@ -135,7 +135,7 @@ def _paint_points(
 
 
 def _y_label(sweep: Sweep) -> str:
-    return f"loss minus that of {shorten(sweep.baseline or '', 20)}" if sweep.baseline_variant else "held-out loss"
+    return f"loss minus that of {shorten(sweep.baseline_words, 30)}" if sweep.baseline_words else "held-out loss"
 
 
 def _finished(sweep: Sweep, group: str) -> list[FinishedPoint]:
@@ -159,7 +159,10 @@ def shape_figure(sweep: Sweep, flops: Mapping[str, float], styles: Mapping[str, 
             look = {"color": MUTED, "markersize": 8, "markeredgecolor": CARD, "label": named(baseline.name, "baseline")}
             axes.plot(flops[baseline.name], zero, "o", **look)
         for group, own in points.items():
-            placed = [(flops[point.name], point.name, _moved(score(point, sweep), zero)) for point in own]
+            placed = [
+                (flops[point.name], point.name, _moved(score(point, sweep), zero) if baseline else point.val_loss)
+                for point in own
+            ]
             _paint_points(axes, group, placed, styles[group], connected=False)
         label_axes(axes, x_label, "held-out loss")
 

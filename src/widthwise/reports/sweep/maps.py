@@ -43,7 +43,7 @@ def heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]]) -> 
     means = {point.name: finite(score(point, sweep).mean) for point in finished}
     known = {name: mean for name, mean in means.items() if np.isfinite(mean)}
     best = min(known, key=known.__getitem__, default=None)
-    shade = _Shades(list(known.values()), sweep.baseline_variant is not None)
+    shade = _Shades(list(known.values()), sweep.baseline_words is not None)
     names = short_keys([down, across])
 
     def paint(axes: Axes) -> None:
@@ -58,7 +58,7 @@ def heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]]) -> 
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
 
-    what = "Difference to the baseline" if sweep.baseline_variant else "Held-out loss"
+    what = "Difference to the baseline" if sweep.baseline_words else "Held-out loss"
     label = f"{what} of {shorten(group or 'all points', 40)} over {names[down]} and {names[across]}."
     if best is not None:
         low, high = (shown_score(end, sweep) for end in (min(known.values()), max(known.values())))
@@ -97,8 +97,8 @@ def _paint_cell(axes: Axes, cell: _Cell, sweep: Sweep, shade: _Shades, is_best: 
         axes.add_patch(Rectangle((x - 0.48, y - 0.47), 0.96, 0.94, color=shade(mean), linewidth=0, label=label))
     if is_best:
         axes.add_patch(Rectangle((x - 0.46, y - 0.45), 0.92, 0.9, fill=False, edgecolor=INK, linewidth=1.8))
-    mark = "*" if sweep.baseline_variant and point.verdict in ("better", "worse") else ""
-    number = shown_score(mean, sweep, 3 if sweep.baseline_variant else 4) if np.isfinite(mean) else MISSING
+    mark = "*" if sweep.baseline_words and point.verdict in ("better", "worse") else ""
+    number = shown_score(mean, sweep, 3 if sweep.baseline_words else 4) if np.isfinite(mean) else MISSING
     weight = "bold" if is_best else "normal"
     axes.text(x, y + 0.17, number + mark, ha="center", va="center", fontweight=weight)
     axes.text(x, y - 0.2, tick(round(point.cost.average_width, 1)), ha="center", va="center")

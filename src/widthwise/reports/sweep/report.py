@@ -101,6 +101,11 @@ def _compared_styles(sweep: Sweep, chosen: Mapping[str, Style]) -> dict[str, Sty
 def _question(sweep: Sweep) -> str:
     seeds = main_table.seed_words(sweep)
     matched = plots.matched_words(sweep.matched)
+    if sweep.baseline_group is not None:
+        others = [clean(group) for group in sweep.groups if group != sweep.baseline_group]
+        verb, own = "Does" if len(others) == 1 else "Do", [p for p in sweep.points if p.group == sweep.baseline_group]
+        than = f"{clean(sweep.baseline_group)} at each of {len(own)} sizes{matched}"
+        return f"{verb} {sequence(others)} reach a lower held-out loss than {than}? Trained with {seeds}."
     keys = list(dict.fromkeys(key for axes in sweep.axes.values() for key in axes))
     varied = f" over {sequence([clean(key) for key in keys])}" if keys else ""
     than = f", and is it lower than that of {clean(sweep.baseline)}" if sweep.baseline else ""

@@ -17,15 +17,15 @@ _WIDE_RANGE = 8.0
 
 
 def score(point: FinishedPoint, sweep: Sweep) -> Estimate:
-    """Difference to the baseline if there is one, otherwise the loss; the baseline differs by 0 from itself."""
-    if sweep.baseline_variant is None:
+    """Difference to its baseline if there is one, otherwise the loss; a baseline differs by 0 from itself."""
+    if sweep.baseline_words is None:
         return point.val_loss
-    return point.difference or Estimate(mean=0.0 if point.name == sweep.baseline else None)
+    return point.difference or Estimate(mean=0.0 if sweep.baseline_of(point) is point else None)
 
 
 def shown_score(mean: float, sweep: Sweep, n_decimals: int = 4) -> str:
     """A score as text, with its sign if it is a difference."""
-    return (signed if sweep.baseline_variant else fixed)(mean, n_decimals)
+    return (signed if sweep.baseline_words else fixed)(mean, n_decimals)
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
