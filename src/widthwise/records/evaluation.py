@@ -1,6 +1,6 @@
 """`evaluations/step_STEP-REQUEST.json`: what one checkpoint of a run knew, as far as pages show it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -25,6 +25,8 @@ class Answers(Record):
     metrics: Scores
     fingerprint: str
     """A hash of the text, or of the questions of the task: answers with equal ones are to the same questions."""
+    items: Mapping[str, Sequence[Known]] = {}
+    """Of a task: name of a metric -> its value for each question."""
 
 
 class Evaluation(Record):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
-from widthwise.records.evaluation import Evaluation, Scores
+from widthwise.records.evaluation import Answers, Evaluation, Scores
 from widthwise.records.record import finite
 from widthwise.records.run import Run
 from widthwise.reports.page.curves import Curve, by_step
@@ -52,8 +52,8 @@ def evaluations_section(named: Mapping[str, Run], styles: Mapping[str, Style]) -
     courses: dict[Question, Course] = {}
     for name, run in named.items():
         for evaluation in run.evaluations:
-            for question, scores in _questions(evaluation):
-                courses.setdefault(question, {}).setdefault(name, {})[_tokens(run, evaluation)] = scores
+            for question, answers in questions(evaluation):
+                courses.setdefault(question, {}).setdefault(name, {})[_tokens(run, evaluation)] = answers.metrics
     courses = {question: course for question, course in courses.items() if max(map(len, course.values())) > 1}
     if not courses:
         return None
@@ -68,15 +68,16 @@ def evaluations_section(named: Mapping[str, Run], styles: Mapping[str, Style]) -
     return EvaluationsSection(panels(figures), tables)
 
 
-def _questions(evaluation: Evaluation) -> Iterator[tuple[Question, Scores]]:
+def questions(evaluation: Evaluation) -> Iterator[tuple[Question, Answers]]:
+    """What a checkpoint was asked, and how it answered."""
     read = {"max_length": evaluation.max_length, "precision": evaluation.precision}
     for name, text in evaluation.texts.items():
-        yield _question(name, stride=evaluation.stride, text=text.fingerprint, **read), text.metrics
+        yield _question(name, stride=evaluation.stride, text=text.fingerprint, **read), text
     for name, task in evaluation.tasks.items():
-        yield _question(name, items=task.fingerprint, **read), task.metrics
+        yield _question(name, items=task.fingerprint, **read), task
     asked = {key: evaluation.request.get(key) for key in ("num_fewshot", "limit")}
     for name, scores in evaluation.lm_eval.items():
-        yield _question(f"lm-eval {name}", **asked, **read), scores
+        yield _question(f"lm-eval {name}", **asked, **read), Answers(metrics=scores, fingerprint="")
 
 
 def _question(name: str, **options: object) -> Question:

@@ -24,6 +24,7 @@ from widthwise.reports.run.norms import norms_section
 from widthwise.reports.run.progress import listed_runs, progress_table, reload_sentence, state_sentence
 from widthwise.reports.run.reading import read_run
 from widthwise.reports.run.samples import sample_groups
+from widthwise.reports.run.side_by_side import side_by_side
 from widthwise.reports.run.validated import task_table, text_table
 from widthwise.reports.run.virtual_width import virtual_width_section
 
@@ -95,6 +96,7 @@ def _page(runs: Sequence[Run], refresh_seconds: int | None) -> str:
         norms=norms_section(named),
         samples=sample_groups(named),
         evaluations=evaluations_section(named, chosen),
+        side_by_side=side_by_side(named),
         legend=legend(chosen),
         dynamic_width=dynamic_width_section(results, chosen),
         virtual_width=virtual_width_section(results, chosen),
