@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
         ONE_BY_ONE,
         "model.ffn={kind: dynamic, ratio: 4, score: {kind: linear}, mask: {kind: ste, learn_temperature: true}}",
         "train.width_budget={kind: lagrangian, target: 0.6, scope: layer, rate: 0.05, spread: 0.1}",
-        "train.nested={}",
+        "train.nested={distill: {}}",
     ),
     "slots": (f"{SLOTS}}}",),
     "slots, static": (*UNIFORM, f"{SLOTS}, dynamic: false, embedding: expand}}", "model.tie_embeddings=true"),
