@@ -67,15 +67,10 @@ def _open(page: Page, server: ExplorerServer, query: str = "", width: int = 1280
     _wait(page, "(byId('costs').rows.length > 5 || !byId('error').hidden) && !isAsking")
 
 
-def _mouse(page: Page, kind: str, x: float, y: float) -> None:
-    page.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", buttons=1, clickCount=1)
-
-
 def _click(page: Page, element: str) -> None:
     page.evaluate(f"{element}.scrollIntoView({{block: 'center'}})")
     x, y, _ = page.evaluate(CENTRE.format(element))
-    _mouse(page, "mousePressed", x, y)
-    _mouse(page, "mouseReleased", x, y)
+    page.click(x, y)
 
 
 def _drag(page: Page, name: str, to: float) -> None:
@@ -85,10 +80,7 @@ def _drag(page: Page, name: str, to: float) -> None:
     x, y, width = page.evaluate(CENTRE.format(slider))
     share = page.evaluate(f"(({slider}.value - {slider}.min) / ({slider}.max - {slider}.min))")
     begin, end = (x - width / 2 + 8 + each * (width - 16) for each in (share, to))
-    _mouse(page, "mousePressed", begin, y)
-    for step in range(1, 6):
-        _mouse(page, "mouseMoved", begin + (end - begin) * step / 5, y)
-    _mouse(page, "mouseReleased", end, y)
+    page.drag((begin, y), (end, y))
 
 
 def _bars(page: Page) -> list[int]:
@@ -153,11 +145,10 @@ def test_the_keyboard_reaches_every_control_and_moves_a_slider(browser: Page, se
     browser.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
     browser.evaluate("window.reached = new Set(); document.addEventListener('focusin', e => reached.add(e.target))")
     for _ in range(45):
-        browser.press_tab()
+        browser.press("Tab")
     assert browser.evaluate(MISSED) == []
     browser.evaluate(f"{SLIDER.format('n_layers')}.focus()")
-    for kind in ("keyDown", "keyUp"):
-        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    browser.press("ArrowRight")
     _wait(browser, "location.search === '?n_layers=10' && !isAsking")
     assert len(_bars(browser)) == 10
 
