@@ -55,7 +55,7 @@ def test_a_page_without_a_watcher_does_not_reload(tmp_path: Path) -> None:
     write_run(tmp_path / "r", "x", 3, [64], 0.0, finished=False)
     text = write_report(tmp_path / "r")[0].read_text()
     assert 'http-equiv="refresh"' not in text
-    assert "`widthwise resume` goes on" in text.replace("&#39;", "'")
+    assert "widthwise resume goes on" in text
 
 
 def test_a_run_that_ended_itself_says_why(tmp_path: Path) -> None:

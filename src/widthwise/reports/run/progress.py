@@ -32,14 +32,14 @@ def progress_table(listed: Mapping[str, ListedRun]) -> Table | None:
         ]
         for name, run in listed.items()
     ]
-    return Table(f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}", header, rows) if rows else None
+    return Table(f"So far, as of {datetime.now():%Y-%m-%d %H:%M:%S}", header, rows, words=["state"]) if rows else None
 
 
 def state_sentence(run: ListedRun) -> str:
     """`It is running, at step 120 of 400.`"""
     where = f", at step {run.step or 0:,}" + ("" if run.n_steps is None else f" of {run.n_steps:,}")
     if run.state == "stopped":
-        return f"It has stopped{where}; `widthwise resume` goes on with it."
+        return f"It has stopped{where}; widthwise resume goes on with it."
     reason = f": {clean(run.reason)}" if run.reason else ""
     return f"It {'is running' if run.state == 'running' else 'has failed'}{where}{reason}."
 
