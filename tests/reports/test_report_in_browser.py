@@ -9,6 +9,8 @@ import pytest
 from chromium_pipe import Page, chromium_page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_comparison
+from fake_discovery import write_discovery
+from fake_evaluation_table import write_evaluation_table
 from fake_family import write_family
 from fake_growth import write_grown_run
 from fake_scaling import write_scaling
@@ -37,6 +39,8 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
     "family.json": write_family,
+    "discovery.json": write_discovery,
+    "evaluation_table.json": write_evaluation_table,
     "growth": write_grown_run,
 }
 """Kind of page -> what writes a folder for it; a run shows its growth."""
@@ -48,9 +52,7 @@ FIGURES = """[...document.querySelectorAll('svg.plot')].map(svg => {
   const isSeen = inside && box.width > 200 && box.height > 60 && svg.querySelectorAll('text').length > 1;
   return isSeen ? '' : svg.getAttribute('aria-label') + JSON.stringify(box);
 }).filter(Boolean)"""
-SMALLEST_TEXT = (
-    """Math.min(...[...document.querySelectorAll('svg.plot text')].map(text => text.getBoundingClientRect().height))"""
-)
+SMALLEST_TEXT = """Math.min(99, ...[...document.querySelectorAll('svg.plot text')].map(text => text.getBoundingClientRect().height))"""
 WITHOUT_TEXT = """[...document.querySelectorAll('img, svg:not([aria-hidden])')].filter(
   each => each.getAttribute('role') !== 'img' || (each.getAttribute('aria-label') || '').length < 20
 ).length"""
@@ -93,7 +95,8 @@ def test_every_kind_of_page_is_opened_here() -> None:
 def test_it_opens_offline_and_shows_every_figure(browser: Page, report: Path, width: int, scheme: str) -> None:
     browser.open(report, width, scheme=scheme)
     browser.evaluate(UNFOLD)
-    assert browser.evaluate("document.querySelectorAll('svg.plot').length") > 0
+    n_figures = browser.evaluate("document.querySelectorAll('figure').length")
+    assert browser.evaluate("document.querySelectorAll('svg.plot').length") == n_figures
     assert browser.evaluate(FIGURES) == []
     assert browser.evaluate(SMALLEST_TEXT) >= 7
     assert browser.evaluate("document.documentElement.scrollWidth") <= width

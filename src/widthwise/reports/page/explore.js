@@ -226,12 +226,12 @@ function toggles(list) {
 function sortKey(cell) {
   const text = (cell?.firstChild?.textContent ?? "").trim().replaceAll("−", "-").replaceAll(",", "");
   if (["", "–", "not a number", "infinite"].includes(text)) return null;
-  const [, digits, unit] = text.match(/^([+-]?[\d.]+(?:e[+-]?\d+)?) ?([a-zA-Z]*)[*%×]?(?= |$)/) ?? [];
+  const [, digits, unit] = text.match(/^([+-]?[\d.]+(?:e[+-]?\d+)?) ?([a-zA-Z]*)[*†%×]?(?= |$)/) ?? [];
   return Number(digits) * (UNITS[unit] ?? 1) || (digits && Number(digits) === 0 ? 0 : text);
 }
 
 function sortable(table) {
-  const body = table.tBodies[0], rows = [...body.rows], headers = [...table.tHead.rows[0].cells];
+  const body = table.tBodies[0], rows = [...body.rows], headers = [...[...table.tHead.rows].at(-1).cells];
   if (rows.length < 2) return;
   headers.forEach((header, column) => {
     const title = header.firstChild?.nodeType === Node.TEXT_NODE && header.firstChild.textContent.trim();

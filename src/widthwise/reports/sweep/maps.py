@@ -14,6 +14,7 @@ from widthwise.records.sweep import FinishedPoint, OpenPoint, Sweep
 from widthwise.reports.page.formats import MISSING, clean, interval, shorten, tick
 from widthwise.reports.page.html import Panel
 from widthwise.reports.page.inline import named
+from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import HEAT, INK, MUTED, draw
 from widthwise.reports.sweep.values import index_of, score, short_keys, shown, shown_score
 
@@ -63,8 +64,8 @@ def heat_map(key: str, sweep: Sweep, group: str, grid: dict[str, list[Any]]) -> 
     if best is not None:
         low, high = (shown_score(end, sweep) for end in (min(known.values()), max(known.values())))
         label += f" From {low} to {high}; best: {shorten(best, 60)}."
-    cell_width = 0.95 if len(columns) <= MOST_NARROW_COLUMNS else 0.72
-    size = (1.2 + max(cell_width * len(columns), 2.3), 0.9 + 0.62 * len(rows))
+    cell_width = 0.95 if len(columns) <= MOST_NARROW_COLUMNS else 0.6
+    size = (max(1.2 + cell_width * len(columns), INCHES[0]), 0.9 + 0.62 * len(rows))
     title = f"{clean(group)}: {names[down]} and {names[across]}" if group else f"{names[down]} and {names[across]}"
     return Panel(title, draw(key, label, size, paint))
 
