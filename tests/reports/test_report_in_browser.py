@@ -52,7 +52,8 @@ FIGURES = """[...document.querySelectorAll('svg.plot')].map(svg => {
   const isSeen = inside && box.width > 200 && box.height > 60 && svg.querySelectorAll('text').length > 1;
   return isSeen ? '' : svg.getAttribute('aria-label') + JSON.stringify(box);
 }).filter(Boolean)"""
-SMALLEST_TEXT = """Math.min(99, ...[...document.querySelectorAll('svg.plot text')].map(text => text.getBoundingClientRect().height))"""
+TEXTS = "[...document.querySelectorAll('svg.plot text')]"
+SMALLEST_TEXT = f"Math.min(99, ...{TEXTS}.map(text => text.getBoundingClientRect().height))"
 WITHOUT_TEXT = """[...document.querySelectorAll('img, svg:not([aria-hidden])')].filter(
   each => each.getAttribute('role') !== 'img' || (each.getAttribute('aria-label') || '').length < 20
 ).length"""
