@@ -20,4 +20,4 @@ class SampleConfig(Config):
     top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
     """Draw from the fewest tokens whose probabilities reach this sum."""
     seed: int = pydantic.Field(default=0, ge=0, lt=2**63)
-    """Of the draws, the same at every validation."""
+    """Seed of the draws, the same at every validation."""

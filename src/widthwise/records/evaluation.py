@@ -26,7 +26,7 @@ class Answers(Record):
     fingerprint: str
     """A hash of the text, or of the questions of the task: answers with equal ones are to the same questions."""
     items: Mapping[str, Sequence[Known]] = {}
-    """Of a task: name of a metric -> its value for each question."""
+    """Name of a metric of a task -> its value for each question."""
 
 
 class Evaluation(Record):

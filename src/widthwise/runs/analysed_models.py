@@ -35,7 +35,7 @@ from widthwise.runs.hf_folder import (
     read_with_transformers,
 )
 from widthwise.runs.result import model_analyses
-from widthwise.runs.trained import checkpoint_of, load_trained, newest_checkpoint, spent_by, tokenizer_of
+from widthwise.runs.trained import chosen_checkpoint, load_trained, spent_by, tokenizer_of
 from widthwise.training.observer import Observer
 from widthwise.training.validation import validate
 
@@ -96,7 +96,7 @@ class RunSource(ModelSource):
     def check(self) -> None:
         run = RunDir(self.path)
         if self.run is None:  # whoever asks for all checkpoints has looked at each
-            newest_checkpoint(run) if self._step is None else checkpoint_of(run, self._step)
+            chosen_checkpoint(run, self._step)
         tokenizer_of(run)
 
     def load(self) -> LoadedModel:

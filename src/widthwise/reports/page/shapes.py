@@ -14,7 +14,7 @@ from widthwise.reports.page.plots import INCHES, layer_ticks
 from widthwise.reports.page.svg import GRID, MUTED, Style, draw
 
 MOST_MAPS = 8
-"""Of more maps in one layer, such as many experts, one is drawn."""
+"""Where one layer has more maps, such as many experts, one of them is drawn."""
 _LAYER, _HIDDEN = (-0.4, 0.34), (-0.02, 0.42)
 """Below and above the middle of a layer's row: where a bar begins, and how high it is."""
 

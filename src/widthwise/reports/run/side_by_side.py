@@ -20,7 +20,7 @@ from widthwise.reports.run.validated import score_cell
 MOST_ITEMS = 100
 """Flipped items of a task that a page lists."""
 LETTERS = 300
-"""Of a question."""
+"""Letters of a question that are shown."""
 
 
 @dataclass(frozen=True)
