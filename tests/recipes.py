@@ -14,6 +14,7 @@ T = TypeVar("T")
 def recipe_data(path: Path) -> list[dict]:
     """The recipe of the file, or of each of its variants, of each group of a sweep, and of each point of a ladder."""
     data = read_recipe(path)
+    data.pop("discover", None)
     variants = data.pop("compare", {"variants": {"": {}}})["variants"]
     groups = data.pop("sweep", {}).get("groups", {})
     ladder = data.pop("ladder", {"rungs": {}, "variants": {}})
