@@ -63,7 +63,9 @@ def suite_results_table(suite: dict[str, Any]) -> Table:
     rows = [[row["name"], row["metric"], *_shown(row["metric"], row), row["source"]] for row in suite["rows"]]
     if suite["average"] is not None:
         rows.append([_average_name(suite["average"]), "", *_shown("acc", suite["average"])])
-    return Table(suite["name"], [*NAMES, "value", ERROR, "source"], rows, {*NAMES, "source"}, _suite_note(suite))
+    return Table(
+        suite["name"], [*NAMES, "value", ERROR, "source"], rows, words={*NAMES, "source"}, note=_suite_note(suite)
+    )
 
 
 def _answers(record: dict[str, Any]) -> Iterator[_Answers]:

@@ -1,7 +1,7 @@
 """A table as text cells: the page, LaTeX and the terminal only lay it out."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,7 @@ class Table:
     """Cells may be missing at the end of a row. On a terminal, further lines of a cell are details of the first."""
     words: Collection[str] = ()
     """Titles of further columns that hold words, which begin where their title does."""
+    _: KW_ONLY
     sortable: bool = True
     """Whether the rows are things of one kind, which a page may put into another order."""
     note: str = ""
