@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import yaml
+from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
@@ -16,6 +17,7 @@ from widthwise.records.discovery import Discovery
 from widthwise.training.observer import Silence
 
 RECIPE: dict[str, Any] = {
+    **TINY,
     "model": {
         "vocab_size": 257,
         "d_model": 24,
@@ -23,19 +25,16 @@ RECIPE: dict[str, Any] = {
         "attention": {"head_dim": 4},
         "ffn": {"kind": "swiglu", "ratio": 3},
     },
-    "seq_len": 17,
-    "data": {"corpus": "synthetic", "tokenizer": "bytes"},
-    "optimizer": {"kind": "adamw", "lr": 0.01},
-    "schedule": {"kind": "constant", "warmup_steps": 1},
     "train": {
         "steps": 6,
         "batch_size": 3,
         "precision": "fp32",
-        "validation_tokens": 85,
+        "validation_tokens": 96,
         "validate_every": 2,
         "seed": 5,
     },
 }
+SEQ_LEN = TINY["seq_len"]
 GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3}
 
 
@@ -86,12 +85,12 @@ class TestGrowing:
 
     def test_the_search_costs_what_its_models_and_measurements_cost(self, grown):
         folder, discovery = grown
-        assert discovery.found.tokens == 6 * 3 * 17
+        assert discovery.found.tokens == 6 * 3 * SEQ_LEN
         trained = 0.0
         for number in (1, 2, 3):
             model = load_recipe(folder / "out" / "search" / f"stage-{number}" / "config.yaml").model
             assert isinstance(model, ModelConfig)
-            trained += model.cost().training_flops(17) * 2 * 3 * 17
+            trained += model.cost().training_flops(SEQ_LEN) * 2 * 3 * SEQ_LEN
         measured = discovery.found.flops - trained
         # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
         assert trained < measured < 2 * 3 * trained
@@ -146,7 +145,7 @@ class TestSurrogate:
         whole = [trial for trial in trials if not trial.get("is_pruned")]
         best = min(whole, key=lambda trial: trial["losses"]["6"])
         assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
-        assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * 17 for trial in trials)
+        assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * SEQ_LEN for trial in trials)
         assert discovery.found.stages[-1].loss == best["losses"]["6"]
 
     def test_a_trial_above_the_median_is_given_up(self, tmp_path):

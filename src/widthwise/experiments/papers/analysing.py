@@ -8,9 +8,8 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import PositiveInt
 
-from widthwise.experiments.papers.comparing import run_variants
-from widthwise.experiments.papers.experiment import Experiment, Measured
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.papers.comparing import OfVariants
+from widthwise.experiments.papers.experiment import Measured
 from widthwise.experiments.statistics import seed_interval
 from widthwise.records.analysis import Activations, AnalysedModel, Analysis
 from widthwise.records.estimate import Estimate
@@ -22,7 +21,7 @@ MODELS = "models"
 """Folder of the trained models, inside that of their analysis."""
 
 
-class Analysing(Experiment):
+class Analysing(OfVariants):
     """A recipe with a compare section, whose models are analysed on held-out text."""
 
     kind: Literal["analysis"] = "analysis"
@@ -34,16 +33,12 @@ class Analysing(Experiment):
         return super().tiny.model_copy(update={"n_tokens": 512})
 
     @property
-    def plan(self) -> ComparisonPlan:
-        return read_plan([self.path], self.overrides)
-
-    @property
     def workload(self) -> str:
         return f"{self.plan.workload}; each analysed on {self.n_tokens:,} tokens"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        plan, models = self.plan, folder / MODELS
-        run_variants(plan, models, observer, n_jobs)
+        models = folder / MODELS
+        plan = self.train(models, observer, n_jobs)
         paths = [models / plan.run_path(name, seed) for name, seed in plan.runs.values()]
         write_analysis(analyse(paths, n_tokens=self.n_tokens, observer=observer), folder)
         return [models, folder]

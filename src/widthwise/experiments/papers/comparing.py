@@ -11,27 +11,32 @@ from widthwise.records.comparison import Comparison
 from widthwise.training.observer import Observer
 
 
-def run_variants(plan: ComparisonPlan, folder: Path, observer: Observer, n_jobs: int | None) -> None:
-    """Trains the runs of a plan that have not finished. n_jobs: how many at a time; None: as many as there is room."""
-    run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
-
-
-class Comparing(Experiment):
-    """A recipe with a compare section."""
-
-    tiny_overrides = ("compare.seeds=[1]",)
-    kind: Literal["compare"] = "compare"
+class OfVariants(Experiment):
+    """Models of a recipe with a compare section."""
 
     @property
     def plan(self) -> ComparisonPlan:
         return read_plan([self.path], self.overrides)
+
+    def train(self, folder: Path, observer: Observer, n_jobs: int | None) -> ComparisonPlan:
+        """Trains the runs of the plan that have not finished. n_jobs: as `run` takes it."""
+        plan = self.plan
+        run_plan(plan, folder, observer=observer, jobs=Jobs.of(plan.recipes.values(), len(plan.runs), n_jobs))
+        return plan
+
+
+class Comparing(OfVariants):
+    """A comparison, as it is."""
+
+    tiny_overrides = ("compare.seeds=[1]",)
+    kind: Literal["compare"] = "compare"
 
     @property
     def workload(self) -> str:
         return self.plan.workload
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        run_variants(self.plan, folder, observer, n_jobs)
+        self.train(folder, observer, n_jobs)
         return [folder]
 
     def measured(self, folder: Path) -> MeasuredVariants | None:

@@ -11,10 +11,10 @@ from widthwise.data.config import open_data
 from widthwise.evaluation.differences import all_differences
 from widthwise.evaluation.models_table import models_table
 from widthwise.experiments.papers.analysing import MODELS
-from widthwise.experiments.papers.comparing import run_variants
-from widthwise.experiments.papers.experiment import Experiment, Measured
+from widthwise.experiments.papers.comparing import OfVariants
+from widthwise.experiments.papers.experiment import Measured
 from widthwise.experiments.papers.questions import CONTINUATIONS, LAST_WORDS, TEXT, write_questions
-from widthwise.experiments.plan import ComparisonPlan, read_plan
+from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.statistics import seed_interval
 from widthwise.files import write_atomic
 from widthwise.records.estimate import Estimate
@@ -34,7 +34,7 @@ QUANTITIES: Mapping[str, tuple[str, str, float]] = {
 """Quantity -> name and metric of a column, and what it is multiplied by: accuracies are in percent, as printed."""
 
 
-class Evaluating(Experiment):
+class Evaluating(OfVariants):
     """A recipe with a compare section, whose models read held-out text and answer questions made from it.
 
     Those of a seed are compared with the baseline's of the same seed.
@@ -52,16 +52,12 @@ class Evaluating(Experiment):
         return super().tiny.model_copy(update={"n_items": 6, "n_text_bytes": 2000})
 
     @property
-    def plan(self) -> ComparisonPlan:
-        return read_plan([self.path], self.overrides)
-
-    @property
     def workload(self) -> str:
         return f"{self.plan.workload}; each evaluated on {2 * self.n_items:,} questions"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
-        plan, models = self.plan, folder / MODELS
-        run_variants(plan, models, observer, n_jobs)
+        models = folder / MODELS
+        plan = self.train(models, observer, n_jobs)
         asked = self._asked(plan, folder, observer)
         paths = {key: str(models / plan.run_path(*key)) for key in plan.runs.values()}
         evaluations = [evaluate_run(path, asked, observer.message) for path in paths.values()]
