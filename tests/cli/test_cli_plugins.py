@@ -81,7 +81,9 @@ def test_a_run_is_refused_where_its_plugin_is_missing(run: str, widthwise: Calla
     for arguments in (("resume", run), ("train", "gated.yaml", "--out", "other")):
         code, _, err = widthwise(*arguments)
         assert (code, err.count("\n")) == (2, 1)
-        assert "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, hourglass, mlp, moe, swiglu" in err
+        assert (
+            "ffn.kind: got 'leaky', which is not registered; allowed: dynamic, dynamic_hourglass, hourglass, mlp" in err
+        )
     assert sorted(Path().rglob("*")) == before
 
 

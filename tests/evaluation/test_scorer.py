@@ -139,7 +139,12 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
     documents = [list(b"a text of several windows"), [], list(b"short")]
     whole = scorer.rolling(documents, stride=2)
     held, token_scores = [], scorer.token_scores
-    monkeypatch.setattr(scorer, "token_scores", lambda requests: held.append(len(requests)) or token_scores(requests))
+
+    def watched(requests: list, *others: object) -> object:
+        held.append(len(requests))
+        return token_scores(requests, *others)
+
+    monkeypatch.setattr(scorer, "token_scores", watched)
     monkeypatch.setattr(scoring, "BATCHES_AT_ONCE", 2)
     for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-12)

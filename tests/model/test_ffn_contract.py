@@ -64,7 +64,7 @@ OPTIONS = {
         {"d_hidden": 7, "n_blocks": 1, "score": {"kind": "mlp"}, "min_fraction": 0.0},
         {"d_hidden": 7, "n_blocks": 3, "share_weights": True, "score": {"kind": "rms_mean"}, "min_fraction": 0.8},
         {"d_hidden": 7, "n_blocks": 2, "norm": "shared", "mask": {"kind": "linear_ramp"}, "start": 0.5},
-        {"d_hidden": 57, "n_blocks": 2, "gated": False, "activation": "relu", "norm": "none"},
+        {"d_hidden": 57, "n_blocks": 2, "gated": False, "activation": "relu", "norm": "none", "min_fraction": 0.8},
         {"d_hidden": 7, "n_blocks": 2, "activation": "gelu_tanh", "mask": {"kind": "anneal"}},
         {"d_hidden": 7, "n_blocks": 3, "block_multiplier": 0.5, "mask": {"kind": "none"}},
     ],

@@ -3,7 +3,7 @@
 import pydantic
 
 from widthwise.config_io import Config
-from widthwise.sizes import Count
+from widthwise.sizes import Count, VocabSize
 
 
 class SampleConfig(Config):
@@ -15,7 +15,7 @@ class SampleConfig(Config):
     """Tokens of each continuation, which ends earlier where the model ends the document."""
     temperature: pydantic.NonNegativeFloat = 0.8
     """0 takes the most probable token."""
-    top_k: pydantic.PositiveInt | None = None
+    top_k: VocabSize | None = None
     """Draw from the k most probable tokens only."""
     top_p: float = pydantic.Field(default=1.0, gt=0, le=1)
     """Draw from the fewest tokens whose probabilities reach this sum."""
