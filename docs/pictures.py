@@ -5,7 +5,6 @@
 
 import argparse
 import io
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -14,9 +13,9 @@ from pathlib import Path
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "reports"))
+sys.path.insert(0, str(ROOT / "tests"))
 
-from chromium_pipe import Page, chromium_page  # noqa: E402
+from chromium_pipe import CHROMIUM, Page, chromium_page  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES: Mapping[str, tuple[str, str | None]] = {
@@ -29,7 +28,6 @@ PAGES: Mapping[str, tuple[str, str | None]] = {
 """Picture -> the result whose page it shows, and a link of the page to the section with which the picture begins."""
 SECTION = """document.querySelector([...document.querySelectorAll('a[href^="#"]')].find(
   link => link.textContent.trim() === '%s').hash).getBoundingClientRect().top + scrollY"""
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WIDTH, HEIGHT = 1100, 1500
 
 
@@ -54,10 +52,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    program = next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if program is None:
-        sys.exit(f"needs one of {', '.join(CHROMIUM)}")
-    with tempfile.TemporaryDirectory() as folder, chromium_page(program, Path(folder) / "profile") as page:
+    if CHROMIUM is None:
+        sys.exit("needs chromium, chromium-browser or google-chrome")
+    with tempfile.TemporaryDirectory() as folder, chromium_page(CHROMIUM, Path(folder) / "profile") as page:
         for name, (result, section) in PAGES.items():
             save(take(page, RESULTS / result / "report.html", section), out / f"{name}.png")
             print(f"{out / name}.png: {(out / f'{name}.png').stat().st_size / 1000:.0f} kB")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from chromium_pipe import CHROMIUM, Page, chromium_page
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 # Tiny models are slower on several threads, and many times slower on a busy machine. Read when torch is first imported.
@@ -66,3 +67,11 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A page in a headless Chromium; goes with the marks IN_CHROMIUM."""
+    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        yield page

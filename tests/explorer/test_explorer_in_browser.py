@@ -1,8 +1,6 @@
 """The page in a headless Chromium: sliders are dragged, buttons clicked, nothing leaves the machine."""
 
 import json
-import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "reports"))
-
-from chromium_pipe import Page, chromium_page
+from chromium_pipe import IN_CHROMIUM, Page
 
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.server import ExplorerServer
@@ -21,14 +16,7 @@ from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import load_recipe
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-    ),
-]
+pytestmark = IN_CHROMIUM
 
 ROOM = "[document.documentElement.scrollWidth, innerWidth]"
 CENTRE = "(box => [box.x + box.width / 2, box.y + box.height / 2, box.width])({}.getBoundingClientRect())"
@@ -44,13 +32,6 @@ def server() -> Iterator[ExplorerServer]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
-        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        yield page
 
 
 def _wait(page: Page, condition: str, seconds: float = 60.0) -> Any:

@@ -1,27 +1,19 @@
 """What a reader does with a page in a headless Chromium: point, click, drag, sort and press keys."""
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium_pipe import Page, chromium_page
+from chromium_pipe import IN_CHROMIUM, Page
 from fake_comparison import write_comparison
 from fake_scaling import SIZES, law, write_scaling
 
 from widthwise.reports.page.formats import MINUS, MISSING, fixed
 from widthwise.reports.writing import write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-    ),
-]
+pytestmark = IN_CHROMIUM
 
 LINE = 'document.querySelector(\'#curves figure [data-name="{name}"][data-detail^="{detail}"] path.numbers\')'
 PLACES = """(path => {{
@@ -36,13 +28,6 @@ PLACES = """(path => {{
 }})({path})"""
 TIP = "(tip => tip.hidden ? null : [...tip.children].map(each => each.textContent))(document.querySelector('.tip'))"
 TABLE = "document.querySelector('#results table')"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
-        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        yield page
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Every kind of page in a headless Chromium, which is started once."""
 
 import itertools
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from chromium_pipe import Page, chromium_page
+from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_comparison
 from fake_discovery import write_discovery
@@ -18,14 +17,7 @@ from fake_sweep import sweep_data, with_wide_grid, write_sweep
 
 from widthwise.reports.writing import PAGES, write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-    ),
-]
+pytestmark = IN_CHROMIUM
 
 
 def _analysis(folder: Path) -> Path:
@@ -72,13 +64,6 @@ OUTLINE = """(() => {
   };
 })()"""
 SCROLLED = "[...document.querySelectorAll('.scroll, pre')]"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
-        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
-        yield page
 
 
 @pytest.fixture(scope="module", params=list(BUILDERS))

@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.training.observer import Observer
+from widthwise.training.observer import Observer, Relay
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,14 @@ class Agenda:
         return max(*own, together / (len(own) + len(self._elsewhere)))
 
 
-class _RunObserver:
+class _RunObserver(Relay):
     """The observer of one run at work."""
 
     work: Work
 
     def __init__(self, agenda: Agenda, place: str, observer: Observer):
-        self._agenda, self._place, self._observer = agenda, place, observer
+        super().__init__(observer)
+        self._agenda, self._place = agenda, place
         self._first = self._step = 0
         self._n_steps: int | None = None
         self._began = 0.0
@@ -112,39 +112,18 @@ class _RunObserver:
         n_steps, seconds = map(sum, zip(*found))
         return {**measured, self.work.flops_per_step: (n_steps, seconds)} if n_steps else measured
 
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self._observer.preparing(stage, n_bytes, n_bytes_total)
-
-    def opened(self, run: Path) -> None:
-        self._observer.opened(run)
-
-    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        self._observer.working(stage, n_done, n_total, unit)
-
-    def busy(self, what: str) -> None:
-        self._observer.busy(what)
-
     def starting(self, name: str, step: int, n_steps: int) -> None:
         self._before = self.added_to({})
         self._first = self._step = step
         self._n_steps, self._began = n_steps, time.monotonic()
-        self._observer.starting(f"{self._place}, {name}", step, n_steps)
+        super().starting(f"{self._place}, {name}", step, n_steps)
 
     def step_done(self, step: int) -> None:
         self._step = step
-        self._observer.step_done(step)
+        super().step_done(step)
 
     def record(self, record: dict[str, Any]) -> None:
         if record["event"] == "train":
             self._step = record["step"]  # of which step_done comes after
-            self._observer.remaining(self._agenda.seconds_left())
-        self._observer.record(record)
-
-    def remaining(self, seconds: float) -> None:
-        self._observer.remaining(seconds)
-
-    def message(self, text: str) -> None:
-        self._observer.message(text)
-
-    def beside(self) -> Observer:
-        return self._observer.beside()
+            self.remaining(self._agenda.seconds_left())
+        super().record(record)

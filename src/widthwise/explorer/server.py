@@ -51,7 +51,7 @@ class ExplorerServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Answers the page's requests: its files, costs, memory and the recipe."""
 
     timeout = 2.0
     """Seconds for a request to arrive: browsers open connections that they may never use."""

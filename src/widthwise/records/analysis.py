@@ -61,7 +61,7 @@ class BlockExit(Record):
     layer: int = pydantic.Field(ge=1)
     block: int = pydantic.Field(ge=1)
     target_log_prob: Known
-    """In nats."""
+    """Mean log probability of the next token, in nats."""
 
 
 class Sink(Record):

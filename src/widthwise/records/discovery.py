@@ -5,6 +5,9 @@ from typing import ClassVar
 
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
+DISCOVERED = "discovered"
+"""The variant of a comparison that was found, and the stem of the file with its recipe."""
+
 
 class LayerSizes(Record):
     """Sizes of one layer, in channels."""
@@ -34,7 +37,7 @@ class Stage(Record):
     """The model at a moment of the search."""
 
     step: int
-    """Steps done."""
+    """Training steps that the search had done by then."""
     layers: Sequence[LayerSizes]
     cost: float
     """How much of the matched quantity the model takes."""

@@ -37,7 +37,7 @@ class TableCell(Record):
 
 
 class TableRow(Record):
-    """A model."""
+    """What one model answered: a cell for each column of the table."""
 
     name: str
     run: str

@@ -21,7 +21,7 @@ from widthwise.model.memory import allocating
 from widthwise.recipe.recipe import Recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.run import Descent
-from widthwise.runs.descendant import continued_feed, continued_state, next_batch, write_run
+from widthwise.runs.descendant import batches_from, continued_feed, continued_state, write_run
 from widthwise.runs.source import Source
 from widthwise.training.growth_step import adopt
 from widthwise.training.observer import Observer, Silence
@@ -101,7 +101,7 @@ def carry_out(
         weights, optimizer_state, state = source.load()
         feed = continued_feed(source.run, source.recipe, recipe, state.loader, observer)
         if intention.new_weights == "gradmax":
-            batch = next_batch(recipe, feed, observer)
+            [batch] = batches_from(recipe, feed.loader.get("step", 0), 1, observer)
             plan = with_largest_gradients(plan, weights, intention.seed, batch)
             intention = replace(intention, plan=plan)
         model = build(plan.new, seed=0)

@@ -71,11 +71,11 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
     return Feed(fresh, {**origin, **identity.record()}, (f"data begin anew: other {', '.join(differing)} than before",))
 
 
-def next_batch(recipe: Recipe, feed: Feed, observer: Observer) -> Tensor:
-    """The batch of the first step: integers (batch_size, seq_len + 1). Raises UserError where there are no data."""
+def batches_from(recipe: Recipe, step: int, n: int, observer: Observer) -> list[Tensor]:
+    """The n batches after so many steps: integers (batch_size, seq_len + 1). Raises UserError without data."""
     data, train = open_data(recipe.data, observer.preparing), recipe.train
     loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
-    return loader.batch(feed.loader.get("step", 0))
+    return [loader.batch(step + place) for place in range(n)]
 
 
 def continued_state(state: RunState, recipe: Recipe, plan: GrowthPlan, feed: Feed, before: TrainConfig) -> RunState:

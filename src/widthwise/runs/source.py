@@ -25,7 +25,7 @@ class Source:
     run: RunDir
     recipe: Recipe
     saved: Path
-    """The checkpoint."""
+    """Folder of the checkpoint."""
     damages: tuple[checkpoint_folder.Damage, ...]
     """Newer checkpoints that could not be used, where the newest was asked for."""
 

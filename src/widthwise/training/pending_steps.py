@@ -26,7 +26,7 @@ class PendingSteps:
         self._outcomes.append(outcome)
 
     def clear(self) -> None:
-        """Forgets them unread."""
+        """Drops the outcomes without waiting for the device, as after a step back."""
         self._outcomes.clear()
 
     def read(self, last_step: int) -> list[ReadStep]:

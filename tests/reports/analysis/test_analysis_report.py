@@ -1,13 +1,12 @@
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium_pipe import chromium_page
+from chromium_pipe import CHROMIUM, IN_CHROMIUM, chromium_page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, width_oracle
 
@@ -20,7 +19,6 @@ from widthwise.reports.page.svg import as_files
 from widthwise.reports.writing import write_report
 
 HOSTILE = "<script>alert(1)</script>"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FIGURES_OF_ALL_LAYERS = 5 + 2 + 3 + 2
 """Activations, stream, logit lens, sinks."""
 
@@ -244,10 +242,8 @@ def test_a_broken_analysis_is_refused_in_one_line_and_nothing_is_written(
     assert not (folder / "report.html").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-)
+@IN_CHROMIUM[0]
+@IN_CHROMIUM[1]
 @pytest.mark.parametrize("width", [1280, 400])
 def test_page_opens_offline_and_shows_every_figure(tmp_path: Path, width: int) -> None:
     path = write_analysis_report(write_analysis(tmp_path / "analysis"))["html"]

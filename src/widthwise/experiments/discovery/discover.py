@@ -8,14 +8,14 @@ from typing import Any
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.discovery.method import Task, check_uniform
-from widthwise.experiments.discovery.rivals import FOUND, curve_shape, rivals
+from widthwise.experiments.discovery.rivals import curve_shape, rivals
 from widthwise.experiments.discovery.section import DiscoverConfig
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.files import write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
-from widthwise.records.discovery import Discovery
+from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.training.observer import Observer
 from widthwise.yaml_io import dump_yaml, read_recipe
 
@@ -76,7 +76,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         comparison=COMPARISON,
     )
     shape = curve_shape(found.curve, config.match)
-    _write_recipe(plan, folder / f"{FOUND}.yaml", {"model": {"shape": shape}})
+    _write_recipe(plan, folder / f"{DISCOVERED}.yaml", {"model": {"shape": shape}})
     variants = rivals(found.curve, config.match, task.base.train.seed)
     adjust = {name: "ffn" for name in variants if name != "uniform"}
     section = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}

@@ -9,8 +9,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.data.config import open_data
-from widthwise.experiments.discovery.method import Method, Task, check_uniform, sizes_of
+from widthwise.experiments.discovery.method import Method, Task, sizes_of
 from widthwise.experiments.discovery.parts import HeadsPart, HiddenPart, Part, WidthPart
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout
@@ -22,8 +21,6 @@ from widthwise.shape.kinds import ExplicitShape
 from widthwise.training.observer import Observer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from widthwise.runs.source import Source
 
 Order = Callable[[Sequence[Candidate], np.random.Generator], Sequence[Candidate]]
@@ -61,11 +58,10 @@ class GrowingMethod(Method):
     """`random` grows the same parts by the same steps in an order that nothing has measured: a control."""
 
     def check(self, task: Task) -> None:
-        check_uniform(task.base)
         residual = task.base.explicit_model.residual
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
-        if task.cost(self._start(task)) >= task.budget:
+        if task.cost(self.start(task)) >= task.budget:
             raise UserError(f"discover.method.start_width: got {self.start_width:g}; leaves nothing to grow by")
         if task.steps < self.n_stages:
             raise UserError(
@@ -73,142 +69,138 @@ class GrowingMethod(Method):
             )
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
-        from widthwise.runs.source import Source  # needs torch, which a recipe's schema does not
+        return _Search(self, task, folder, observer).found()
 
-        model, stages, flops, run = self._start(task), list[Stage](), 0.0, None
-        for number in range(1, self.n_stages + 1):
-            recipe = self._recipe(task, model, number)
-            run = self._trained(recipe, run, RunDir(folder / f"stage-{number}"), observer)
-            source = Source.of(run.path)
-            allowed = task.cost(self._start(task))
-            allowed += (task.budget - allowed) * number / self.n_stages
-            candidates, spent = self._candidates(task, source)
-            taken = self._taken(task, model, candidates, allowed, task.base.train.seed + number)
-            stages.append(_stage(task, model, run, [each.with_changes(is_taken=each in taken) for each in candidates]))
-            model, flops = self._grown(task, model, taken), flops + spent
-        assert run is not None
-        layers = [sizes_of(layer) for layer in model.layers]
-        stages.append(Stage(step=task.steps, layers=layers, cost=task.cost(model)))
-        spent = Source.of(run.path).spent
-        return Found(curve=task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops + spent.training_flops)
-
-    def _start(self, task: Task) -> ModelConfig:
+    def start(self, task: Task) -> ModelConfig:
+        """The narrow uniform model."""
         template = task.template
         quantum = template.attention.quantum
         width = max(1, round(self.start_width * template.d_model / quantum)) * quantum
         shape = ExplicitShape(widths=(width,) * template.n_layers)
         return template.model_copy(update={"shape": shape}).resolve(task.base.seq_len)
 
-    def _parts(self, task: Task) -> list[Part]:
-        template, uniform = task.template, task.base.explicit_model.layers[0]
-        quantum = template.attention.unit
+    def parts(self, task: Task) -> list[Part]:
+        """What can grow in a layer, in steps that go by the sizes of the uniform model."""
+        uniform = task.base.explicit_model.layers[0]
 
-        def step(size: int, quantum: int) -> int:
+        def step(size: float, quantum: int) -> int:
             return max(1, round(self.step * size / quantum)) * quantum
 
         sizes = sizes_of(uniform)
         return [
-            WidthPart("width", step(uniform.d_model, 1)),
-            HeadsPart("attention", step(int(sizes.attention), quantum)),
-            HiddenPart("hidden", step(int(sizes.hidden) // len(uniform.ffn.hidden_widths), 1)),
+            WidthPart("width", step(sizes.width, 1)),
+            HeadsPart("attention", step(sizes.attention, task.template.attention.unit)),
+            HiddenPart("hidden", step(sizes.hidden // len(uniform.ffn.hidden_widths), 1)),
         ]
 
-    def _recipe(self, task: Task, model: ModelConfig, number: int) -> Recipe:
-        """That of a stage: at a constant rate, because the search ends in a model that nobody keeps."""
-        base = task.base
-        train = checked_copy(base.train, "train", steps=self._end(task, number), validate_every=None)
-        schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, max(0, self._end(task, 1) - 1)))
-        return checked_copy(base, "recipe", model=model, train=train, schedule=schedule)
 
-    def _end(self, task: Task, number: int) -> int:
-        return round(task.steps * number / self.n_stages)
+class _Search:
+    """A search under way: the parts and costs of its task are counted once."""
 
-    def _trained(self, recipe: Recipe, before: RunDir | None, run: RunDir, observer: Observer) -> RunDir:
-        """The run of a stage, grown from that of the stage before it and trained to its end."""
+    def __init__(self, method: GrowingMethod, task: Task, folder: Path, observer: Observer):
+        self.method, self.task, self.folder, self.observer = method, task, folder, observer
+        self.model = method.start(task)
+        self.parts = {part.name: part for part in method.parts(task)}
+        self.first_cost, self.budget = task.cost(self.model), task.budget
+        self.seed = task.base.train.seed
+
+    def found(self) -> Found:
+        """Trains and grows stage by stage. What was trained before is not trained again."""
+        stages, flops, source = list[Stage](), 0.0, None
+        for number in range(1, self.method.n_stages + 1):
+            source = self._trained(number, source)
+            candidates, spent = self._candidates(source)
+            grown, taken = self._grown(candidates, number)
+            stages.append(self._stage(source, [each.with_changes(is_taken=each in taken) for each in candidates]))
+            self.model, flops = grown, flops + spent
+        assert source is not None
+        layers = [sizes_of(layer) for layer in self.model.layers]
+        stages.append(Stage(step=self.task.steps, layers=layers, cost=self.task.cost(self.model)))
+        spent = source.spent
+        return Found(
+            curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops + spent.training_flops
+        )
+
+    def _trained(self, number: int, before: "Source | None") -> "Source":
+        """The run of a stage, grown from that of the stage before it, at its end."""
         from widthwise.runs.conversion import carry_out
         from widthwise.runs.grow import GrowOptions, growth_intended
         from widthwise.runs.source import Source
         from widthwise.runs.train import resume, train_or_resume
 
+        run, recipe = RunDir(self.folder / f"stage-{number}"), self._recipe(number)
         if before is None:
-            train_or_resume(recipe, run.path, observer)
-            return run
-        if not run.exists:
-            source = Source.of(before.path)
-            options = GrowOptions(seed=recipe.train.seed, rewarmup_steps=0)
-            carry_out(source, growth_intended(source, recipe, options), run.path, observer)
-        resume(run.path, observer)
-        return run
+            train_or_resume(recipe, run.path, self.observer)
+        else:
+            if not run.exists:
+                options = GrowOptions(seed=self.seed, rewarmup_steps=0)
+                carry_out(before, growth_intended(before, recipe, options), run.path, self.observer)
+            resume(run.path, self.observer)
+        return Source.of(run.path)
 
-    def _candidates(self, task: Task, source: "Source") -> tuple[list[Candidate], float]:
+    def _recipe(self, number: int) -> Recipe:
+        """That of a stage: at a constant rate, because the search ends in a model that nobody keeps."""
+        base, ends = self.task.base, [round(self.task.steps * stage / self.method.n_stages) for stage in (1, number)]
+        train = checked_copy(base.train, "train", steps=ends[1], validate_every=None)
+        schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, ends[0] - 1))
+        return checked_copy(base, "recipe", model=self.model, train=train, schedule=schedule)
+
+    def _candidates(self, source: "Source") -> tuple[list[Candidate], float]:
         """Every part of every layer that can grow, with its gain and cost; and the FLOPs of measuring them."""
         from widthwise.growth.gain import first_order_gains
         from widthwise.growth.plan.model_plan import plan_growth
+        from widthwise.runs.descendant import batches_from
 
         weights, _, state = source.load()
-        batches, model = _next_batches(source.recipe, state.step, self.n_batches), source.model
-        found, flops, cost = [], 0.0, task.cost(model)
-        for part in self._parts(task):
+        batches = batches_from(source.recipe, state.step, self.method.n_batches, self.observer)
+        n_tokens = sum(batch[:, 1:].numel() for batch in batches)
+        found, flops, model, cost = [], 0.0, source.model, self.task.cost(source.model)
+        for part in self.parts.values():
             indices = [index for index in range(model.n_layers) if part.can_grow(model, index)]
             if not indices:
                 continue
             plan = plan_growth(model, part.grown(model, *indices))
-            gains = first_order_gains(plan, weights, batches, seed=task.base.train.seed)
-            flops += plan.new.cost().training_flops(task.base.seq_len) * batches[0][:, 1:].numel() * len(batches)
+            gains = first_order_gains(plan, weights, batches, seed=self.seed)
+            flops += plan.new.cost().training_flops(source.recipe.seq_len) * n_tokens
             found += [
                 Candidate(
                     layer=index,
                     part=part.name,
                     gain=_of_layer(gains, index),
-                    cost=task.cost(part.grown(model, index)) - cost,
+                    cost=self.task.cost(part.grown(model, index)) - cost,
                 )
                 for index in indices
             ]
         return found, flops
 
-    def _taken(
-        self, task: Task, model: ModelConfig, candidates: Sequence[Candidate], allowed: float, seed: int
-    ) -> list[Candidate]:
-        """The candidates that are grown, in order; some again where one round of all does not spend what is allowed."""
-        parts, ordered = {part.name: part for part in self._parts(task)}, ORDERS[self.order]
-        ranked, taken = ordered(candidates, np.random.default_rng(seed)), list[Candidate]()
-        while True:
+    def _grown(self, candidates: Sequence[Candidate], number: int) -> tuple[ModelConfig, list[Candidate]]:
+        """The model at the end of a stage, and the candidates that it took: rounds of all of them, until none fits."""
+        allowed = self.first_cost + (self.budget - self.first_cost) * number / self.method.n_stages
+        ranked = ORDERS[self.method.order](candidates, np.random.default_rng(self.seed + number))
+        model, taken, n_before = self.model, list[Candidate](), -1
+        while len(taken) > n_before:
             n_before = len(taken)
             for each in ranked:
-                part = parts[each.part]
-                if part.can_grow(model, each.layer) and task.cost(grown := part.grown(model, each.layer)) <= allowed:
-                    model, taken = grown, [*taken, each]
-            if len(taken) == n_before:
-                return taken
+                part = self.parts[each.part]
+                if not part.can_grow(model, each.layer):
+                    continue
+                grown = part.grown(model, each.layer)
+                if self.task.cost(grown) <= allowed:
+                    model = grown
+                    taken.append(each)
+        return model, taken
 
-    def _grown(self, task: Task, model: ModelConfig, taken: Sequence[Candidate]) -> ModelConfig:
-        parts = {part.name: part for part in self._parts(task)}
-        for each in taken:
-            model = parts[each.part].grown(model, each.layer)
-        return model
+    def _stage(self, source: "Source", candidates: Sequence[Candidate]) -> Stage:
+        result = source.run.result()
+        assert result is not None
+        return Stage(
+            step=source.step,
+            layers=[sizes_of(layer) for layer in self.model.layers],
+            cost=self.task.cost(self.model),
+            loss=result.val_loss,
+            candidates=candidates,
+        )
 
 
 def _of_layer(gains: Mapping[str, float], index: int) -> float:
     return sum(gain for name, gain in gains.items() if name.startswith(f"layers.{index}."))
-
-
-def _next_batches(recipe: Recipe, step: int, n: int) -> "list[Tensor]":
-    """The batches that follow those of the run."""
-    from widthwise.data.loader import Loader
-
-    data, train = open_data(recipe.data), recipe.train
-    loader = Loader(data.train, seq_len=recipe.seq_len, batch_size=train.batch_size, seed=train.seed)
-    return [loader.batch(step + place) for place in range(n)]
-
-
-def _stage(task: Task, model: ModelConfig, run: RunDir, candidates: Sequence[Candidate]) -> Stage:
-    result = run.result()
-    assert result is not None
-    assert result.steps is not None
-    return Stage(
-        step=result.steps,
-        layers=[sizes_of(layer) for layer in model.layers],
-        cost=task.cost(model),
-        loss=result.val_loss,
-        candidates=candidates,
-    )

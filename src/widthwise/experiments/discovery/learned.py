@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.discovery.method import Method, Task, check_uniform, sizes_of
+from widthwise.experiments.discovery.method import Method, Task, sizes_of
 from widthwise.model.ffn.dynamic import DynamicTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.ffn.width_score import ConstScoreConfig
@@ -33,7 +33,6 @@ class LearnedMethod(Method):
     """By how much the price of a unit rises in a step while the mean is above its target."""
 
     def check(self, task: Task) -> None:
-        check_uniform(task.base)
         ffn = task.template.ffn
         if not isinstance(ffn, SwiGLUTemplate) or ffn.d_ff is not None:
             raise UserError(f"model.ffn: got {ffn.kind!r}; learned widths are those of a swiglu with a ratio")

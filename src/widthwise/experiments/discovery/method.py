@@ -57,7 +57,7 @@ class Method(Config, ABC):
         kind: Any  # a Literal of each class
 
     def check(self, task: Task) -> None:
-        """Raises UserError for a recipe whose sizes it cannot search."""
+        """Raises UserError for a uniform model whose sizes it cannot search."""
 
     @abstractmethod
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
@@ -78,9 +78,9 @@ def template_sizes(template: ModelTemplate) -> LayerSizes:
     return sizes_of(layer)
 
 
-def check_uniform(task_recipe: Recipe) -> None:
+def check_uniform(recipe: Recipe) -> None:
     """Raises UserError where the recipe is not one of a uniform model, with one rule for all layers."""
-    template = task_recipe.model
+    template = recipe.model
     if not isinstance(template, ModelTemplate) or template.layers:
         raise UserError("model.layers: a discovery finds the sizes of layers; leave changes to single layers out")
     if template.shape.kind != "uniform":

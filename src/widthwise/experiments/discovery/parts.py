@@ -14,7 +14,7 @@ class Part(ABC):
 
     name: str
     step: int
-    """Channels."""
+    """By how many channels it grows at a time."""
 
     @abstractmethod
     def grown_layer(self, layer: LayerConfig, model: ModelConfig) -> LayerConfig | None:

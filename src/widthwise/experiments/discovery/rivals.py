@@ -4,10 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.records.discovery import Curve
+from widthwise.records.discovery import DISCOVERED, Curve
 from widthwise.shape.kinds import Match
 
-FOUND = "discovered"
 N_RANDOM = 2
 
 
@@ -22,7 +21,7 @@ def rivals(curve: Curve, match: Match, seed: int) -> dict[str, dict[str, Any]]:
     shapes = {
         "x": {"kind": "x", **solved},
         "diamond": {"kind": "diamond", **solved},
-        FOUND: curve_shape(curve, match),
+        DISCOVERED: curve_shape(curve, match),
         "reversed": curve_shape(curve.reversed(), match),
         **{f"random_{number}": curve_shape(_random(curve, generator), match) for number in range(1, 1 + N_RANDOM)},
     }

@@ -10,14 +10,14 @@ from pydantic import Field
 
 from widthwise.config_io import to_data
 from widthwise.data.extras import require
-from widthwise.experiments.discovery.method import Method, Task, check_uniform, sizes_of
+from widthwise.experiments.discovery.method import Method, Task, sizes_of
 from widthwise.files import read_json_mapping, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.discovery import Curve, Found, Stage
 from widthwise.records.record import Record, finite
 from widthwise.run_dir import RunDir
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, Relay
 
 TRIALS = "trials.json"
 CURVES = ("widths", "hidden")
@@ -62,7 +62,6 @@ class SurrogateMethod(Method):
     are changed here too."""
 
     def check(self, task: Task) -> None:
-        check_uniform(task.base)
         require("optuna", "sweep")
         flat = dict.fromkeys(self._names, 1.0)
         self._recipe(task, flat).check()
@@ -151,20 +150,15 @@ class SurrogateMethod(Method):
         return stages
 
 
-class _Watch(Silence):
+class _Watch(Relay):
     """Gives a trial up where its loss is above the median of others at that step."""
 
     def __init__(self, observer: Observer, seen: dict[str, float], before: Sequence[Trial]):
-        self._observer, self._seen, self._before = observer, seen, before
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._observer.starting(name, step, n_steps)
-
-    def step_done(self, step: int) -> None:
-        self._observer.step_done(step)
+        super().__init__(observer)
+        self._seen, self._before = seen, before
 
     def record(self, record: dict[str, Any]) -> None:
-        self._observer.record(record)
+        super().record(record)
         if record["event"] != "validation":
             return
         step, loss = str(record["step"]), float(record["loss"])

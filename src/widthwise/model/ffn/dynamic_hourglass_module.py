@@ -89,7 +89,7 @@ class DynamicHourglass(Hourglass, WidthChoosing):
         return whole_units(width, 0.0, self.config.n_blocks) * self.config.hidden_widths[0]
 
     def bucketed_units(self, width: Tensor, progress: Tensor) -> int:
-        """Whole blocks."""
+        """The units of the blocks that tokens pass: a block is computed for exactly those."""
         return int(self.used_units(width).sum())
 
     def computed_units(self, width: Tensor, progress: Tensor, is_compiled: bool) -> int:

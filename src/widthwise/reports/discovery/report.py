@@ -8,7 +8,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from widthwise.records.comparison import Comparison
-from widthwise.records.discovery import Discovery, Stage
+from widthwise.records.discovery import DISCOVERED, Discovery, Stage
 from widthwise.reports.discovery.tables import cost_table, growth_table, sentences, sizes_table
 from widthwise.reports.page.formats import clean, si
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, write_all
@@ -43,7 +43,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
             ("hidden", "hidden units"),
         )
     }
-    recipe = folder / "discovered.yaml"
+    recipe = folder / f"{DISCOVERED}.yaml"
     return render(
         "discovery/discovery.html",
         title=f"discovery for {clean(discovery.title)}",
@@ -56,7 +56,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         cost_table=None if comparison is None else cost_table(discovery, comparison),
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
         command=discovery.command,
-        recipes=[FoldedRecipe("discovered", str(recipe.name), recipe.read_text())] if recipe.is_file() else [],
+        recipes=[FoldedRecipe(DISCOVERED, str(recipe.name), recipe.read_text())] if recipe.is_file() else [],
     )
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Iterator
 
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.discovery import Discovery, LayerSizes
+from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, counted, fixed, interval, ratio, shown, si, signed
 from widthwise.reports.page.table import Table
 
-FOUND = "discovered"
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
 METHODS = {
     "growing": "grown where it gained most",
@@ -32,7 +31,7 @@ def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
     """Every rival with its loss and what it cost, the search included in what was found."""
     rows = []
     for variant in comparison.variants:
-        flops, search = _flops(variant), discovery.found.flops if variant.name == FOUND else 0.0
+        flops, search = _flops(variant), discovery.found.flops if variant.name == DISCOVERED else 0.0
         own = [si(flops), si(search) if search else "", si(None if flops is None else flops + search)]
         difference = variant.difference
         apart = (
@@ -74,7 +73,7 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
     )
     if comparison:
         told = {line.split()[0]: line for line in comparison.sentence.splitlines() if line}
-        yield from (told[name] for name in (FOUND,) if name in told)
+        yield from (told[name] for name in (DISCOVERED,) if name in told)
 
 
 def _in_trainings(flops: float, comparison: Comparison | None) -> str:

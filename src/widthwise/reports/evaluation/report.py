@@ -85,7 +85,7 @@ class _Group:
 
     name: str
     arrow: str
-    """Where better is."""
+    """Up where a higher number is better, down where a lower one is."""
     n_columns: int
 
 

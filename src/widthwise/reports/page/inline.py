@@ -82,7 +82,9 @@ def _axis(axes: Axes, name: str) -> dict[str, Any]:
     decimal logarithms.
     """
     axis: Axis = getattr(axes, f"{name}axis")
-    size = axes.get_figure().get_size_inches() * 72  # type: ignore[union-attr]
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    size = figure.get_size_inches() * 72
     box = axes.get_position()
     ends = (box.x0 * size[0], box.x1 * size[0]) if name == "x" else ((1 - box.y0) * size[1], (1 - box.y1) * size[1])
     is_log = axis.get_scale() == "log"

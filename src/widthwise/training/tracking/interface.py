@@ -40,9 +40,9 @@ class Tracker(ABC):
     """One run in one program. Whatever goes wrong is raised; the run goes on without the tracker then."""
 
     module: ClassVar[str]
-    """What it imports."""
+    """Name of the Python module of the program, which is imported when it is first needed."""
     extra: ClassVar[str]
-    """The extra that installs that."""
+    """Name of the extra that installs that module."""
 
     id: str
     """What it calls the run, by which it finds it again."""
@@ -53,7 +53,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, step: int, values: Values) -> None:
-        """Takes one record."""
+        """Takes the numbers of one record of metrics.jsonl. step: of the record."""
 
     def rewind(self, step: int) -> None:  # noqa: B027 (most cannot take anything back)
         """The run goes back to a step: later values are void, if they can still be withdrawn."""

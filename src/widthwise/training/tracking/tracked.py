@@ -13,7 +13,7 @@ from widthwise.files import read_json_mapping, read_text, write_atomic
 from widthwise.records.run import REWOUND
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent
-from widthwise.training.observer import Observer, Silence
+from widthwise.training.observer import Observer, Relay, Silence
 from widthwise.training.tracking.interface import TrackedRun, Tracker, values_of
 from widthwise.training.tracking.mlflow_tracker import MLflowTracker
 from widthwise.training.tracking.tensorboard_tracker import TensorBoardTracker
@@ -54,22 +54,23 @@ def tracked(observer: Observer | None, names: Sequence[str]) -> Iterator[Observe
             each.close()
 
 
-class _Tracked:
-    """An observer that passes everything on to another one."""
+class _Tracked(Relay):
+    """Shows what another observer shows, and sends records to trackers."""
 
     def __init__(self, observer: Observer, names: Sequence[str], family: "list[_Tracked]"):
         """family: all observers of the same command, each of which looks after one run at a time."""
-        self._observer, self._names, self._family = observer, names, family
+        super().__init__(observer)
+        self._names, self._family = names, family
         self._followers: list[_Follower] = []
         family.append(self)
 
     def opened(self, run: Path) -> None:
-        self._observer.opened(run)
+        super().opened(run)
         self.close()
         self._followers = [_Follower(name, run, self.message) for name in self._names]
 
     def record(self, record: dict[str, Any]) -> None:
-        self._observer.record(record)
+        super().record(record)
         for each in self._followers:
             each.take([record])
 
@@ -77,27 +78,6 @@ class _Tracked:
         followers, self._followers = self._followers, []
         for each in followers:
             each.close()
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        self._observer.preparing(stage, n_bytes, n_bytes_total)
-
-    def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
-        self._observer.working(stage, n_done, n_total, unit)
-
-    def busy(self, what: str) -> None:
-        self._observer.busy(what)
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self._observer.starting(name, step, n_steps)
-
-    def step_done(self, step: int) -> None:
-        self._observer.step_done(step)
-
-    def remaining(self, seconds: float) -> None:
-        self._observer.remaining(seconds)
-
-    def message(self, text: str) -> None:
-        self._observer.message(text)
 
     def beside(self) -> "_Tracked":
         return _Tracked(self._observer.beside(), self._names, self._family)

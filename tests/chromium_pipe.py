@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+IN_CHROMIUM = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
+    ),
+]
+"""Marks of tests in a browser."""
 FLAGS = [
     "--headless",
     "--no-sandbox",
