@@ -7,7 +7,8 @@ import typer
 
 from widthwise.bundled import recipe_name
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import progress_console, say, say_json, table_console
+from widthwise.cli.terminal import say, say_json, table_console
+from widthwise.cli.track import TrackOption, training_progress
 from widthwise.cli.workers import JobsOption, jobs_asked
 
 
@@ -37,6 +38,7 @@ def discover(
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder; default: runs/RECIPE-discovery.")] = None,
     jobs: JobsOption = "auto",
+    track: TrackOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be searched, and train nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the discovery as JSON.")] = False,
 ) -> None:
@@ -46,7 +48,6 @@ def discover(
 
     Example: `widthwise discover configs/small.yaml --method growing --seed 1 --seed 2 --seed 3`
     """
-    from widthwise.cli.progress import shown_progress
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.discovery.discover import COMPARISON, plan_discovery, plan_of_rivals
     from widthwise.experiments.discovery.discover import discover as search
@@ -68,7 +69,7 @@ def discover(
         )
         return
     comparison: Comparison | None = None
-    with shown_progress(progress_console()) as observer:
+    with training_progress(track) as observer:
         alone = Jobs.of([plan.task.base], 1, 1)
         with alone.threads():
             discovery = search(plan, folder, observer, command_line())

@@ -54,6 +54,18 @@ class Curve(Record):
     attention: Sequence[float] | None = None
     hidden: Sequence[float] | None = None
 
+    @property
+    def n_kinds(self) -> int:
+        """How many kinds of sizes were searched: one leaves nothing to divide differently between kinds."""
+        others = (self.attention, self.hidden)
+        return (len(set(self.widths)) > 1) + sum(points is not None for points in others)
+
+    def even(self) -> "Curve":
+        """The mean of each list in all layers."""
+        return Curve(
+            **{name: points and [sum(points) / len(points)] * len(points) for name, points in self.to_data().items()}
+        )
+
     def reversed(self) -> "Curve":
         """The last layer first."""
         return Curve(**{name: points and points[::-1] for name, points in self.to_data().items()})

@@ -39,6 +39,7 @@ GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3}
 
 
 def plan(folder: Path, method: dict[str, Any], recipe: dict[str, Any] | None = None, **options: Any):
+    folder.mkdir(exist_ok=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump({**(recipe or RECIPE), "discover": {"method": method, "seeds": [1, 2]}}))
     return plan_discovery(path, **options)
@@ -106,11 +107,21 @@ class TestGrowing:
 
     def test_rivals_have_the_budget_of_what_was_found(self, grown):
         rivals = plan_of_rivals(grown[0] / "out")
-        assert list(rivals.recipes) == ["uniform", "x", "diamond", "discovered", "reversed", "random_1", "random_2"]
+        assert list(rivals.recipes) == [
+            "uniform",
+            "x",
+            "diamond",
+            "discovered",
+            "even",
+            "reversed",
+            "random_1",
+            "random_2",
+        ]
         budget = matched_quantity(rivals.recipes["uniform"], "params")
         for recipe in rivals.recipes.values():
             assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
         widths = {name: recipe.explicit_model.widths for name, recipe in rivals.recipes.items()}
+        assert max(widths["even"]) - min(widths["even"]) <= 1
         # Balanced rounding may move a layer by a channel.
         assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
 
@@ -123,6 +134,7 @@ def test_learned_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
     assert [layer.hidden for layer in first.layers] == [144] * 3
     assert all(layer.hidden < 144 for layer in last.layers)
     assert curve.hidden == pytest.approx([layer.hidden / 72 for layer in last.layers])
+    assert "even" not in plan_of_rivals(tmp_path / "out").recipes  # it would be the uniform model
 
 
 class TestSurrogate:
@@ -147,6 +159,17 @@ class TestSurrogate:
         assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
         assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * SEQ_LEN for trial in trials)
         assert discovery.found.stages[-1].loss == best["losses"]["6"]
+
+    def test_matrices_of_smaller_models_learn_at_the_rate_that_mup_gives_them(self, tmp_path):
+        """Their rate is lr / width_multiplier, and so that of the recipe times 24 / 16."""
+        found(tmp_path, {**self.METHOD, "n_trials": 1})
+        tried = load_recipe(tmp_path / "out" / "search" / "trial-001" / "config.yaml").explicit_model
+        assert tried.init.width_multiplier == pytest.approx(16 / 24)
+        assert tried.logit_multiplier == pytest.approx(24 / 16)
+        asked = {"model": {"d_model": 16, "init": {"width_multiplier": 3}}}
+        found(tmp_path / "asked", {**self.METHOD, "n_trials": 1, "smaller": asked})
+        tried = load_recipe(tmp_path / "asked" / "out" / "search" / "trial-001" / "config.yaml").explicit_model
+        assert tried.init.width_multiplier == 3
 
     def test_a_trial_above_the_median_is_given_up(self, tmp_path):
         found(tmp_path, {**self.METHOD, "n_trials": 6})

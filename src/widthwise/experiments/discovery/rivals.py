@@ -13,8 +13,10 @@ N_RANDOM = 2
 def rivals(curve: Curve, match: Match, seed: int) -> dict[str, dict[str, Any]]:
     """Variant -> its changes to the recipe of the uniform model, which is the first.
 
-    `reversed` is what was found with the last layer first: whether the order of layers matters. The sizes of `random`
-    ones are spread as much as those that were found, but lie anywhere along the depth.
+    `even` has what was found on average in all layers: whether it is the profile that helps, or how much attention has
+    in relation to the feed-forward. `reversed` has the last layer first: whether the order of layers matters. The sizes
+    of `random` ones are spread as much as those that were found, but lie anywhere along the depth. Where only one kind
+    of size was searched, `even` would be the uniform model, and is left out.
     """
     generator = np.random.default_rng(seed)
     solved = {"match": match, "rounding": "balanced"}
@@ -22,6 +24,7 @@ def rivals(curve: Curve, match: Match, seed: int) -> dict[str, dict[str, Any]]:
         "x": {"kind": "x", **solved},
         "diamond": {"kind": "diamond", **solved},
         DISCOVERED: curve_shape(curve, match),
+        **({"even": curve_shape(curve.even(), match)} if curve.n_kinds > 1 else {}),
         "reversed": curve_shape(curve.reversed(), match),
         **{f"random_{number}": curve_shape(_random(curve, generator), match) for number in range(1, 1 + N_RANDOM)},
     }

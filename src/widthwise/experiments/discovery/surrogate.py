@@ -17,6 +17,7 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.discovery import Curve, Found, Stage
 from widthwise.records.record import Record, finite
 from widthwise.run_dir import RunDir
+from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer, Relay
 
 TRIALS = "trials.json"
@@ -58,8 +59,8 @@ class SurrogateMethod(Method):
     n_warmup_trials: pydantic.PositiveInt = 5
     """Trials before any is given up."""
     smaller: dict[str, Any] = Field(default_factory=dict)
-    """Changes to the recipe for the models of the study, as {model: {d_model: 48}}. Learning rates stay, unless they
-    are changed here too."""
+    """Changes to the recipe for the models of the study, as {model: {d_model: 48}}. What learning rates and initial
+    weights of the recipe become at another d_model follows from muP; what is changed here stays as it is said."""
 
     def check(self, task: Task) -> None:
         require("optuna", "sweep")
@@ -119,7 +120,9 @@ class SurrogateMethod(Method):
     def _recipe(self, task: Task, points: dict[str, float]) -> Recipe:
         shape = {"kind": "curve", "match": task.match, "rounding": "balanced", **self._curve(points).to_data()}
         data = merge(to_data(task.base), {"train": {"steps": task.steps}})
-        return parse_recipe(merge(merge(data, self.smaller), {"model": {"shape": shape}}), "discover.method.smaller")
+        d_model = self.smaller.get("model", {}).get("d_model", task.template.d_model)
+        data = merge(merge(data, at_d_model(task.template, d_model)), self.smaller)
+        return parse_recipe(merge(data, {"model": {"shape": shape}}), "discover.method.smaller")
 
     def _tried(
         self, task: Task, points: dict[str, float], before: Sequence[Trial], folder: Path, observer: Observer
@@ -148,6 +151,19 @@ class SurrogateMethod(Method):
                 layers = [sizes_of(layer) for layer in model.layers]
                 stages.append(Stage(step=step, layers=layers, cost=task.cost(model), loss=best))
         return stages
+
+
+def at_d_model(template: ModelTemplate, d_model: Any) -> dict[str, Any]:
+    """Changes to a recipe with which one learning rate suits both the d_model of the template and another, by muP: the
+    multipliers of hidden matrices and logits follow the width. Source: Yang et al. 2022, arXiv:2203.03466, table 8.
+
+    A d_model that is no size changes nothing; the recipe refuses it.
+    """
+    if not isinstance(d_model, int) or d_model < 1 or d_model == template.d_model:
+        return {}
+    ratio = d_model / template.d_model
+    init = {"width_multiplier": template.init.width_multiplier * ratio}
+    return {"model": {"init": init, "logit_multiplier": template.logit_multiplier / ratio}}
 
 
 class _Watch(Relay):
