@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
-from fake_comparison import token_widths, write_comparison
+from fake_comparison import token_widths, write_full_comparison
 from fake_discovery import write_discovery
 from fake_evaluation_table import write_evaluation_table
 from fake_family import write_family
@@ -26,7 +26,7 @@ def _analysis(folder: Path) -> Path:
 
 
 BUILDERS: Mapping[str, Callable[[Path], Path]] = {
-    "comparison.json": write_comparison,
+    "comparison.json": write_full_comparison,
     "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
     "scaling.json": write_scaling,
     "analysis.json": _analysis,
@@ -124,3 +124,13 @@ def test_the_main_table_has_room_on_a_small_laptop(browser: Page, report: Path) 
     browser.open(report, 1280)
     hidden = "[...document.querySelectorAll('#results .scroll')].map(each => each.scrollWidth - each.clientWidth)"
     assert all(n_pixels == 0 for n_pixels in browser.evaluate(hidden))
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_interval_of_a_main_table_breaks(browser: Page, report: Path, width: int) -> None:
+    browser.open(report, width)
+    lines = "(each => Math.round(each.offsetHeight / parseFloat(getComputedStyle(each).lineHeight)))"
+    n_lines = browser.evaluate(
+        f"[...document.querySelectorAll('td small')].filter(each => / to /.test(each.textContent)).map{lines}"
+    )
+    assert set(n_lines) <= {1}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_comparison import estimate, write_comparison
+from fake_comparison import at_equal_loss, estimate, write_comparison
 from page_section import section
 
 from widthwise.config_io import UserError
@@ -18,17 +18,6 @@ from widthwise.reports.comparison.report import write_comparison_report
 
 TOKENS = [2e6, 8e6, 16e6, 25e6]
 UNKNOWN = {"mean": None, "per_seed": [None, None]}
-
-
-def at_equal_loss(**changes: Any) -> dict[str, Any]:
-    found = {
-        "n_reached": 2,
-        "tokens": estimate(20.5e6, 1e6),
-        "training_flops": estimate(4.5e15, 1e14),
-        "tokens_ratio": estimate(0.8125, 0.03),
-        "training_flops_ratio": estimate(0.875, 0.04),
-    }
-    return found | changes
 
 
 WORSE = at_equal_loss(n_reached=0, tokens=UNKNOWN, training_flops=UNKNOWN, tokens_ratio=estimate(1.25, 0.1))

@@ -11,7 +11,7 @@ from widthwise.records.comparison import Compared, Comparison, Variant
 from widthwise.records.estimate import NO_VERDICT, TIE_MARGIN
 from widthwise.records.family import Family
 from widthwise.records.quantities import QUANTITIES, QUANTITY
-from widthwise.records.quantity import Quantity
+from widthwise.records.quantity import OfModel, Quantity
 from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import MISSING, TIMES, capital, clean, counted, interval, percentage, shown
 
@@ -128,13 +128,43 @@ class MainRow:
     verdict_class: str
 
 
-def main_row(variant: Variant, comparison: Compared, swatch: Markup) -> MainRow:
-    """The cells with their columns, and the verdict."""
+@dataclass(frozen=True)
+class MainTable:
+    """The main table on a page, or one of the two into which it is divided."""
+
+    caption: str
+    columns: list[tuple[int, Quantity]]
+    """Each with the number of its note."""
+    rows: list[MainRow]
+
+
+def main_tables(comparison: Compared, caption: str, swatches: Sequence[Markup]) -> list[MainTable]:
+    """What a page shows: columns that were asked for in one table, otherwise a table of losses and one of costs.
+
+    All of the usual columns side by side would be wider than most windows. swatches: one for each variant. None where
+    there is no variant.
+    """
+    columns = list(enumerate(main_columns(comparison), start=1))
+    losses = [each for each in columns if comparison.columns is not None or not _is_of_cost(each[1])]
+    costs = [each for each in columns if each not in losses]
+    rows = list(zip(comparison.variants, swatches, strict=True))
+    return [
+        MainTable(title, own, [_row(variant, comparison, own, swatch) for variant, swatch in rows])
+        for title, own in ((caption, losses), ("What each costs", costs))
+        if own and rows
+    ]
+
+
+def _is_of_cost(quantity: Quantity) -> bool:
+    return isinstance(quantity, OfModel) or quantity.is_cost or quantity.is_speed
+
+
+def _row(variant: Variant, comparison: Compared, columns: Sequence[tuple[int, Quantity]], swatch: Markup) -> MainRow:
     verdict = shown_verdict(variant)
     return MainRow(
         clean(variant.name),
         swatch,
-        list(zip(main_columns(comparison), cells(variant, comparison))),
+        [(quantity, _cell(quantity, variant, comparison)) for _, quantity in columns],
         _VERDICT_SIGNS.get(verdict, "") + verdict,
         verdict.replace(" ", "-"),
     )

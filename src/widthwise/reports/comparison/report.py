@@ -65,12 +65,14 @@ def _page(comparison: Comparison, runs: Mapping[str, Sequence[Run]], searched: S
         title=f"{comparison.title} · widthwise comparison",
         comparison=comparison,
         has_intervals=main_table.has_intervals(comparison),
-        mean_over=f"mean over {counted(len(comparison.seeds), 'seed')}{_measured_on(results)}",
         data_table=data_table({name: own[0] for name, own in runs.items()}),
         question=_question(comparison),
         confidence=percentage(comparison.confidence),
-        columns=main_table.main_columns(comparison),
-        rows=[main_table.main_row(variant, comparison, swatch(chosen[variant.name])) for variant in variants],
+        tables=main_table.main_tables(
+            comparison,
+            f"Each variant, mean over {counted(len(comparison.seeds), 'seed')}{_measured_on(results)}",
+            [swatch(chosen[variant.name]) for variant in variants],
+        ),
         notes=main_table.notes(comparison),
         widths=panels(
             width_figures({variant.name: variant.cost for variant in variants}, chosen, used_widths(results))

@@ -51,8 +51,9 @@ def _page(folder: Path, family: Family) -> str:
         size_table=size_table(family),
         confidence=percentage(family.confidence),
         has_intervals=main_table.has_intervals(family),
-        columns=main_table.main_columns(family),
-        rows=[main_table.main_row(each, family, swatch(_style(each, family, chosen))) for each in family.variants],
+        tables=main_table.main_tables(
+            family, "Each model, mean over seeds", [swatch(_style(each, family, chosen)) for each in family.variants]
+        ),
         notes=main_table.notes(family),
         equal_loss=equal_loss_section(family, styles([size.name for size in family.sizes])),
         member_table=member_table(family),
