@@ -376,3 +376,17 @@ def test_muon_reads_back_equal():
 def test_mistakes_are_named(override, message):
     with pytest.raises(UserError, match=f"^recipe: {message}"):
         tiny_recipe(override)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AdamWConfig(lr=0.004, lr_factors={"final": 2.0}),
+        MuonConfig(lr=0.02, adamw=AdamWConfig(lr=0.004, lr_factors={"final": 2.0})),
+    ],
+)
+def test_a_part_that_is_no_hidden_matrix_is_given_a_rate_in_either_optimizer(config):
+    changed = config.with_rate_of("embedding", 0.05)
+    adamw = changed.adamw if isinstance(changed, MuonConfig) else changed
+    assert adamw.lr * adamw.lr_factors["embedding"] == pytest.approx(0.05)
+    assert adamw.lr_factors["final"] == 2.0

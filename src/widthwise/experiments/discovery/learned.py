@@ -18,8 +18,8 @@ from widthwise.training.observer import Observer
 
 
 class LearnedMethod(Method):
-    """One model whose layers begin with more hidden units than the uniform one has, and give up those that are worth
-    least, until on average they use as many.
+    """One model whose layers have more hidden units than the uniform one, begin with the use of as many, and trade
+    them: a price keeps the mean where it is.
 
     A layer has one width for all tokens: a dynamic width whose score is constant. Stream and heads stay uniform.
     """
@@ -31,6 +31,9 @@ class LearnedMethod(Method):
     """The fewest that it may use, over those it could."""
     rate: Annotated[float, Field(gt=0)] = 0.03
     """By how much the price of a unit rises in a step while the mean is above its target."""
+    width_lr: Annotated[float, Field(gt=0)] = 0.05
+    """Learning rate of what the widths follow from, a number a layer of whose sigmoid they are. In a search of a few
+    hundred steps the rate of the other weights would hardly move it."""
 
     def check(self, task: Task) -> None:
         ffn = task.template.ffn
@@ -50,9 +53,8 @@ class LearnedMethod(Method):
         widths, uniform = result.token_widths, sizes_of(task.base.explicit_model.layers[0])
         assert widths is not None
         layers = [uniform.with_changes(hidden=each.mean * each.d_ff) for each in widths.layers]
-        first = [uniform.with_changes(hidden=each.d_ff) for each in widths.layers]
         stages = [
-            Stage(step=0, layers=first, cost=task.cost(recipe.explicit_model)),
+            Stage(step=0, layers=[uniform] * len(layers), cost=task.budget),
             Stage(step=task.steps, layers=layers, cost=self._cost(task, layers), loss=result.val_loss),
         ]
         curve = task.curve(layers).with_changes(attention=None)
@@ -66,11 +68,13 @@ class LearnedMethod(Method):
             multiple_of=ffn.multiple_of,
             score=ConstScoreConfig(),
             min_fraction=self.min_fraction,
+            start=(1 / self.room - self.min_fraction) / (1 - self.min_fraction),
         )
         budget = LagrangianBudget(target=1 / self.room, rate=self.rate)
         model = task.template.model_copy(update={"ffn": dynamic})
         train = checked_copy(task.base.train, "train", steps=task.steps, width_budget=budget)
-        return checked_copy(task.base, "recipe", model=model, train=train)
+        optimizer = task.base.optimizer.with_rate_of("ffn.bias", self.width_lr)
+        return checked_copy(task.base, "recipe", model=model, train=train, optimizer=optimizer)
 
     def _cost(self, task: Task, layers: list[LayerSizes]) -> float:
         """That of a model whose layers have only the hidden units they use."""
