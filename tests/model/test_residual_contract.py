@@ -13,7 +13,6 @@ from widthwise.config_io import UserError, checked_copy, parse, to_data
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.describe import expansions
 from widthwise.growth.pad import Multiples, pad_plan
-from widthwise.growth.plan.model_plan import plan_growth
 from widthwise.interop.hf_export import hf_config
 from widthwise.model.decoder import Decoder
 from widthwise.model.kinds import kind_of, load_plugins
@@ -23,6 +22,7 @@ from widthwise.model.residual.interface import RESIDUALS, SlotLayout
 D_MODEL = 20
 OPTIONS = {
     "plain": [{}, {"resize": "zero"}, {"resize": "projection", "multiplier": 0.22}, {"resize": "full_projection"}],
+    "learned_prefix": [{}, {"min_fraction": 0.3, "start": 0.4, "multiplier": 0.22}],
     "hyper_connections": [
         {"slot_width": 4},
         {"n_fractions": 5, "n_slots": 11, "embedding": "expand", "multiplier": 0.22},
@@ -37,6 +37,7 @@ OPTIONS = {
         {"n_slots": 11, **AS_IN_THE_PAPERS, "dynamic": False},
     ],
 }
+UNKNOWN = "residual: growth does not know"
 SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
 """Widths of the stream as it arrives, of what a sublayer reads and of what it writes, in a variant's quanta."""
 
@@ -59,7 +60,7 @@ def make(data: dict):
 
 def shape_for(data: dict, shape: str) -> str:
     """A shape whose layers can share the residual."""
-    return "uniform" if data.get("writes") == "own" else shape
+    return "uniform" if data["kind"] == "learned_prefix" or data.get("writes") == "own" else shape
 
 
 def fill(module: torch.nn.Module) -> torch.nn.Module:
@@ -251,20 +252,26 @@ class TestModel:
         old = config("uniform", residual=data)
         n_blocks = D_MODEL // old.residual.slot_shape(D_MODEL)[1]
         wider = widen_stream(old, 3 * n_blocks)
-        plan = planned_unless_refused(wider, old, "residual.", "d_model: ")
+        plan = planned_unless_refused(wider, old, "residual.", "d_model: ", UNKNOWN)
         if plan is not None:
             assert_preserved(plan)
             assert_preserved(bake_plan(plan.new))
             assert expansions(plan)
 
-    def test_an_added_layer_preserves_the_function(self, data):
+    def test_an_added_layer_preserves_the_function_of_a_residual_that_says_how_it_grows(self, data):
         old = config("uniform", residual=data)
-        assert_preserved(plan_growth(old, *add_layers(old, [2])))
+        plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN)
+        assert (plan is None) == (old.residual.layout is None)
+        if plan is not None:
+            assert_preserved(plan)
 
     def test_padding_the_stream_is_refused_or_preserves_the_function(self, data):
         old = config("uniform", residual=data)
         if isinstance(old.residual.layout, SlotLayout):
             with pytest.raises(UserError, match=rf"^d_model: cannot be padded .*{old.residual.kind}"):
+                pad_plan(old, Multiples(d_model=16))
+        elif old.residual.layout is None:
+            with pytest.raises(UserError, match=f"^{UNKNOWN}"):
                 pad_plan(old, Multiples(d_model=16))
         else:
             plan = pad_plan(old, Multiples(d_model=16))

@@ -59,6 +59,9 @@ class ModelConfig(Config):
         widths = [width for layer in self.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
         with mistakes_at("residual"):
             residual.check_widths(d_model, widths)
+        for name, layer in self.named_layers():
+            with mistakes_at(name):
+                residual.check_layer(layer)
         n_columns = residual.embedding_width(d_model)
         if self.tie_embeddings and n_columns != d_model:
             raise ValueError(

@@ -27,6 +27,7 @@ def _same(value: Tensor) -> Tensor:
 
 REPORTED = {
     "width_fraction": _Reported("width_fraction", Tensor.mean, _same),
+    "prefix_fraction": _Reported("prefix_fraction", Tensor.mean, _same),
     "expert_load": _Reported("expert_load_max", _same, Tensor.max),
     "balance_loss": _Reported("balance_loss", _same, _same),
     "router_z_loss": _Reported("router_z_loss", _same, _same),
@@ -61,6 +62,10 @@ class ChoiceMeans:
             for name in (name for name in REPORTED if name in chosen):  # in one order in all processes
                 value = n_sequences * REPORTED[name].of_pass(chosen[name].detach())
                 sums[name] = sums[name] + value if name in sums else value
+
+    def means(self) -> list[dict[str, Tensor]]:
+        """The means of all choices of each layer."""
+        return [{name: value / self._n_sequences for name, value in sums.items()} for sums in self._sums]
 
     def by_layer(self, name: str) -> list[Tensor | None]:
         """The mean of a choice in each layer; None in a layer that does not make it."""

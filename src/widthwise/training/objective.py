@@ -11,9 +11,9 @@ from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.kernels import Teacher
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
-from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.dynamic_modules import width_fractions
+from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.priced_layers import has_price, priced_layers
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
@@ -24,13 +24,13 @@ class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers. A budget waits until growth lets tokens choose.
+    layers, or a residual that learns widths. A budget waits until growth lets tokens choose.
     """
 
     def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
         budget, nested = config.width_budget, config.nested
         self.z_loss, self.pull = config.z_loss, None if nested is None else nested.pull
-        self._budget = None if budget is None or not chooses_width(model) else WidthBudget(budget, model, device)
+        self._budget = None if budget is None or not has_price(model) else WidthBudget(budget, model, device)
         self._nested = None if nested is None else NestedPasses(nested, model)
 
     def draw_passes(self) -> Sequence[float | None]:
@@ -56,7 +56,7 @@ class Objective:
     def end_step(self, choices: ChoiceMeans) -> None:
         """Takes in what the layers chose over the whole batch."""
         if self._budget is not None:
-            self._budget.end_step(choices.by_layer("width_fraction"))
+            self._budget.end_step(self._budget.used(choices.means()))
 
     def state(self) -> list[float]:
         """The state that a checkpoint keeps. Waits for the device."""
@@ -95,7 +95,8 @@ class WidthBudget:
 
     def __init__(self, config: WidthBudgetConfig, model: ModelConfig, device: torch.device):
         self.config = config
-        shares = torch.tensor(flops_shares(dynamic_layers(model)), dtype=torch.float64, device=device)
+        self._layers = priced_layers(model)
+        shares = torch.tensor(flops_shares(self._layers), dtype=torch.float64, device=device)
         self._shares = shares
         self._averages = torch.diag(torch.ones_like(shares)) if config.is_layerwise else shares[None]
         """(n_terms, n_layers), from the means of the layers to the means of the terms."""
@@ -105,13 +106,17 @@ class WidthBudget:
 
     def term(self, choices: Sequence[Choices]) -> Tensor:
         """What joins the objective of a forward pass: a scalar with the gradient of the layers' fractions."""
-        fractions = width_fractions(choices)
+        fractions = self.used(choices)
         means = torch.stack([fraction.mean() for fraction in fractions]).double()
         term = self._weights @ self.config.term(self._averages @ means, self.prices)
         if self.config.spread:
             variances = torch.stack([fraction.var(correction=0) for fraction in fractions]).double()
             term = term - self.config.spread * (self._shares @ variances)
         return term
+
+    def used(self, choices: Sequence[Choices]) -> list[Tensor]:
+        """The fraction that each priced layer uses. choices: those of all layers, or their means."""
+        return [layer.used(choices[layer.index]) for layer in self._layers]
 
     def state(self) -> list[float]:
         """The prices, as a checkpoint keeps them. Waits for the device."""
@@ -124,16 +129,15 @@ class WidthBudget:
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:
-        """What a training record says. width_price: the price of the next step, or one for each dynamic layer."""
+        """What a training record says. width_price: the price of the next step, or one for each priced layer."""
         if not self.config.has_price:
             return {}
         prices = self.state()
         return {"width_price": prices if self.config.is_layerwise else prices[0]}
 
-    def end_step(self, means: Sequence[Tensor | None]) -> None:
-        """Moves the prices. means: each layer's mean fraction over the whole batch; None for a layer without one."""
-        dynamic = torch.stack([mean for mean in means if mean is not None]).double()
-        self.prices = self.config.next_price(self._averages @ dynamic, self.prices)
+    def end_step(self, means: Sequence[Tensor]) -> None:
+        """Moves the prices. means: each priced layer's mean fraction over the whole batch."""
+        self.prices = self.config.next_price(self._averages @ torch.stack(list(means)).double(), self.prices)
 
 
 class NestedPasses:

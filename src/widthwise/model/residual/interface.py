@@ -14,6 +14,7 @@ from widthwise.model.norm import NormConfig
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from widthwise.model.layer import LayerConfig
     from widthwise.model.residual.interface_module import Exit, Site
 
 Stream = Any
@@ -64,6 +65,9 @@ class ResidualConfig(Config, ABC):
     def check_widths(self, d_model: int, widths: Sequence[int]) -> None:
         """Raises ValueError if layers of these widths cannot use this residual."""
 
+    def check_layer(self, layer: "LayerConfig") -> None:
+        """Raises ValueError if a layer has a part that cannot work with this residual."""
+
     @abstractmethod
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         """Cost of one site; arguments as in `build`."""
@@ -75,6 +79,11 @@ class ResidualConfig(Config, ABC):
     @abstractmethod
     def build(self, d_before: int, d_read: int, d_write: int) -> "Site":
         """A site whose stream arrives d_before wide, and whose sublayer reads d_read coordinates and writes d_write."""
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of a site that the two sites of a layer have in common."""
+        return 0
 
     @abstractmethod
     def embedding_width(self, d_model: int) -> int:

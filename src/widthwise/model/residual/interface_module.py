@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from widthwise.model.ffn.interface_module import Choices
+
 if TYPE_CHECKING:
     from widthwise.model.residual.interface import Stream
 
@@ -15,6 +17,13 @@ class Site(nn.Module, ABC):
     def take_place(self, index: int) -> None:
         """Is told how many sites come before it in the stream. Only what weights start at may depend on it."""
         return
+
+    def join(self, first: Any) -> None:
+        """Uses the parameters that a layer has once from the first site of its layer, if the variant has any."""
+
+    def choices(self) -> Choices:
+        """What the residual decided for the layer; see `model.ffn.interface_module`."""
+        return {}
 
     @abstractmethod
     def read(self, stream: "Stream") -> tuple[Tensor, Any]:

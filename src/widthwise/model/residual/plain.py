@@ -5,6 +5,7 @@ Eq. (1) of the variable-width paper. The stream is stored as its current prefix 
 parked, so that narrowing is a view and widening one concatenation.
 """
 
+from abc import ABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,13 +32,48 @@ def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
     return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})
 
 
-class PlainResidualConfig(ResidualConfig, ResidualTemplate):
+class PrefixResidual(ResidualConfig, ResidualTemplate, ABC):
+    """The ends of a stream that is one vector, whose first coordinates are the embedding and what the head reads."""
+
+    final_norm_spans_layer = True
+
+    def embedding_width(self, d_model: int) -> int:
+        return d_model
+
+    def entry_cost(self, d_model: int) -> Cost:
+        return Cost()
+
+    def build_entry(self, d_model: int) -> "PlainEntry":
+        from widthwise.model.residual.plain_module import PlainEntry
+
+        return PlainEntry()
+
+    def exit_cost(self, d_model: int) -> Cost:
+        return Cost()
+
+    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "PlainExit":
+        from widthwise.model.residual.plain_module import PlainExit
+
+        return PlainExit(d_model, width, norm)
+
+    def slot_shape(self, d_model: int) -> tuple[int, int]:
+        return 1, d_model
+
+    def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
+        return stream.carry_to(d_model).prefix[..., None, :]
+
+    def from_slots(self, slots: "Tensor") -> "Stream":
+        from widthwise.model.residual.plain_module import Stream
+
+        return Stream(slots.squeeze(-2))
+
+
+class PlainResidualConfig(PrefixResidual):
     """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
 
     It has no sizes, so one class is both template and resolved config.
     """
 
-    final_norm_spans_layer = True
     kept = ("resize",)
     is_sum = True
     kind: Literal["plain"] = "plain"
@@ -77,36 +113,6 @@ class PlainResidualConfig(ResidualConfig, ResidualTemplate):
         axes = projected(self.resize, d_before, d_read)
         projection = PROJECTIONS[self.projections]({"d_model": d_before}, axes) if axes else None
         return PlainResidual(RESIZES[self.resize](d_read, projection), d_write, self.multiplier)
-
-    def embedding_width(self, d_model: int) -> int:
-        return d_model
-
-    def entry_cost(self, d_model: int) -> Cost:
-        return Cost()
-
-    def build_entry(self, d_model: int) -> "PlainEntry":
-        from widthwise.model.residual.plain_module import PlainEntry
-
-        return PlainEntry()
-
-    def exit_cost(self, d_model: int) -> Cost:
-        return Cost()
-
-    def build_exit(self, d_model: int, width: int, norm: NormConfig) -> "PlainExit":
-        from widthwise.model.residual.plain_module import PlainExit
-
-        return PlainExit(d_model, width, norm)
-
-    def slot_shape(self, d_model: int) -> tuple[int, int]:
-        return 1, d_model
-
-    def to_slots(self, stream: "Stream", d_model: int) -> "Tensor":
-        return stream.carry_to(d_model).prefix[..., None, :]
-
-    def from_slots(self, slots: "Tensor") -> "Stream":
-        from widthwise.model.residual.plain_module import Stream
-
-        return Stream(slots.squeeze(-2))
 
     @property
     def layout(self) -> PrefixLayout:
