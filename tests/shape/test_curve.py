@@ -86,3 +86,38 @@ def test_widths_need_whole_heads_unless_attention_has_a_curve_of_its_own():
 def test_a_feed_forward_of_given_width_has_no_curve():
     with pytest.raises(UserError, match=r"shape.hidden: needs ffn.ratio, not ffn.d_ff"):
         resolved(curve(widths=[1, 2], hidden=[1, 2]), ffn={"kind": "swiglu", "d_ff": 64})
+
+
+HOURGLASS = {"kind": "hourglass", "ratio": 0.5, "n_blocks": 3}
+
+
+def test_blocks_are_whole_and_at_least_one():
+    config = resolved(curve(widths=[1, 1], blocks=[0.1, 2]), ffn=HOURGLASS)
+    factors = np.linspace(0.1, 2, 7)
+    assert [len(layer.ffn.hidden_widths) for layer in config.layers] == [max(1, round(3 * f)) for f in factors]
+    # Each block is as wide as the rule makes it: the curve says how many there are.
+    assert {width / layer.d_model for layer in config.layers for width in layer.ffn.hidden_widths} == {0.5}
+    assert config.cost().params == pytest.approx(resolved(ffn=HOURGLASS).cost().params, rel=0.01)
+
+
+def test_hidden_widths_of_blocks_have_a_curve_beside_that_of_their_number():
+    config = resolved(curve(widths=[1, 1], hidden=[2, 1], blocks=[1, 2], quantum=6), ffn=HOURGLASS)
+    for layer, hidden, blocks in zip(config.layers, np.linspace(2, 1, 7), np.linspace(1, 2, 7)):
+        assert layer.ffn.hidden_widths == (round(0.5 * hidden * layer.d_model),) * round(3 * blocks)
+
+
+def test_only_an_hourglass_has_blocks():
+    with pytest.raises(UserError, match=r"shape\.blocks: feed-forward kind 'swiglu' has no blocks for a curve"):
+        resolved(curve(widths=[1, 2], blocks=[1, 2]))
+
+
+@pytest.mark.parametrize(("n_layers", "depth", "n_uniform"), [(7, 1.4, 5), (7, 0.5, 14), (12, 1.3333, 9), (3, 30, 1)])
+def test_a_deeper_curve_costs_what_fewer_layers_of_the_uniform_model_cost(n_layers, depth, n_uniform):
+    shape = curve(widths=[1, 1.2], depth=depth, quantum=1, attention=[1, 1])
+    fine = {"head_dim": 2}
+    config = resolved(shape, n_layers=n_layers, attention=fine)
+    uniform = resolved(n_layers=n_uniform, attention=fine)
+    assert config.n_layers == n_layers
+    assert of_layers(config, "params") == pytest.approx(of_layers(uniform, "params"), rel=0.01)
+    template = parse(ModelTemplate, BASE | {"shape": shape, "n_layers": n_layers, "attention": fine}, "model")
+    assert template.uniform().resolve(SEQ_LEN) == uniform

@@ -17,14 +17,18 @@ class LayerSizes(Record):
     attention: Number
     """n_heads * head_dim."""
     hidden: Number
-    """Hidden units of the feed-forward."""
+    """Hidden units of the feed-forward, of all blocks together."""
+    blocks: Number | None = None
+    """Blocks of an hourglass; None where the search leaves their number as it is."""
 
 
 class Candidate(Record):
-    """A growth of one part of one layer that could be chosen."""
+    """A growth of one part of one layer that could be chosen, or of the model by a layer."""
 
     layer: int
     """From 0."""
+    is_gap: bool = False
+    """Whether a further layer would come before `layer`, or behind all where there is none of that number."""
     part: str
     gain: float
     """Squared gradient of its new entries that are 0: nats per unit of the learning rate, to first order."""
@@ -39,6 +43,8 @@ class Stage(Record):
     step: int
     """Training steps that the search had done by then."""
     layers: Sequence[LayerSizes]
+    sources: Sequence[int | None] | None = None
+    """(n_layers,) the layer of the stage before that each is, None for one that was added; None: the same layers."""
     cost: float
     """How much of the matched quantity the model takes."""
     loss: Known = None
@@ -53,11 +59,12 @@ class Curve(Record):
     widths: Sequence[float]
     attention: Sequence[float] | None = None
     hidden: Sequence[float] | None = None
+    blocks: Sequence[float] | None = None
 
     @property
     def n_kinds(self) -> int:
         """How many kinds of sizes were searched: one leaves nothing to divide differently between kinds."""
-        others = (self.attention, self.hidden)
+        others = (self.attention, self.hidden, self.blocks)
         return (len(set(self.widths)) > 1) + sum(points is not None for points in others)
 
     def even(self) -> "Curve":
@@ -75,11 +82,30 @@ class Found(Record):
     """What a method of discovery found."""
 
     curve: Curve
+    n_layers: int | None = None
+    """Where it is not that of the recipe."""
     stages: Sequence[Stage]
     tokens: int
     """Seen by all models of the search."""
     flops: float
     """Training FLOPs of the search, measurements of candidates included."""
+
+    def places(self) -> list[list[int]]:
+        """For each stage, which layer of the last one each of its layers is, from 0."""
+        places = [list(range(len(self.stages[-1].layers)))]
+        for stage in reversed(self.stages[1:]):
+            last = places[-1]
+            sources = range(len(last)) if stage.sources is None else stage.sources
+            places.append([place for place, source in zip(last, sources, strict=True) if source is not None])
+        return places[::-1]
+
+    def added(self) -> dict[int, int]:
+        """Layer of the last stage, from 0, that was not there at first -> the step after which it was added."""
+        found = {}
+        for places, before, stage in zip(self.places()[1:], self.stages, self.stages[1:]):
+            sources = stage.sources or ()
+            found |= {place: before.step for place, source in zip(places, sources) if source is None}
+        return found
 
 
 class Discovery(StoredRecord):

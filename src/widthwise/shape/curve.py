@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from widthwise.model.attention import AttentionTemplate
+from widthwise.model.ffn.hourglass import StackTemplate
 from widthwise.model.ffn.interface import FFNTemplate, HiddenWidthTemplate
 
 
@@ -43,3 +44,16 @@ def with_hidden_ratios(ffn: FFNTemplate, factors: np.ndarray) -> list[FFNTemplat
             f"shape.hidden: needs ffn.ratio, not ffn.{ffn.hidden_key}, because the curve says of the ratio"
         )
     return [ffn.model_copy(update={"ratio": (ffn.ratio or ffn.usual_ratio) * float(factor)}) for factor in factors]
+
+
+def with_blocks(ffns: Sequence[FFNTemplate], factors: np.ndarray) -> list[FFNTemplate]:
+    """(n_layers,) hourglasses with `factors` times as many blocks, rounded, at least one.
+
+    Raises ValueError where a feed-forward is not made of blocks.
+    """
+    found = list[FFNTemplate]()
+    for ffn, factor in zip(ffns, factors, strict=True):
+        if not isinstance(ffn, StackTemplate):
+            raise ValueError(f"shape.blocks: feed-forward kind {ffn.kind!r} has no blocks for a curve")
+        found.append(ffn.model_copy(update={"n_blocks": max(1, round(ffn.n_blocks * float(factor)))}))
+    return found

@@ -13,7 +13,7 @@ from widthwise.config_io import Config, UserError
 from widthwise.model.adjustable import Adjustable
 from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import FFNTemplate
-from widthwise.shape.curve import along, with_attention_widths, with_hidden_ratios
+from widthwise.shape.curve import along, with_attention_widths, with_blocks, with_hidden_ratios
 from widthwise.shape.profile import shares, with_heads, with_hidden
 from widthwise.shape.rounding import round_balanced, round_nearest
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
@@ -45,6 +45,10 @@ class LayerShape(Config):
     def width_quantum(self, attention: AttentionTemplate) -> int:
         """What widths must be multiples of, so that the heads fit."""
         return attention.quantum
+
+    def n_uniform_layers(self, n_layers: int) -> int:
+        """Layers of the uniform model that n_layers of this shape are matched to."""
+        return n_layers
 
     def adjustable(self) -> Adjustable:
         """The parameter that moves its widths. Raises ValueError where there is none."""
@@ -144,7 +148,7 @@ class SolvedShape(LayerShape, ABC):
         widths = self.solved_widths(n_layers, cost)
         if self.rounding == "nearest":
             return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
-        budget = cost.uniform(n_layers)
+        budget = cost.uniform(self.n_uniform_layers(n_layers))
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
 
 
@@ -162,10 +166,18 @@ class CurveShape(SolvedShape):
     """Width of attention over that of the stream, times what the recipe's rule gives, along the depth; heads keep the
     size that they have at d_model. null: the recipe's rule."""
     hidden: Points | None = None
-    """The same for the hidden width of the feed-forward."""
+    """The same for the hidden width of the feed-forward, of each block if it is an hourglass."""
+    blocks: Points | None = None
+    """Blocks of an hourglass over the recipe's ffn.n_blocks, along the depth; rounded, at least one. null: as many in
+    every layer."""
+    depth: pydantic.PositiveFloat = 1.0
+    """n_layers over that of the uniform model which costs as much. A search that adds layers finds one above 1."""
+
+    def n_uniform_layers(self, n_layers: int) -> int:
+        return max(1, round(n_layers / self.depth))
 
     def solved_widths(self, n_layers: int, cost: WidthCost) -> np.ndarray:
-        return scaled_widths(along(self.widths, n_layers), cost)
+        return scaled_widths(along(self.widths, n_layers), cost, cost.uniform(self.n_uniform_layers(n_layers)))
 
     def width_quantum(self, attention: AttentionTemplate) -> int:
         return attention.quantum if self.attention is None else 1
@@ -178,6 +190,8 @@ class CurveShape(SolvedShape):
             attentions = with_attention_widths(attention, along(self.attention, len(widths)), d_model, widths)
         if self.hidden is not None:
             ffns = with_hidden_ratios(ffn, along(self.hidden, len(widths)))
+        if self.blocks is not None:
+            ffns = with_blocks(ffns, along(self.blocks, len(widths)))
         return list(zip(attentions, ffns, strict=True))
 
 

@@ -62,12 +62,12 @@ def solve_widths(schedule: Schedule, cost: WidthCost, n_layers: int, turn_layer:
     return solved
 
 
-def scaled_widths(curve: np.ndarray, cost: WidthCost) -> np.ndarray:
-    """(n_layers,) widths in proportion to `curve` that cost as much as as many layers of width cost.d_model.
+def scaled_widths(curve: np.ndarray, cost: WidthCost, budget: float) -> np.ndarray:
+    """(n_layers,) widths in proportion to `curve` that cost as much as a budget, of what `cost` counts.
 
     Raises UserError where not even the narrowest are within the budget.
     """
-    budget, curve = cost.uniform(len(curve)), curve / curve.max()
+    curve = curve / curve.max()
     if cost.total(NARROWEST * curve) > budget:
         raise UserError("model.shape.widths: the narrowest layers on this curve cost more than the uniform model")
     return curve * _rising_root(lambda widest: cost.total(widest * curve) / budget - 1, NARROWEST)

@@ -116,8 +116,9 @@ class ModelTemplate(Config):
 
     def uniform(self) -> "ModelTemplate":
         """The uniform model this one is matched to: the same rules without shape and changes to single layers."""
-        endpoints = "slim" if self.shape.endpoints == "slim" else "full"
-        return self.model_copy(update={"shape": UniformShape(endpoints=endpoints), "layers": {}})
+        shape = UniformShape(endpoints="slim" if self.shape.endpoints == "slim" else "full")
+        n_layers = self.shape.n_uniform_layers(self.n_layers)
+        return self.model_copy(update={"shape": shape, "n_layers": n_layers, "layers": {}})
 
     def baseline(self) -> "ModelTemplate":
         """What a model is shown beside: the uniform model; of a uniform model, the same layers on the plain residual

@@ -10,9 +10,11 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
+from widthwise.experiments.discovery.method import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
+from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Discovery
 from widthwise.training.observer import Silence
 
@@ -125,6 +127,84 @@ class TestGrowing:
         # Balanced rounding may move a layer by a channel.
         assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
 
+    def test_without_further_parts_nothing_is_recorded_of_them(self, grown):
+        found = grown[1].found.to_data()
+        assert found.keys() == {"curve", "stages", "tokens", "flops"}
+        assert found["curve"].keys() == {"widths", "attention", "hidden"}
+        assert not any("sources" in stage for stage in found["stages"])
+        assert found["stages"][-1]["layers"][0].keys() == {"width", "attention", "hidden"}
+        assert not any("is_gap" in each for stage in found["stages"][:-1] for each in stage["candidates"])
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory) -> tuple[Path, Discovery]:
+    """A discovery that adds layers: all of them may grow by one step only in width, which does not spend the budget."""
+    folder = tmp_path_factory.mktemp("deeper")
+    return folder, found(folder, {**GROWING, "parts": ["width", "layer"]})
+
+
+class TestGrowingDeeper:
+    def test_layers_are_added_under_the_budget_and_the_others_are_followed(self, deeper):
+        found, budget = deeper[1].found, deeper[1].budget
+        n_layers = [len(stage.layers) for stage in found.stages]
+        assert n_layers == sorted(n_layers)
+        assert n_layers[-1] == found.n_layers > n_layers[0] == 3
+        for before, after in zip(found.stages, found.stages[1:]):
+            sources = range(len(before.layers)) if after.sources is None else after.sources
+            assert [source for source in sources if source is not None] == list(range(len(before.layers)))
+            for layer, source in zip(after.layers, sources):
+                assert source is None or layer.width >= before.layers[source].width
+        assert budget - 4000 < found.stages[-1].cost <= budget  # a layer of width 19 costs less
+
+    def test_every_gap_between_layers_is_a_candidate(self, deeper):
+        for stage in deeper[1].found.stages[:-1]:
+            gaps = [each.layer for each in stage.candidates if each.is_gap]
+            assert gaps == list(range(len(stage.layers) + 1))
+            assert all(each.part == "layer" for each in stage.candidates if each.is_gap)
+
+    def test_every_stage_goes_on_with_the_function_of_the_one_before(self, deeper):
+        for number in (2, 3):
+            certificate = Certificate.read(deeper[0] / "out" / "search" / f"stage-{number}")
+            assert certificate.is_preserved
+
+    def test_the_recipe_has_the_layers_that_were_found(self, deeper):
+        folder, discovery = deeper
+        recipe = load_recipe(folder / "out" / "discovered.yaml")
+        layers = discovery.found.stages[-1].layers
+        assert len(recipe.explicit_model.layers) == len(layers)
+        for size in ("width", "attention", "hidden"):
+            sizes = [sizes_of(layer)[size] for layer in recipe.explicit_model.layers]
+            # The budget is not quite spent by growth, and balanced rounding may move a layer by a channel.
+            assert sizes == pytest.approx([layer[size] for layer in layers], rel=0.06, abs=1)
+        assert matched_quantity(recipe, "params") == pytest.approx(discovery.budget, rel=0.02)
+
+    def test_rivals_with_a_curve_are_as_deep_and_cost_the_same(self, deeper):
+        recipes = plan_of_rivals(deeper[0] / "out").recipes
+        depths = {name: len(recipe.explicit_model.layers) for name, recipe in recipes.items()}
+        curves = ("discovered", "even", "reversed", "random_1", "random_2")
+        assert depths == {"uniform": 3, "x": 3, "diamond": 3} | dict.fromkeys(curves, deeper[1].found.n_layers)
+        budget = matched_quantity(recipes["uniform"], "params")
+        for recipe in recipes.values():
+            assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
+
+
+def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path):
+    model = {**RECIPE["model"], "ffn": {"kind": "hourglass", "ratio": 1.0, "n_blocks": 2}}
+    planned = plan(tmp_path, {**GROWING, "parts": ["blocks"]}, {**RECIPE, "model": model})
+    found = discover(planned, tmp_path / "out", Silence()).found
+    layers = found.stages[-1].layers
+    assert [layer.blocks for layer in found.stages[0].layers] == [2, 2, 2]
+    n_blocks = [layer.blocks or 0 for layer in layers]
+    assert min(n_blocks) > 2  # nothing else may grow, and there is room for one in each
+    assert [layer.hidden for layer in layers] == [12 * n for n in n_blocks]
+    assert found.curve.blocks == [n / 2 for n in n_blocks]
+    # Blocks are as wide as the recipe's rule makes them, 1.0 times the stream, however many there are.
+    assert found.curve.hidden == [1.0] * 3
+    recipe = load_recipe(tmp_path / "out" / "discovered.yaml")
+    assert [layer.ffn.n_residual_additions for layer in recipe.explicit_model.layers] == n_blocks
+    assert recipe.explicit_model.widths == pytest.approx([12] * 3, abs=1)
+    assert matched_quantity(recipe, "params") == pytest.approx(planned.task.budget, rel=0.02)
+
 
 def test_learned_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
     discovery = found(tmp_path, {"kind": "learned", "rate": 0.5})
@@ -197,6 +277,19 @@ class TestSurrogate:
         (GROWING, {"layers": {1: {"ffn": {"d_ff": 5}}}}, "leave changes to single layers out"),
         (GROWING | {"start_width": 0.99}, {}, "discover.method.start_width: got 0.99; leaves nothing to grow by"),
         (GROWING | {"n_stages": 7}, {}, "discover.steps: got 6; must be at least one for each of 7 stages"),
+        (
+            GROWING | {"parts": ["width", "blocks"]},
+            {},
+            "parts: got 'blocks', which this model does not have; allowed: width, attention, hidden, layer",
+        ),
+        (
+            GROWING,
+            {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
+            "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention, layer",
+        ),
+        (GROWING | {"parts": ["layer", "layer"]}, {}, "parts: got 'layer' twice"),
+        (GROWING | {"parts": ["depth"]}, {}, "parts.0: "),
+        (GROWING | {"parts": []}, {}, "parts: "),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
         ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),
         ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),

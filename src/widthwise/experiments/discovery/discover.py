@@ -8,7 +8,7 @@ from typing import Any
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.discovery.method import Task, check_uniform
-from widthwise.experiments.discovery.rivals import curve_shape, rivals
+from widthwise.experiments.discovery.rivals import change_to, rivals
 from widthwise.experiments.discovery.section import DiscoverConfig
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.files import write_atomic
@@ -75,9 +75,8 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         found=found,
         comparison=COMPARISON,
     )
-    shape = curve_shape(found.curve, config.match)
-    _write_recipe(plan, folder / f"{DISCOVERED}.yaml", {"model": {"shape": shape}})
-    variants = rivals(found.curve, config.match, task.base.train.seed)
+    _write_recipe(plan, folder / f"{DISCOVERED}.yaml", change_to(found.curve, found.n_layers, task))
+    variants = rivals(found, task)
     adjust = {name: "ffn" for name in variants if name != "uniform"}
     section = {"seeds": list(config.seeds), "match": {"quantity": config.match, "adjust": adjust}, "variants": variants}
     _write_recipe(plan, folder / "rivals.yaml", {"compare": section})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from widthwise.config_io import UserError, checked_copy
 from widthwise.experiments.discovery.method import Method, Task, sizes_of
-from widthwise.experiments.discovery.parts import HeadsPart, HiddenPart, Part, WidthPart
+from widthwise.experiments.discovery.parts import PARTS, GrownModel, Part, PartName
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
@@ -51,11 +51,21 @@ class GrowingMethod(Method):
     """Width of all layers at first, over d_model."""
     step: Annotated[float, Field(gt=0, le=1)] = 0.125
     """By how much a part grows at a time, over its size in the uniform model."""
+    parts: Annotated[tuple[PartName, ...], Field(min_length=1)] = ("width", "attention", "hidden")
+    """What grows: of a layer its `width` in the stream, its `attention` by heads, its `hidden` units, the `blocks` of
+    its hourglass; and the model by a `layer` between two, before the first or behind the last."""
     n_stages: pydantic.PositiveInt = 8
     n_batches: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """Batches over which gains are measured."""
     order: Literal["gain", "random"] = "gain"
     """`random` grows the same parts by the same steps in an order that nothing has measured: a control."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "GrowingMethod":
+        twice = next((part for part in self.parts if self.parts.count(part) > 1), None)
+        if twice is not None:
+            raise ValueError(f"parts: got {twice!r} twice; each part grows by one step")
+        return self
 
     def check(self, task: Task) -> None:
         residual = task.base.explicit_model.residual
@@ -66,6 +76,12 @@ class GrowingMethod(Method):
         if task.steps < self.n_stages:
             raise UserError(
                 f"discover.steps: got {task.steps}; must be at least one for each of {self.n_stages} stages"
+            )
+        allowed = [name for name, part in PARTS.items() if part.is_in(task.base.explicit_model.layers[0])]
+        missing = next((part for part in self.parts if part not in allowed), None)
+        if missing is not None:
+            raise UserError(
+                f"discover.method.parts: got {missing!r}, which this model does not have; allowed: {', '.join(allowed)}"
             )
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
@@ -79,29 +95,15 @@ class GrowingMethod(Method):
         shape = ExplicitShape(widths=(width,) * template.n_layers)
         return template.model_copy(update={"shape": shape}).resolve(task.base.seq_len)
 
-    def parts(self, task: Task) -> list[Part]:
-        """What can grow in a layer, in steps that go by the sizes of the uniform model."""
-        uniform = task.base.explicit_model.layers[0]
-
-        def step(size: float, quantum: int) -> int:
-            return max(1, round(self.step * size / quantum)) * quantum
-
-        sizes = sizes_of(uniform)
-        return [
-            WidthPart("width", step(sizes.width, 1)),
-            HeadsPart("attention", step(sizes.attention, task.template.attention.unit)),
-            HiddenPart("hidden", step(sizes.hidden // len(uniform.ffn.hidden_widths), 1)),
-        ]
-
 
 class _Search:
     """A search under way: the parts and costs of its task are counted once."""
 
     def __init__(self, method: GrowingMethod, task: Task, folder: Path, observer: Observer):
         self.method, self.task, self.folder, self.observer = method, task, folder, observer
-        self.model = method.start(task)
-        self.parts = {part.name: part for part in method.parts(task)}
-        self.first_cost, self.budget = task.cost(self.model), task.budget
+        self.now = GrownModel.ungrown(method.start(task))
+        self.parts: dict[str, Part] = {name: PARTS[name].of(task, method.step) for name in method.parts}
+        self.first_cost, self.budget = task.cost(self.now.model), task.budget
         self.seed = task.base.train.seed
 
     def found(self) -> Found:
@@ -111,15 +113,16 @@ class _Search:
             source = self._trained(number, source)
             candidates, spent = self._candidates(source)
             grown, taken = self._grown(candidates, number)
-            stages.append(self._stage(source, [each.with_changes(is_taken=each in taken) for each in candidates]))
-            self.model, flops = grown, flops + spent
+            candidates = [each.with_changes(is_taken=each in taken) for each in candidates]
+            stages.append(self._stage(source.step, loss=_loss(source), candidates=candidates))
+            self.now, flops = grown, flops + spent
         assert source is not None
-        layers = [sizes_of(layer) for layer in self.model.layers]
-        stages.append(Stage(step=self.task.steps, layers=layers, cost=self.task.cost(self.model)))
-        spent = source.spent
-        return Found(
+        stages.append(self._stage(self.task.steps))
+        spent, layers = source.spent, stages[-1].layers
+        found = Found(
             curve=self.task.curve(layers), stages=stages, tokens=spent.tokens, flops=flops + spent.training_flops
         )
+        return found if len(layers) == self.task.template.n_layers else found.with_changes(n_layers=len(layers))
 
     def _trained(self, number: int, before: "Source | None") -> "Source":
         """The run of a stage, grown from that of the stage before it, at its end."""
@@ -133,7 +136,7 @@ class _Search:
             train_or_resume(recipe, run.path, self.observer)
         else:
             if not run.exists:
-                options = GrowOptions(seed=self.seed, rewarmup_steps=0)
+                options = GrowOptions(layers=self.now.sources, seed=self.seed, rewarmup_steps=0)
                 carry_out(before, growth_intended(before, recipe, options), run.path, self.observer)
             resume(run.path, self.observer)
         return Source.of(run.path)
@@ -143,63 +146,62 @@ class _Search:
         base, ends = self.task.base, [round(self.task.steps * stage / self.method.n_stages) for stage in (1, number)]
         train = checked_copy(base.train, "train", steps=ends[1], validate_every=None)
         schedule = ConstantSchedule(warmup_steps=min(base.schedule.warmup_steps, ends[0] - 1))
-        return checked_copy(base, "recipe", model=self.model, train=train, schedule=schedule)
+        return checked_copy(base, "recipe", model=self.now.model, train=train, schedule=schedule)
 
     def _candidates(self, source: "Source") -> tuple[list[Candidate], float]:
-        """Every part of every layer that can grow, with its gain and cost; and the FLOPs of measuring them."""
+        """Every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring them."""
         from widthwise.growth.gain import first_order_gains
+        from widthwise.growth.maps.correspondence import Correspondence
         from widthwise.growth.plan.model_plan import plan_growth
         from widthwise.runs.descendant import batches_from
 
         weights, _, state = source.load()
         batches = batches_from(source.recipe, state.step, self.method.n_batches, self.observer)
         n_tokens = sum(batch[:, 1:].numel() for batch in batches)
-        found, flops, model, cost = [], 0.0, source.model, self.task.cost(source.model)
+        found, flops, start, cost = [], 0.0, GrownModel.ungrown(source.model), self.task.cost(source.model)
         for part in self.parts.values():
-            indices = [index for index in range(model.n_layers) if part.can_grow(model, index)]
-            if not indices:
+            places = part.places(start.model)
+            if not places:
                 continue
-            plan = plan_growth(model, part.grown(model, *indices))
+            grown = part.grown_at(start, places)
+            plan = plan_growth(start.model, grown.model, Correspondence(grown.sources))
             gains = first_order_gains(plan, weights, batches, seed=self.seed)
             flops += plan.new.cost().training_flops(source.recipe.seq_len) * n_tokens
-            found += [
-                Candidate(
-                    layer=index,
-                    part=part.name,
-                    gain=_of_layer(gains, index),
-                    cost=self.task.cost(part.grown(model, index)) - cost,
-                )
-                for index in indices
-            ]
+            for place in places:
+                added = self.task.cost(part.grown_at(start, [place]).model) - cost
+                found.append(part.candidate(place, _of_layer(gains, part.layer_of(grown, place)), added))
         return found, flops
 
-    def _grown(self, candidates: Sequence[Candidate], number: int) -> tuple[ModelConfig, list[Candidate]]:
+    def _grown(self, candidates: Sequence[Candidate], number: int) -> tuple[GrownModel, list[Candidate]]:
         """The model at the end of a stage, and the candidates that it took: rounds of all of them, until none fits."""
         allowed = self.first_cost + (self.budget - self.first_cost) * number / self.method.n_stages
         ranked = ORDERS[self.method.order](candidates, np.random.default_rng(self.seed + number))
-        model, taken, n_before = self.model, list[Candidate](), -1
+        now, taken, n_before = GrownModel.ungrown(self.now.model), list[Candidate](), -1
         while len(taken) > n_before:
             n_before = len(taken)
             for each in ranked:
-                part = self.parts[each.part]
-                if not part.can_grow(model, each.layer):
-                    continue
-                grown = part.grown(model, each.layer)
-                if self.task.cost(grown) <= allowed:
-                    model = grown
+                grown = self.parts[each.part].grown(now, each.layer)
+                if grown is not None and self.task.cost(grown.model) <= allowed:
+                    now = grown
                     taken.append(each)
-        return model, taken
+        return now, taken
 
-    def _stage(self, source: "Source", candidates: Sequence[Candidate]) -> Stage:
-        result = source.run.result()
-        assert result is not None
-        return Stage(
-            step=source.step,
-            layers=[sizes_of(layer) for layer in self.model.layers],
-            cost=self.task.cost(self.model),
-            loss=result.val_loss,
-            candidates=candidates,
-        )
+    def _stage(self, step: int, **measured: Any) -> Stage:
+        """The record of the model as it is now."""
+        layers = [
+            sizes_of(layer).with_changes(
+                **{key: n for part in self.parts.values() for key, n in part.sizes(layer).items()}
+            )
+            for layer in self.now.model.layers
+        ]
+        stage = Stage(step=step, layers=layers, cost=self.task.cost(self.now.model), **measured)
+        return stage.with_changes(sources=self.now.sources) if self.now.has_added else stage
+
+
+def _loss(source: "Source") -> float | None:
+    result = source.run.result()
+    assert result is not None
+    return result.val_loss
 
 
 def _of_layer(gains: Mapping[str, float], index: int) -> float:

@@ -1,6 +1,7 @@
 """What every method of discovery is: a search for the sizes of layers, from a recipe to points on curves."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,14 +41,18 @@ class Task:
         """The matched quantity of a model."""
         return OF_MODELS[self.match].of_cost(cost_summary(model, self.base.seq_len))
 
-    def curve(self, layers: "list[LayerSizes]") -> Curve:
-        """Sizes of layers as points: widths as they are, the others over what the recipe's rules give at that width."""
-        template, size = self.template, template_sizes(self.template)
-        return Curve(
-            widths=[each.width / template.d_model for each in layers],
-            attention=[each.attention / each.width / size.attention * template.d_model for each in layers],
-            hidden=[each.hidden / each.width / size.hidden * template.d_model for each in layers],
+    def curve(self, layers: Sequence[LayerSizes]) -> Curve:
+        """Sizes of layers as points: widths and blocks over those of the uniform model, the others over what the
+        recipe's rules give at that width, and for so many blocks."""
+        width, layer = self.template.d_model, template_layer(self.template)
+        size, n_blocks = sizes_of(layer), layer.ffn.n_residual_additions
+        blocks = [1 if each.blocks is None else each.blocks / n_blocks for each in layers]
+        curve = Curve(
+            widths=[each.width / width for each in layers],
+            attention=[each.attention / each.width / size.attention * width for each in layers],
+            hidden=[each.hidden / each.width / size.hidden * width / n for each, n in zip(layers, blocks)],
         )
+        return curve if layers[0].blocks is None else curve.with_changes(blocks=blocks)
 
 
 class Method(Config, ABC):
@@ -72,10 +77,9 @@ def sizes_of(layer: LayerConfig) -> LayerSizes:
     )
 
 
-def template_sizes(template: ModelTemplate) -> LayerSizes:
-    """The sizes of a layer of the uniform model, before rounding."""
-    layer = template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
-    return sizes_of(layer)
+def template_layer(template: ModelTemplate) -> LayerConfig:
+    """A layer of the uniform model."""
+    return template.uniform().model_copy(update={"n_layers": 1}).resolve(1).layers[0]
 
 
 def check_uniform(recipe: Recipe) -> None:

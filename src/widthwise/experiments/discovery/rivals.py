@@ -4,37 +4,44 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.records.discovery import DISCOVERED, Curve
-from widthwise.shape.kinds import Match
+from widthwise.experiments.discovery.method import Task
+from widthwise.records.discovery import DISCOVERED, Curve, Found
 
 N_RANDOM = 2
 
 
-def rivals(curve: Curve, match: Match, seed: int) -> dict[str, dict[str, Any]]:
+def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
     """Variant -> its changes to the recipe of the uniform model, which is the first.
 
     `even` has what was found on average in all layers: whether it is the profile that helps, or how much attention has
     in relation to the feed-forward. `reversed` has the last layer first: whether the order of layers matters. The sizes
-    of `random` ones are spread as much as those that were found, but lie anywhere along the depth. Where only one kind
-    of size was searched, `even` would be the uniform model, and is left out.
+    of `random` ones are spread as much as those that were found, but lie anywhere along the depth. All these have as
+    many layers as what was found. Where only one kind of size was searched, `even` would be the uniform model, and is
+    left out.
     """
-    generator = np.random.default_rng(seed)
-    solved = {"match": match, "rounding": "balanced"}
-    shapes = {
-        "x": {"kind": "x", **solved},
-        "diamond": {"kind": "diamond", **solved},
-        DISCOVERED: curve_shape(curve, match),
-        **({"even": curve_shape(curve.even(), match)} if curve.n_kinds > 1 else {}),
-        "reversed": curve_shape(curve.reversed(), match),
-        **{f"random_{number}": curve_shape(_random(curve, generator), match) for number in range(1, 1 + N_RANDOM)},
+    generator, curve = np.random.default_rng(task.base.train.seed), found.curve
+    solved = {"match": task.match, "rounding": "balanced"}
+    curves = {
+        DISCOVERED: curve,
+        **({"even": curve.even()} if curve.n_kinds > 1 else {}),
+        "reversed": curve.reversed(),
+        **{f"random_{number}": _random(curve, generator) for number in range(1, 1 + N_RANDOM)},
     }
-    return {"uniform": {}, **{name: {"model": {"shape": shape}} for name, shape in shapes.items()}}
+    return {
+        "uniform": {},
+        **{kind: {"model": {"shape": {"kind": kind, **solved}}} for kind in ("x", "diamond")},
+        **{name: change_to(each, found.n_layers, task) for name, each in curves.items()},
+    }
 
 
-def curve_shape(curve: Curve, match: Match) -> dict[str, Any]:
-    """The `model.shape` section of a curve."""
+def change_to(curve: Curve, n_layers: int | None, task: Task) -> dict[str, Any]:
+    """The changes that make the recipe of the uniform model one of this curve. n_layers: None for as many as it has."""
     points = {name: [round(point, 4) for point in found] for name, found in curve.to_data().items() if found}
-    return {"kind": "curve", "match": match, "rounding": "balanced", **points}
+    shape = {"kind": "curve", "match": task.match, "rounding": "balanced", **points}
+    if n_layers is None:
+        return {"model": {"shape": shape}}
+    depth = round(n_layers / task.template.n_layers, 4)
+    return {"model": {"n_layers": n_layers, "shape": {**shape, "depth": depth}}}
 
 
 def _random(curve: Curve, generator: np.random.Generator) -> Curve:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from widthwise.records.comparison import Comparison
-from widthwise.records.discovery import DISCOVERED, Discovery, Stage
-from widthwise.reports.discovery.tables import cost_table, growth_table, sentences, sizes_table
+from widthwise.records.discovery import DISCOVERED, Discovery, Found, Stage
+from widthwise.reports.discovery.tables import cost_table, growth_table, has_blocks, sentences, sizes_table
 from widthwise.reports.page.formats import clean, si
 from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, write_all
 from widthwise.reports.page.inline import named
@@ -18,6 +19,30 @@ from widthwise.reports.page.svg import Style, draw, line_legend, styles
 
 N_LINES = 4
 """Moments of the search that a figure shows."""
+
+
+class Size(NamedTuple):
+    """A size of layers that a figure shows."""
+
+    key: str
+    """Field of LayerSizes."""
+    title: str
+    unit: str = "channels"
+
+
+SIZES = [
+    Size("width", "width in the stream"),
+    Size("attention", "width of attention"),
+    Size("hidden", "hidden units"),
+    Size("blocks", "blocks", "of the hourglass"),
+]
+
+
+class Moment(NamedTuple):
+    """A stage, and which layers of the last one its layers became, from 0."""
+
+    stage: Stage
+    places: Sequence[int]
 
 
 def write_discovery_report(folder: Path, out: Path | None = None) -> dict[str, Path]:
@@ -33,16 +58,10 @@ def _page(folder: Path, discovery: Discovery) -> str:
     compared = folder / (discovery.comparison or "")
     has_comparison = discovery.comparison is not None and (compared / Comparison.file_name).is_file()
     comparison = Comparison.read(compared) if has_comparison else None
-    moments = _moments(discovery.found.stages)
+    moments = _moments(discovery.found)
     chosen = styles(list(moments))
-    figures = {
-        title: _profile_figure(key, title, moments, chosen)
-        for key, title in (
-            ("width", "width in the stream"),
-            ("attention", "width of attention"),
-            ("hidden", "hidden units"),
-        )
-    }
+    sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
+    figures = {size.title: _profile_figure(size, moments, chosen) for size in sizes}
     recipe = folder / f"{DISCOVERED}.yaml"
     return render(
         "discovery/discovery.html",
@@ -52,6 +71,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         legend=legend(chosen),
         figures=panels(figures),
         sizes_table=sizes_table(discovery),
+        has_added=bool(discovery.found.added()),
         growth_table=growth_table(discovery),
         cost_table=None if comparison is None else cost_table(discovery, comparison),
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
@@ -60,29 +80,30 @@ def _page(folder: Path, discovery: Discovery) -> str:
     )
 
 
-def _moments(stages: Sequence[Stage]) -> dict[str, Stage]:
+def _moments(found: Found) -> dict[str, Moment]:
     """A few stages from the first to the last, by the words of their step."""
-    places = np.unique(np.linspace(0, len(stages) - 1, min(N_LINES, len(stages))).round().astype(int))
-    found = {}
-    for place in places:
-        stage = stages[place]
-        words = "found" if place == len(stages) - 1 else f"after step {stage.step:,}"
-        found[words] = stage
-    return found
+    stages, places = found.stages, found.places()
+    numbers = np.unique(np.linspace(0, len(stages) - 1, min(N_LINES, len(stages))).round().astype(int))
+    last = len(stages) - 1
+    return {
+        "found" if number == last else f"after step {stages[number].step:,}": Moment(stages[number], places[number])
+        for number in numbers
+    }
 
 
-def _profile_figure(key: str, title: str, moments: dict[str, Stage], chosen: dict[str, Style]) -> Markup:
-    n_layers = max(len(stage.layers) for stage in moments.values())
+def _profile_figure(size: Size, moments: dict[str, Moment], chosen: dict[str, Style]) -> Markup:
+    """Layers stand where they are in the model that was found, so that one which was added later leaves a gap."""
+    n_layers = max(len(moment.places) for moment in moments.values())
 
     def paint(axes: Axes) -> None:
-        for name, stage in moments.items():
-            style, layers = chosen[name], range(1, len(stage.layers) + 1)
-            sizes = [layer[key] for layer in stage.layers]
+        for name, (stage, places) in moments.items():
+            style, sizes = chosen[name], [layer[size.key] for layer in stage.layers]
             look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 4}
-            axes.plot(layers, sizes, label=named(name), **look)
+            axes.plot([place + 1 for place in places], sizes, label=named(name), **look)
         axes.set_ylim(bottom=0)
-        label_axes(axes, "layer (1 reads the tokens)", f"{title}, channels", whole=True)
+        axes.locator_params(axis="y", integer=True)
+        label_axes(axes, "layer (1 reads the tokens)", f"{size.title}, {size.unit}", whole=True)
         axes.set_xticks(layer_ticks(n_layers))
 
-    label = f"{title.capitalize()} of each layer at {len(moments)} moments of the search."
-    return draw(f"profile-{key}", label, INCHES, paint, line_legend(chosen))
+    label = f"{size.title.capitalize()} of each layer at {len(moments)} moments of the search."
+    return draw(f"profile-{size.key}", label, INCHES, paint, line_legend(chosen))

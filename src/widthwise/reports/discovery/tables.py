@@ -1,9 +1,9 @@
 """Tables and sentences of a discovery, for the page and the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes
+from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes, Stage
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, counted, fixed, interval, ratio, shown, si, signed
 from widthwise.reports.page.table import Table
@@ -17,10 +17,23 @@ METHODS = {
 
 
 def sizes_table(discovery: Discovery) -> Table:
-    """The layers that were found, in channels."""
-    layers = discovery.found.stages[-1].layers
-    rows = [[str(number), *_sizes(layer)] for number, layer in enumerate(layers, start=1)]
-    return Table("sizes of the layers at the end of the search", ["layer", "width", "attention", "hidden"], rows)
+    """The layers that were found, in channels; and which of them were added, where some were."""
+    layers, added = discovery.found.stages[-1].layers, discovery.found.added()
+    header, rows = (
+        ["layer", "width", "attention", "hidden"],
+        [[str(n + 1), *_sizes(layers[n])] for n in range(len(layers))],
+    )
+    if has_blocks(discovery.found.stages):
+        header, rows = [*header, "blocks"], [[*row, fixed(layer.blocks, 0)] for row, layer in zip(rows, layers)]
+    if added:
+        words = [f"step {added[place]:,}" if place in added else "the start" for place in range(len(layers))]
+        header, rows = [*header, "since"], [[*row, word] for row, word in zip(rows, words)]
+    return Table("sizes of the layers at the end of the search", header, rows, words={"since"})
+
+
+def has_blocks(stages: Sequence[Stage]) -> bool:
+    """Whether the search varied the blocks of hourglasses."""
+    return stages[-1].layers[0].blocks is not None
 
 
 def _sizes(layer: LayerSizes) -> list[str]:
@@ -49,15 +62,20 @@ def _flops(variant: Variant) -> float | None:
 
 
 def growth_table(discovery: Discovery) -> Table | None:
-    """How often each part of each layer was chosen to grow; None for a search without growth."""
-    taken = [each for stage in discovery.found.stages for each in stage.candidates if each.is_taken]
+    """How often each part of each layer was chosen to grow; None for a search without growth.
+
+    Layers are those that were found; of a part that adds layers, these are the added ones.
+    """
+    found = discovery.found
+    numbered = [(each, places) for stage, places in zip(found.stages, found.places()) for each in stage.candidates]
+    taken = [(each.part, places[each.layer]) for each, places in numbered if each.is_taken and not each.is_gap]
+    taken += [(part, place) for part in {each.part for each, _ in numbered if each.is_gap} for place in found.added()]
     if not taken:
         return None
-    parts = list(dict.fromkeys(each.part for stage in discovery.found.stages for each in stage.candidates))
-    n_layers = len(discovery.found.stages[-1].layers)
+    n_layers = len(found.stages[-1].layers)
     rows = [
-        [part, *(str(sum(each.part == part and each.layer == layer for each in taken)) for layer in range(n_layers))]
-        for part in parts
+        [part, *(str(taken.count((part, place))) for place in range(n_layers))]
+        for part in dict.fromkeys(each.part for each, _ in numbered)
     ]
     return Table("stages in which a part was grown, by layer", ["", *(str(n) for n in range(1, n_layers + 1))], rows)
 
@@ -66,8 +84,10 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
     """What was found, at what cost, and whether it wins."""
     found = discovery.found
     widths, how = found.curve.widths, METHODS.get(discovery.method, discovery.method)
+    n_layers, n_added = len(found.stages[-1].layers), len(found.added())
+    layers = counted(n_layers, "layer") + (f", {n_added:,} of them added" if n_added else "")
     yield (
-        f"{counted(len(found.stages[-1].layers), 'layer')}, {how}: the widest is {ratio(max(widths) / min(widths))} "
+        f"{layers}, {how}: the widest is {ratio(max(widths) / min(widths))} "
         f"the narrowest. The search took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs"
         f"{_in_trainings(found.flops, comparison)}."
     )

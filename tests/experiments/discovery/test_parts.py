@@ -1,0 +1,128 @@
+"""What a search can grow: each part alone and with others."""
+
+import zlib
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from tiny_runs import TINY
+
+from widthwise.config_io import parse
+from widthwise.experiments.discovery.method import Task, sizes_of
+from widthwise.experiments.discovery.parts import PARTS, GrownModel, Part, PartName
+from widthwise.growth.certify.measuring import decoder_of
+from widthwise.growth.gain import first_order_gains
+from widthwise.growth.maps.correspondence import Correspondence
+from widthwise.growth.plan.fresh import AsStarted
+from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
+from widthwise.model.decoder import build
+from widthwise.recipe.recipe import Recipe
+from widthwise.shape.kinds import ExplicitShape
+
+MODEL: dict[str, Any] = {
+    "vocab_size": 61,
+    "d_model": 20,
+    "n_layers": 3,
+    "attention": {"head_dim": 4},
+    "ffn": {"kind": "hourglass", "ratio": 0.7, "n_blocks": 2},
+    "norm": {"scaling": "depth"},
+}
+RECIPE = parse(Recipe, {**TINY, "model": MODEL, "train": {"steps": 2, "batch_size": 2}}, "recipe")
+TASK = Task(RECIPE, 2, "params")
+WIDTHS = (12, 20, 8)
+START = GrownModel.ungrown(
+    TASK.template.model_copy(update={"shape": ExplicitShape(widths=WIDTHS)}).resolve(RECIPE.seq_len)
+)
+
+
+@pytest.fixture(params=list(PARTS))
+def part(request: pytest.FixtureRequest) -> Part:
+    return PARTS[request.param].of(TASK, 0.3)
+
+
+def weights(seed: int = 1) -> dict[str, torch.Tensor]:
+    """Of a model that has left its initialisation."""
+    generator = torch.Generator().manual_seed(seed)
+    old = build(START.model, seed=0).named_parameters()
+    return {name: weight.detach() + 0.1 * torch.randn(weight.shape, generator=generator) for name, weight in old}
+
+
+def tokens(seed: int) -> torch.Tensor:
+    return torch.randint(61, (2, 14), generator=torch.Generator().manual_seed(seed))
+
+
+def planned(grown: GrownModel) -> GrowthPlan:
+    """A growth in which the weights of an added layer follow from its gap, wherever it then stands."""
+    plan = plan_growth(START.model, grown.model, Correspondence(grown.sources))
+    tensors = dict(plan.tensors)
+    for name, tensor in plan.tensors.items():
+        if name.startswith("layers.") and not tensor.source:
+            _, index, inside = name.split(".", 2)
+            gap = sum(source is not None for source in grown.sources[: int(index)])
+            if grown.sources[int(index)] is None:
+                tensors[name] = replace(tensor, fresh=AsStarted(drawn_for(f"{gap} {inside}")))
+    return replace(plan, tensors=tensors)
+
+
+def drawn_for(name: str):
+    def start(tensor: torch.Tensor, _: torch.Generator) -> None:
+        tensor.normal_(0, 0.3, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+
+    return start
+
+
+def test_every_part_that_a_recipe_can_name_is_known():
+    assert get_args(PartName) == tuple(PARTS)
+
+
+def test_gains_measured_at_once_are_those_measured_alone(part):
+    batches, places = [tokens(seed) for seed in (1, 1, 2, 2)], part.places(START.model)
+    together = part.grown_at(START, places)
+    at_once = first_order_gains(planned(together), weights(), batches, seed=7)
+    for place in places:
+        alone = part.grown_at(START, [place])
+        gains = first_order_gains(planned(alone), weights(), batches, seed=7)
+        wanted, found = (
+            {
+                name.split(".", 2)[2]: gain
+                for name, gain in each.items()
+                if name.startswith(f"layers.{part.layer_of(model, place)}.")
+            }
+            for each, model in ((gains, alone), (at_once, together))
+        )
+        assert len(wanted) == len(gains) > 0  # nothing is grown anywhere else
+        assert found == pytest.approx(wanted, rel=1e-3)
+        assert sum(wanted.values()) > 0
+
+
+def test_growth_leaves_the_function_as_it_is(part):
+    plan = planned(part.grown_at(START, part.places(START.model)))
+    old = weights()
+    models = decoder_of(plan.old, old, torch.float64), decoder_of(plan.new, dict(plan.weights(old, 3)), torch.float64)
+    with torch.no_grad():
+        before, after = (model(tokens(5)[:, :-1]) for model in models)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-10)
+    assert TASK.cost(plan.new) > TASK.cost(plan.old)
+
+
+def test_a_layer_comes_before_the_one_its_gap_is_named_after_and_is_as_large_as_the_one_before_it():
+    part = PARTS["layer"].of(TASK, 0.3)
+    assert part.places(START.model) == [0, 1, 2, 3]
+    for place, widths in enumerate([(12, 12, 20, 8), (12, 12, 20, 8), (12, 20, 20, 8), (12, 20, 8, 8)]):
+        grown = part.grown(START, place)
+        assert grown is not None
+        assert tuple(grown.model.widths) == widths
+        assert grown.sources == (*range(place), None, *range(place, 3))
+        added = grown.model.layers[part.layer_of(grown, place)]
+        assert sizes_of(added) == sizes_of(START.model.layers[max(0, place - 1)])
+        near = max(1, place)  # whose factor it has, so that it does not depend on how many others are added
+        assert added.attention_norm == added.ffn_norm == TASK.template.norm.over(added.d_model, near)
+        assert grown.index(place) == place + 1
+
+
+def test_parts_find_their_layer_among_added_ones():
+    layer, blocks = PARTS["layer"].of(TASK, 0.3), PARTS["blocks"].of(TASK, 0.3)
+    grown = blocks.grown_at(layer.grown_at(START, [0, 2, 2, 3]), [2])
+    assert grown.sources == (None, 0, 1, None, None, 2, None)
+    assert [each.ffn.n_residual_additions for each in grown.model.layers] == [2, 2, 2, 2, 2, 3, 2]

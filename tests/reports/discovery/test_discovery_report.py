@@ -1,0 +1,57 @@
+"""The page of a discovery that added a layer."""
+
+from pathlib import Path
+
+import pytest
+from fake_discovery import write_discovery
+
+from widthwise.records.discovery import Discovery
+from widthwise.reports.discovery.report import write_discovery_report
+from widthwise.reports.discovery.tables import growth_table, sentences, sizes_table
+
+
+@pytest.fixture
+def discovery(tmp_path: Path) -> Discovery:
+    return Discovery.read(write_discovery(tmp_path / "discovery"))
+
+
+def test_layers_of_every_stage_are_found_again_in_the_last(discovery):
+    assert discovery.found.places() == [[0, 1, 3], [0, 1, 3], [0, 1, 2, 3]]
+    assert discovery.found.added() == {2: 30}
+
+
+def test_growth_is_counted_for_the_layers_that_were_found(discovery):
+    table = growth_table(discovery)
+    assert table is not None
+    assert table.header == ["", "1", "2", "3", "4"]
+    # Twice the second layer; once the third of the second stage, which is the fourth now; and the added one.
+    assert [list(row) for row in table.rows] == [
+        ["hidden", "0", "2", "0", "0"],
+        ["blocks", "0", "0", "0", "1"],
+        ["layer", "0", "0", "1", "0"],
+    ]
+
+
+def test_the_table_of_sizes_says_which_layers_were_added(discovery):
+    table = sizes_table(discovery)
+    assert table.header == ["layer", "width", "attention", "hidden", "blocks", "since"]
+    assert [row[-2:] for row in table.rows] == [
+        ["2", "the start"],
+        ["2", "the start"],
+        ["2", "step 30"],
+        ["3", "the start"],
+    ]
+    assert next(sentences(discovery, None)).startswith("4 layers, 1 of them added, grown where it gained most: ")
+
+
+def test_the_page_draws_blocks_only_where_they_were_varied(discovery, tmp_path):
+    def page(name: str) -> str:
+        return write_discovery_report(tmp_path / name)["html"].read_text()
+
+    assert "Blocks of each layer" in page("discovery")
+    layers = [each.with_changes(blocks=None) for each in discovery.found.stages[-1].layers]
+    stages = [*discovery.found.stages[:-1], discovery.found.stages[-1].with_changes(layers=layers)]
+    plain = discovery.with_changes(found=discovery.found.with_changes(stages=stages))
+    (tmp_path / "plain").mkdir()
+    plain.write(tmp_path / "plain")
+    assert "Blocks of each layer" not in page("plain")
