@@ -50,3 +50,20 @@ def test_report_refuses_another_kind_of_figure(run: Path) -> None:
     result = CliRunner().invoke(app, [str(run), "--figures", "png"])
     assert result.exit_code == 2
     assert not (run / "report.html").exists()
+
+
+def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path) -> None:
+    source = Path(__file__).parents[1] / "data_files/version_0_1/comparison/comparison.json"
+    folders = []
+    for factor in (1, 4):
+        data = json.loads(source.read_text())
+        for variant in data["variants"]:
+            variant["measured"] = {"tokens": {"mean": 1e6 * factor, "per_seed": [1e6 * factor]}}
+        folders.append(tmp_path / str(factor))
+        folders[-1].mkdir()
+        (folders[-1] / "comparison.json").write_text(json.dumps(data))
+    result = CliRunner().invoke(app, [*map(str, folders), "--out", str(tmp_path / "out"), "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "files": [f"{tmp_path}/out/{name}" for name in ("report.html", "table.csv", "table.tex")]
+    }

@@ -1,7 +1,7 @@
 """Every kind of page in a headless Chromium, which is started once."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from chromium_pipe import IN_CHROMIUM, Page
 from fake_analysis import model, write_analysis
 from fake_comparison import token_widths, write_full_comparison
 from fake_discovery import write_discovery
+from fake_effects import write_scales
 from fake_evaluation_table import write_evaluation_table
 from fake_family import write_family
 from fake_growth import write_grown_run
@@ -25,7 +26,7 @@ def _analysis(folder: Path) -> Path:
     return write_analysis(folder, model("uniform", [64, 64, 64], 0.8), dynamic)
 
 
-BUILDERS: Mapping[str, Callable[[Path], Path]] = {
+BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "comparison.json": write_full_comparison,
     "sweep.json": lambda folder: write_sweep(folder, with_wide_grid(sweep_data())),
     "scaling.json": write_scaling,
@@ -34,8 +35,9 @@ BUILDERS: Mapping[str, Callable[[Path], Path]] = {
     "discovery.json": write_discovery,
     "evaluation_table.json": write_evaluation_table,
     "growth": write_grown_run,
+    "effects": write_scales,
 }
-"""Kind of page -> what writes a folder for it; a run shows its growth."""
+"""Kind of page -> what writes a folder or several for it; a run shows its growth."""
 
 UNFOLD = "document.querySelectorAll('details').forEach(each => { each.open = true; })"
 FIGURES = """[...document.querySelectorAll('svg.plot')].map(svg => {
@@ -68,12 +70,13 @@ SCROLLED = "[...document.querySelectorAll('.scroll, pre')]"
 
 @pytest.fixture(scope="module", params=list(BUILDERS))
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = BUILDERS[request.param](tmp_path_factory.mktemp("page") / "folder")
-    return write_report([folder])[0]
+    folder = tmp_path_factory.mktemp("page")
+    described = BUILDERS[request.param](folder / "folder")
+    return write_report(described, None if isinstance(described, Path) else folder / "common")[0]
 
 
 def test_every_kind_of_page_is_opened_here() -> None:
-    assert set(BUILDERS) == {*PAGES, "growth"}
+    assert set(BUILDERS) == {*PAGES, "growth", "effects"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -18,11 +18,15 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="One folder of a comparison, sweep, fit, analysis or evaluation, or one or more run directories.",
+            help="One folder of a comparison, sweep, fit, analysis or evaluation, or several comparisons, or run "
+            "directories.",
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder to write into; required for several runs.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--out", help="Folder to write into; required for several runs or comparisons.", show_default=False
+        ),
     ] = None,
     figures: Annotated[
         Literal["svg", "pdf"] | None,

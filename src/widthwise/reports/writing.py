@@ -5,10 +5,12 @@ from pathlib import Path
 
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
+from widthwise.records.comparison import Comparison
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.discovery.report import write_discovery_report
+from widthwise.reports.effects.report import write_effects_report
 from widthwise.reports.evaluation.report import write_evaluation_report
 from widthwise.reports.family.report import write_family_report
 from widthwise.reports.page.svg import FileKind, as_files
@@ -42,13 +44,14 @@ def write_report(
     columns: Sequence[str] | None = None,
     refresh_seconds: int | None = None,
 ) -> list[Path]:
-    """Writes the report that fits what `paths` hold: one folder of PAGES, or one or more run directories.
+    """Writes the report that fits what `paths` hold: one folder of PAGES, or several runs or comparisons.
 
-    `out` is the folder to write into; without it the report goes beside what it describes, and several runs need it.
+    `out` is the folder to write into; without it the report goes beside what it describes, and several need it.
     figures: also write each figure of the page as a file of this kind, into `figures/` beside the page. columns:
     names of the quantities of the main table of a comparison, sweep or family; by default the usual ones.
     refresh_seconds: after so long a page of what has not finished loads itself again; None: never. Returns the files
-    written. Raises UserError for a path that is neither, or that is broken, and for columns that there are not.
+    written. Raises UserError for a path that is neither, or that is broken, for comparisons that do not go together,
+    and for columns that there are not.
     """
     described = listed(paths)
     folder = None if out is None else Path(out)
@@ -62,8 +65,11 @@ def write_report(
     return [*files, *(folder / f"{name}.{figures}" for name in drawn.contents)]
 
 
-def check_kind(folder: Path, name: str) -> None:
-    """Raises UserError where a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder."""
+def check_kind(folder: Path, name: str | None) -> None:
+    """Raises UserError where a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder.
+
+    name: None for what goes into a folder of its own.
+    """
     others = [other for other in ("config.yaml", *PAGES) if other != name and (folder / other).is_file()]
     if others:
         raise UserError(f"{folder}: holds {others[0]}, whose report would be replaced; choose another folder")
@@ -83,6 +89,8 @@ def _write_page(
         return [write_progress_page(paths[0], out, refresh_seconds)]
     found = {path: name for path in paths for name in PAGES if (path / name).is_file()}
     for path in paths:
+        if len(paths) > 1 and path not in found and is_unfinished(path):
+            raise UserError(f"{path}: has not finished; give it alone, or wait until it has")
         if path not in found and not RunDir(path).exists:
             allowed = "a run directory (config.yaml) or a folder with " + " or ".join(PAGES)
             raise UserError(f"{path}: is not {allowed}")
@@ -92,12 +100,18 @@ def _write_page(
         return list(WITH_COLUMNS[found[paths[0]]](paths[0], out, columns).values())
     if len(paths) == 1 and found:
         return list(PAGES[found[paths[0]]](paths[0], out).values())
-    if found:
-        raise UserError(
-            f"report: got {len(paths)} paths, one with {next(iter(found.values()))}; give that one alone, or only runs"
-        )
     if len(paths) == 1:
         return [write_run_report(paths[0], out, refresh_seconds)]
+    are_comparisons = [found.get(path) == Comparison.file_name for path in paths]
+    if found and not all(are_comparisons):
+        held = next((name for name in found.values() if name != Comparison.file_name), Comparison.file_name)
+        raise UserError(
+            f"report: got {len(paths)} paths, one with {held}; give that one alone, or only runs, or only comparisons"
+        )
     if out is None:
-        raise UserError(f"report: got {len(paths)} runs; name the folder for their common report with --out")
+        kind = "comparisons" if found else "runs"
+        raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
+    if found:
+        check_kind(out, None)
+        return list(write_effects_report(paths, out).values())
     return [write_runs_report(paths, out, refresh_seconds)]

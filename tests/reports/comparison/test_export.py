@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.records.comparison import Comparison
-from widthwise.reports.comparison.export import csv_text, latex_escape, latex_text
+from widthwise.reports.comparison.export import csv_text, latex_text
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.page.formats import MINUS
+from widthwise.reports.page.latex import latex_escape
 from widthwise.reports.page.spreadsheet import csv_cell
 from widthwise.reports.writing import write_report
 

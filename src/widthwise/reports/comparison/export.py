@@ -7,33 +7,9 @@ from widthwise.records.quantities import QUANTITIES
 from widthwise.records.quantity import OfModel, Quantity
 from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
 from widthwise.reports.comparison.validated import validated_names
-from widthwise.reports.page.formats import MINUS, MISSING, TIMES, capital, clean, percentage, ratio
+from widthwise.reports.page.formats import capital, percentage, ratio
+from widthwise.reports.page.latex import escaped_row, latex_table
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "%": r"\%",
-    "_": r"\_",
-    "&": r"\&",
-    "#": r"\#",
-    "$": r"\$",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
-    "[": "{[}",  # after \\ a bracket or a star would be read as its argument
-    "]": "{]}",
-    "*": "{*}",
-    "`": r"\textasciigrave{}",
-    MINUS: "$-$",
-    MISSING: "--",
-    TIMES: r"$\times$",
-    "…": r"\ldots{}",
-}
 
 
 def csv_text(comparison: Compared) -> str:
@@ -65,32 +41,13 @@ def _csv_row(variant: Variant, comparison: Compared, measured: Sequence[Quantity
     return row | {f"{name}_ratio": ratio for name, ratio in ratios.items()}
 
 
-def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it stands: no command, no comment, no alignment."""
-    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
-
-
 def latex_text(comparison: Compared) -> str:
     r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
     columns = main_columns(comparison)
     has_verdicts = comparison.baseline_words is not None
     header = ["", *(capital(column.title) for column in columns), *(["Verdict"] if has_verdicts else [])]
     body = [line for variant in comparison.variants for line in _latex_lines(variant, comparison)]
-    lines = [
-        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
-        r"\begin{table}",
-        r"  \centering\small",
-        rf"  \caption{{{latex_escape(_caption(comparison))}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(columns)}{'l' if has_verdicts else ''}}}",
-        r"    \toprule",
-        _latex_row(header),
-        r"    \midrule",
-        *body,
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    return latex_table(_caption(comparison), "r" * len(columns) + "l" * has_verdicts, [escaped_row(header)], body)
 
 
 def _caption(comparison: Compared) -> str:
@@ -108,10 +65,6 @@ def _caption(comparison: Compared) -> str:
 def _latex_lines(variant: Variant, comparison: Compared) -> list[str]:
     row = cells(variant, comparison)
     verdict = [shown_verdict(variant)] if comparison.baseline_words else []
-    first = _latex_row([variant.name, *(cell.value for cell in row), *verdict])
+    first = escaped_row([variant.name, *(cell.value for cell in row), *verdict])
     details = [ratio(cell.ratio) or cell.interval for cell in row]
-    return [first, _latex_row(["", *details, *("" for _ in verdict)])] if any(details) else [first]
-
-
-def _latex_row(texts: Sequence[str]) -> str:
-    return "    " + " & ".join(latex_escape(text) for text in texts) + r" \\"
+    return [first, escaped_row(["", *details, *("" for _ in verdict)])] if any(details) else [first]

@@ -17,7 +17,7 @@ from widthwise.records.sweep import Sweep
 from widthwise.reports.page.formats import fixed, interval, shorten, tick
 from widthwise.reports.page.html import Panel, legend
 from widthwise.reports.page.inline import named
-from widthwise.reports.page.plots import INCHES, label_axes
+from widthwise.reports.page.plots import INCHES, label_axes, limits_of
 from widthwise.reports.page.svg import BASELINE_STYLE, CARD, MUTED, Style, draw, line_legend, styles
 
 
@@ -151,7 +151,7 @@ def _figure(
             name = f"K = {stack.n_blocks}"
             _paint_stack(axes, at(stack), stack, chosen[name], named(name, stack.name, interval(stack.loss, 4)))
         axes.margins(x=0.13)
-        axes.set_ylim(*_limits(stacks, reference))
+        axes.set_ylim(*limits_of([stack.loss for stack in stacks], () if reference is None else reference[1:]))
         label_axes(axes, words, "held-out loss")
 
     best = min(stacks, key=lambda stack: finite(stack.loss.mean))
@@ -170,13 +170,3 @@ def _paint_stack(axes: Axes, x: float, stack: Stack, style: Style, label: str) -
     if loss.low is not None and loss.high is not None:
         axes.plot([x, x], [loss.low, loss.high], color=style.colour, linewidth=1.6, alpha=0.55, label=label)
     axes.plot(x, finite(loss.mean), style.marker, color=style.colour, markersize=7, markeredgecolor=CARD, label=label)
-
-
-def _limits(stacks: Sequence[Stack], reference: tuple[str, float] | None) -> tuple[float, float]:
-    """The ends of the y axis: long bars run off it, so that the curve can be seen."""
-    means = [finite(stack.loss.mean) for stack in stacks] + ([] if reference is None else [reference[1]])
-    low, high = min(means), max(means)
-    room = (high - low) or 0.01
-    lowest = min(finite(end) for stack in stacks for end in (stack.loss.low, stack.loss.mean) if end is not None)
-    highest = max(finite(end) for stack in stacks for end in (stack.loss.high, stack.loss.mean) if end is not None)
-    return max(min(lowest, low), low - room) - 0.08 * room, min(max(highest, high), high + room) + 0.08 * room

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
-from widthwise.reports.comparison.export import latex_escape
 from widthwise.reports.page.formats import MISSING, clean, fixed, signed
 from widthwise.reports.page.html import render, sequence, write_all
+from widthwise.reports.page.latex import escaped_row, latex_escape, latex_row, latex_table
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 from widthwise.reports.page.table import Table
 
-BETTER, WORSE, LATEX_WORSE = "*", "†", r"\dag{}"
+BETTER, WORSE = "*", "†"
 PARTS = ("value", "stderr", "difference", "p_better", "p_worse")
 """Those of a cell, in the order of the columns of `table.csv`."""
 
@@ -161,25 +161,11 @@ def latex_text(table: EvaluationTable) -> str:
         for group in _groups(table.columns)
     ]
     body = [
-        _latex_row([latex_escape(row.name), *(_latex_cell(each) for each in _row_shown(row, table))])
+        latex_row([latex_escape(row.name), *(_latex_cell(each) for each in _row_shown(row, table))])
         for row in table.rows
     ]
-    lines = [
-        r"% needs \usepackage[T1]{fontenc} and \usepackage{booktabs}",
-        r"\begin{table}",
-        r"  \centering\small",
-        rf"  \caption{{{latex_escape(_caption(table)).replace(WORSE, LATEX_WORSE)}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-        r"    \toprule",
-        _latex_row(["", *kinds]),
-        _latex_row(["Model", *(latex_escape(column.name) for column in table.columns)]),
-        r"    \midrule",
-        *body,
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+    head = [latex_row(["", *kinds]), escaped_row(["Model", *(column.name for column in table.columns)])]
+    return latex_table(_caption(table), "r" * len(table.columns), head, body)
 
 
 def _caption(table: EvaluationTable) -> str:
@@ -195,8 +181,4 @@ def _latex_cell(cell: Shown) -> str:
     value = latex_escape(cell.value)
     if cell.mark == BETTER:
         return rf"\textbf{{{value}}}"
-    return value + (rf"\textsuperscript{{{LATEX_WORSE}}}" if cell.mark == WORSE else "")
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return "    " + " & ".join(cells) + r" \\"
+    return value + (rf"\textsuperscript{{{latex_escape(WORSE)}}}" if cell.mark == WORSE else "")

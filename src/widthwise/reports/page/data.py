@@ -21,6 +21,12 @@ def data_table(named: Mapping[str, Run]) -> Table | None:
     return Table("Data", ["Item", *map(clean, columns)], rows, sortable=False)
 
 
+def text_words(environment: Mapping[str, Any]) -> str:
+    """The corpus and the tokenizer, of the environment of a run or comparison: `books, bpe-4096`."""
+    identity = environment.get("data")
+    return ", ".join(words for _, words in _identity(identity)) if isinstance(identity, Mapping) else ""
+
+
 def loss_words(result: RunResult) -> str:
     """On how much text the held-out loss was measured: ` over 2,048 of 137,669 held-out tokens`, or nothing."""
     if not result.n_val_tokens:

@@ -101,7 +101,7 @@ class Figure {
   }
   nearest(x, y, marks = this.seen.filter(mark => !mark.isArea), reach = NEAR) {
     const far = mark => Math.hypot(this.x.place(mark.x) - x, this.y.place(mark.y) - y);
-    const best = marks.reduce((least, mark) => (least && far(least) <= far(mark) ? least : mark), null);
+    const best = marks.reduce((least, mark) => (least && far(least) < far(mark) ? least : mark), null);  // of equal ones the last drawn, on top
     return best && far(best) < reach ? best : null;
   }
   show(mark) {

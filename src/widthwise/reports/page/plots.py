@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from widthwise.records.comparison import Variant
+from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import QUANTITIES, TITLES
 from widthwise.records.record import finite
 from widthwise.reports.page.curves import N_POINTS, Curve, thin
@@ -124,6 +125,19 @@ def label_axes(axes: Axes, x_label: str, y_label: str, whole: bool = False) -> N
     number_axis(axes.yaxis, 8)
     axes.grid(axis="y")
     axes.tick_params(length=0)
+
+
+def limits_of(estimates: Sequence[Estimate], marks: Sequence[float] = ()) -> tuple[float, float]:
+    """The ends of an axis of means with intervals, of which long ones run off it so that the means can be told apart.
+
+    marks: what else it must show; one of them or a mean is known.
+    """
+    means = [each.mean for each in estimates if each.mean is not None]
+    low, high = min([*means, *marks]), max([*means, *marks])
+    room = (high - low) or 0.01
+    lowest = min([low, *(each.low for each in estimates if each.low is not None)])
+    highest = max([high, *(each.high for each in estimates if each.high is not None)])
+    return max(lowest, low - room) - 0.08 * room, min(highest, high + room) + 0.08 * room
 
 
 def layer_ticks(n_layers: int) -> list[int]:

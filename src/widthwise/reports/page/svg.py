@@ -84,6 +84,8 @@ class Style:
     marker: str
 
 
+FACETS_PER_ROW = 4
+"""Small figures beside each other in a file."""
 BASELINE_STYLE = Style(MUTED, _DASHES[1], "o")
 
 
@@ -137,19 +139,66 @@ def draw(
 
     legend: what a file has of it; a page has its own, outside of its figures.
     """
+    with _own_settings():
+        figure, shown = _drawn(key, label, size_inches, paint)
+        _keep(key, figure, legend)
+    return shown
+
+
+@dataclass(frozen=True)
+class Facet:
+    """One of several small figures with the same axes."""
+
+    title: str
+    """Above it in a file; a page has its own."""
+    label: str
+    paint: Callable[[Axes], None]
+
+
+def draw_facets(
+    key: str, facets: Sequence[Facet], size_inches: tuple[float, float], legend: Sequence[Artist] = ()
+) -> list[Markup]:
+    """Each as inline SVG of that size; a file has all of them as one figure. Otherwise as `draw`."""
+    with _own_settings():
+        shown = [_drawn(f"{key}-{i}", each.label, size_inches, each.paint)[1] for i, each in enumerate(facets)]
+        n_columns = min(len(facets), FACETS_PER_ROW)
+        n_rows = -(-len(facets) // n_columns)
+        figure = Figure(figsize=(n_columns * size_inches[0], n_rows * size_inches[1]), layout="constrained")
+        grid = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
+        for axes, facet in zip(grid, facets):
+            facet.paint(axes)
+            lines = (shorten(line, 30) for line in facet.title.split("\n"))
+            axes.set_title("\n".join(lines), loc="left", fontsize="medium")
+        for axes in grid[len(facets) :]:
+            axes.set_axis_off()
+        _keep(key, figure, legend)
+    return shown
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a matplotlibrc of the user's must not change the bytes
         matplotlib.rcParams.update(_SETTINGS)
-        figure = Figure(figsize=size_inches, layout="constrained")
-        axes = figure.add_subplot()
-        paint(axes)
-        artists = identified(axes)
-        shown = inline(_saved(figure, "svg", "none").decode(), key, label, axes, artists, _CSS_COLOURS)
-        if files := _FILES.get():
-            if len(legend) > 1:
-                figure.legend(handles=list(legend), loc="outside upper left", ncols=2, frameon=False)
-            files.contents[key] = _saved(figure, files.kind, "white")
-    return shown
+        yield
+
+
+def _drawn(
+    key: str, label: str, size_inches: tuple[float, float], paint: Callable[[Axes], None]
+) -> tuple[Figure, Markup]:
+    figure = Figure(figsize=size_inches, layout="constrained")
+    axes = figure.add_subplot()
+    paint(axes)
+    artists = identified(axes)
+    return figure, inline(_saved(figure, "svg", "none").decode(), key, label, axes, artists, _CSS_COLOURS)
+
+
+def _keep(key: str, figure: Figure, legend: Sequence[Artist]) -> None:
+    """As a document of its own, where such are wanted."""
+    if files := _FILES.get():
+        if len(legend) > 1:
+            figure.legend(handles=list(legend), loc="outside upper left", ncols=2, frameon=False)
+        files.contents[key] = _saved(figure, files.kind, "white")
 
 
 def line_legend(styles: Mapping[str, Style]) -> list[Line2D]:

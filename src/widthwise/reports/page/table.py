@@ -11,7 +11,7 @@ class Table:
     caption: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """Cells may be missing at the end of a row. On a terminal, further lines of a cell are details of the first."""
+    """Cells may be missing at the end of a row. Further lines of a cell are details of the first."""
     words: Collection[str] = ()
     """Titles of further columns that hold words, which begin where their title does."""
     _: KW_ONLY

@@ -1,0 +1,86 @@
+"""Comparisons at several scales whose differences follow from a formula. They have no runs: the page needs none."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fake_comparison import at_equal_loss, cost
+
+SEEDS = (1, 2, 3)
+HALF_WIDTH = 0.01
+BASE_TOKENS = 5_000_000
+DATA = {"corpus": {"name": "books"}, "tokenizer": {"spec": "bpe-1024"}}
+
+Difference = Callable[[float], float]
+"""Difference to the baseline after so many doublings of BASE_TOKENS."""
+EFFECTS: Mapping[str, Difference] = {
+    "turns": lambda doublings: -0.03 + 0.03 * doublings,
+    "helps": lambda doublings: -0.05 + 0.01 * doublings,
+    "noise": lambda doublings: 0.002 * doublings,
+}
+"""`turns` is -0.03, 0, 0.03 after 0, 1, 2 doublings; `helps` stays below -0.03; `noise` is within HALF_WIDTH of 0."""
+
+
+def difference(mean: float, half_width: float = HALF_WIDTH, n_seeds: int = len(SEEDS)) -> dict[str, Any]:
+    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "per_seed": [mean] * n_seeds}
+
+
+def comparison_data(
+    width: int, doublings: int, effects: Mapping[str, Difference] = EFFECTS, seeds: Sequence[int] = SEEDS
+) -> dict[str, Any]:
+    """One of five layers of this width, trained on BASE_TOKENS * 2**doublings tokens."""
+    tokens = BASE_TOKENS * 2**doublings
+    variants: list[dict[str, Any]] = [_variant("uniform", width, tokens, 0.0, seeds) | {"verdict": "baseline"}]
+    for name, at in effects.items():
+        own = _variant(name, width, tokens, at(doublings), seeds)
+        own["difference"] = difference(at(doublings), n_seeds=len(seeds))
+        variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=_ratio(at(doublings)))}})
+    return {
+        "title": f"width {width}",
+        "command": f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}",
+        "created": "2026-11-23T03:00:00+00:00",
+        "metric": "val_loss",
+        "confidence": 0.95,
+        "seeds": list(seeds),
+        "baseline": "uniform",
+        "matched": "params",
+        "sentence": "",
+        "environment": {"python": "3.11.7", "data": DATA},
+        "variants": variants,
+    }
+
+
+def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[int]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "runs": [f"runs/{name}-seed{seed}" for seed in seeds],
+        "val_loss": {"mean": 3 + offset, "per_seed": [3 + offset] * len(seeds)},
+        "cost": cost([width] * 5),
+        "ratio": {"params": 1.0},
+        "measured": {"tokens": {"mean": float(tokens), "per_seed": [float(tokens)] * len(seeds)}},
+    }
+
+
+def _ratio(gap: float) -> dict[str, Any]:
+    """The ratio of tokens if a doubling were worth 0.1 nats."""
+    mean = math.exp2(10 * gap)
+    return {"mean": mean, "low": mean / 1.1, "high": mean * 1.1, "per_seed": [mean] * len(SEEDS)}
+
+
+def write(folder: Path, data: Mapping[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "comparison.json").write_text(json.dumps(data))
+    return folder
+
+
+def write_scales(folder: Path, effects: Mapping[str, Difference] = EFFECTS) -> list[Path]:
+    """Two sizes, each after 0 and 2 doublings; the larger one after 2 lacks `noise`."""
+    folders = []
+    for width in (64, 192):
+        for doublings in (0, 2):
+            lacks = {"noise"} if (width, doublings) == (192, 2) else set()
+            own = {name: at for name, at in effects.items() if name not in lacks}
+            folders.append(write(folder / f"w{width}-d{doublings}", comparison_data(width, doublings, own)))
+    return folders
