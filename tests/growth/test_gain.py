@@ -3,7 +3,7 @@
 import expansions
 import pytest
 import torch
-from growth_cases import small_model, tokens_for, with_random_weights
+from growth_cases import shaped, small_model, tokens_for, with_random_weights
 
 from widthwise.growth.certify.measuring import decoder_of
 from widthwise.growth.gain import first_order_gains
@@ -54,6 +54,16 @@ def test_halves_are_averaged_before_they_are_multiplied():
     name = "layers.0.ffn.w_down.weight"
     expected = sum(each[name] for each in alone) / len(alone)  # a product of means is the mean of products
     assert first_order_gains(widened([0]), OLD, BATCHES, 3)[name] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_score_that_no_loss_depends_on_gains_nothing():
+    """Behind a hard mask, as in evaluation."""
+    config = shaped([8, 12, 12], ffn={"kind": "dynamic", "d_ff": 11})
+    old = {name: weight.float() for name, weight in with_random_weights(config, 1).items()}
+    gains = first_order_gains(plan_growth(config, *expansions.widen_layers(config, {0: 12})), old, BATCHES, 3)
+    of_scores = {name: gain for name, gain in gains.items() if ".score." in name}
+    assert set(of_scores.values()) == {0.0}
+    assert gains["layers.0.ffn.w_down.weight"] != 0
 
 
 def test_batches_come_in_two_halves():

@@ -22,8 +22,8 @@ def first_order_gains(
 
     old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The square
     is the product of the mean gradients of two halves of the batches, whose noise is independent, so that noise adds
-    nothing to it on average; where there is nothing to gain it may be below 0. The caller's random state is not
-    touched.
+    nothing to it on average; where there is nothing to gain it may be below 0. Entries that the loss does not depend on
+    in evaluation, such as those of a score behind a hard mask, gain nothing. The caller's random state is not touched.
     """
     if len(batches) % 2 or not batches:
         raise ValueError(f"batches: got {len(batches)}; must be two halves")
@@ -44,7 +44,7 @@ def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[s
     parameters = dict(model.named_parameters())
     found = {}
     for name, entries in chosen.items():
-        gradient = parameters[name].grad
-        assert gradient is not None
+        parameter = parameters[name]
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         found[name] = gradient.view(entries.shape)[entries].double() / len(batches)
     return found

@@ -287,6 +287,7 @@ class TestSurrogate:
             {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
             "discover.method.parts: got 'hidden', which this model does not have; allowed: width, attention, layer",
         ),
+        (GROWING, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
         (GROWING | {"parts": ["layer", "layer"]}, {}, "parts: got 'layer' twice"),
         (GROWING | {"parts": ["depth"]}, {}, "parts.0: "),
         (GROWING | {"parts": []}, {}, "parts: "),

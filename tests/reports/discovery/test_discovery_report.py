@@ -34,12 +34,12 @@ def test_growth_is_counted_for_the_layers_that_were_found(discovery):
 
 def test_the_table_of_sizes_says_which_layers_were_added(discovery):
     table = sizes_table(discovery)
-    assert table.header == ["layer", "width", "attention", "hidden", "blocks", "since"]
+    assert table.header == ["layer", "width", "attention", "hidden", "blocks", "added after"]
     assert [row[-2:] for row in table.rows] == [
-        ["2", "the start"],
-        ["2", "the start"],
+        ["2", ""],
+        ["2", ""],
         ["2", "step 30"],
-        ["3", "the start"],
+        ["3", ""],
     ]
     assert next(sentences(discovery, None)).startswith("4 layers, 1 of them added, grown where it gained most: ")
 
@@ -55,3 +55,10 @@ def test_the_page_draws_blocks_only_where_they_were_varied(discovery, tmp_path):
     (tmp_path / "plain").mkdir()
     plain.write(tmp_path / "plain")
     assert "Blocks of each layer" not in page("plain")
+
+
+def test_the_recipe_is_on_the_page_under_its_name(discovery, tmp_path):
+    (tmp_path / "discovery" / "discovered.yaml").write_text("model: {n_layers: 4, vocab_size: 1 < 2}\n")
+    text = write_discovery_report(tmp_path / "discovery")["html"].read_text()
+    assert "<code>discovered.yaml</code>" in text
+    assert "<code>model: {n_layers: 4, vocab_size: 1 &lt; 2}\n</code>" in text

@@ -17,7 +17,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.schedule import ConstantSchedule
 from widthwise.records.discovery import Candidate, Found, Stage
 from widthwise.run_dir import RunDir
-from widthwise.shape.kinds import ExplicitShape
+from widthwise.shape.kinds import CurveShape, ExplicitShape
 from widthwise.training.observer import Observer
 
 if TYPE_CHECKING:
@@ -83,6 +83,10 @@ class GrowingMethod(Method):
             raise UserError(
                 f"discover.method.parts: got {missing!r}, which this model does not have; allowed: {', '.join(allowed)}"
             )
+        flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
+        task.template.model_copy(update={"shape": flat}).resolve(
+            task.base.seq_len
+        )  # or no curve could say what is found
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
         return _Search(self, task, folder, observer).found()

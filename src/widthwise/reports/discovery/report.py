@@ -12,10 +12,11 @@ from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery, Found, Stage
 from widthwise.reports.discovery.tables import cost_table, growth_table, has_blocks, sentences, sizes_table
 from widthwise.reports.page.formats import clean, si
-from widthwise.reports.page.html import FoldedRecipe, legend, panels, render, write_all
+from widthwise.reports.page.html import legend, panels, render, write_all
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
 from widthwise.reports.page.svg import Style, draw, line_legend, styles
+from widthwise.reports.page.ticks import number_axis
 
 N_LINES = 4
 """Moments of the search that a figure shows."""
@@ -76,7 +77,8 @@ def _page(folder: Path, discovery: Discovery) -> str:
         cost_table=None if comparison is None else cost_table(discovery, comparison),
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
         command=discovery.command,
-        recipes=[FoldedRecipe(DISCOVERED, str(recipe.name), recipe.read_text())] if recipe.is_file() else [],
+        recipe=recipe.read_text() if recipe.is_file() else None,
+        recipe_name=recipe.name,
     )
 
 
@@ -101,8 +103,8 @@ def _profile_figure(size: Size, moments: dict[str, Moment], chosen: dict[str, St
             look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 4}
             axes.plot([place + 1 for place in places], sizes, label=named(name), **look)
         axes.set_ylim(bottom=0)
-        axes.locator_params(axis="y", integer=True)
         label_axes(axes, "layer (1 reads the tokens)", f"{size.title}, {size.unit}", whole=True)
+        number_axis(axes.yaxis, 8, whole=True)
         axes.set_xticks(layer_ticks(n_layers))
 
     label = f"{size.title.capitalize()} of each layer at {len(moments)} moments of the search."

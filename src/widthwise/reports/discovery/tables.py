@@ -26,9 +26,9 @@ def sizes_table(discovery: Discovery) -> Table:
     if has_blocks(discovery.found.stages):
         header, rows = [*header, "blocks"], [[*row, fixed(layer.blocks, 0)] for row, layer in zip(rows, layers)]
     if added:
-        words = [f"step {added[place]:,}" if place in added else "the start" for place in range(len(layers))]
-        header, rows = [*header, "since"], [[*row, word] for row, word in zip(rows, words)]
-    return Table("sizes of the layers at the end of the search", header, rows, words={"since"})
+        words = [f"step {added[place]:,}" if place in added else "" for place in range(len(layers))]
+        header, rows = [*header, "added after"], [[*row, word] for row, word in zip(rows, words)]
+    return Table("sizes of the layers at the end of the search", header, rows, words={"added after"})
 
 
 def has_blocks(stages: Sequence[Stage]) -> bool:
