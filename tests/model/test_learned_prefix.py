@@ -7,6 +7,7 @@ from model_cases import VARIANTS, config, decoder, random_tokens
 from widthwise.config_io import UserError, checked_copy
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.priced_layers import priced_layers
+from widthwise.model.priced_layers import used as used_share
 from widthwise.model.residual.learned_prefix import LearnedPrefixConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.model.residual.plain_module import Stream
@@ -104,7 +105,7 @@ def test_what_is_priced_is_the_share_of_the_flops_of_all_matrices(ffn):
         full = layer.attention.cost(20, 20).flops + layer.ffn.cost(20, 20).flops
         used = layer.attention.cost(13, 13).flops + layer.ffn.cost(13, 13).flops
         assert priced.full_flops == full
-        assert float(priced.used({"prefix_fraction": torch.tensor([13 / 20])})) == pytest.approx(used / full, rel=1e-12)
+        assert float(priced.share(13 / 20, 1.0)) == pytest.approx(used / full, rel=1e-12)
         assert priced.narrowest == pytest.approx(0.05, rel=1e-12)
 
 
@@ -116,7 +117,7 @@ def test_hidden_units_that_tokens_choose_are_priced_by_the_product_of_both_width
     assert layer.attention.cost(20, 20).flops == attention
     prefix = torch.tensor([0.35], requires_grad=True)
     hidden = torch.tensor([[0.4, 0.9], [1.0, 0.5]], requires_grad=True)
-    used = priced.used({"prefix_fraction": prefix, "width_fraction": hidden})
+    used = used_share(priced, {"prefix_fraction": prefix, "width_fraction": hidden})
     swiglu, full = 2 * 3 * 20 * 11, attention + 2 * 3 * 20 * 11
     torch.testing.assert_close(used, 0.35 * (attention + swiglu * hidden) / full)
     assert used.shape == (2, 2)

@@ -1,14 +1,11 @@
 """The layers of a model in which tokens can have different hidden widths, and what width costs there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.width_choice import WidthChoosingConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -36,9 +33,9 @@ class DynamicLayer:
         """Forward FLOPs per token at full width, without the score."""
         return self.flops_per_unit * self.d_ff
 
-    def used(self, choices: "Mapping[str, Tensor]") -> "Tensor":
-        """The share of these FLOPs that each token uses, from the layer's choices or their means."""
-        return choices["width_fraction"]
+    def share(self, prefix: Any, hidden: Any) -> Any:
+        """The share of these FLOPs that a hidden width takes, a fraction of the full one. prefix: is 1 here."""
+        return hidden
 
 
 class HasFullFlops(Protocol):

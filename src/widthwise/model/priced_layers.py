@@ -43,15 +43,11 @@ class PrefixLayer:
     @property
     def narrowest(self) -> float:
         """The least share of these FLOPs that can come to be used."""
-        return self.narrowest_prefix * self._share(self.narrowest_hidden)
+        return self.share(self.narrowest_prefix, self.narrowest_hidden)
 
-    def used(self, choices: "Mapping[str, Tensor]") -> "Tensor":
-        """The share that is used, by each token if tokens choose, from the layer's choices or their means."""
-        return choices["prefix_fraction"] * self._share(choices.get("width_fraction", 1.0))
-
-    def _share(self, hidden: Any) -> Any:
-        """Of the FLOPs at full width, what is left where only a fraction of the hidden units is used."""
-        return (self.fixed_flops + self.hidden_flops * hidden) / self.full_flops
+    def share(self, prefix: Any, hidden: Any) -> Any:
+        """The share of these FLOPs that two widths take, each a fraction of the full one: numbers or tensors."""
+        return prefix * (self.fixed_flops + self.hidden_flops * hidden) / self.full_flops
 
 
 PricedLayer = DynamicLayer | PrefixLayer
@@ -73,6 +69,11 @@ def _prefix_layer(index: int, layer: LayerConfig, narrowest: float, dynamic: Dyn
     cost = layer.attention.cost(layer.d_model, layer.d_in) + layer.ffn.cost(layer.d_model, layer.d_out)
     hidden, least = (0.0, 1.0) if dynamic is None else (dynamic.full_flops, dynamic.narrowest)
     return PrefixLayer(index, cost.flops - hidden, hidden, narrowest, least)
+
+
+def used(layer: PricedLayer, choices: "Mapping[str, Tensor]") -> "Tensor":
+    """The share of its FLOPs that a layer uses, by each token if tokens choose, from its choices or their means."""
+    return layer.share(choices.get("prefix_fraction", 1.0), choices.get("width_fraction", 1.0))
 
 
 def has_price(model: ModelConfig) -> bool:

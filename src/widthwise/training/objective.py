@@ -13,7 +13,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
 from widthwise.model.ffn.interface_module import Choices
-from widthwise.model.priced_layers import has_price, priced_layers
+from widthwise.model.priced_layers import has_price, priced_layers, used
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
@@ -116,7 +116,7 @@ class WidthBudget:
 
     def used(self, choices: Sequence[Choices]) -> list[Tensor]:
         """The fraction that each priced layer uses. choices: those of all layers, or their means."""
-        return [layer.used(choices[layer.index]) for layer in self._layers]
+        return [used(layer, choices[layer.index]) for layer in self._layers]
 
     def state(self) -> list[float]:
         """The prices, as a checkpoint keeps them. Waits for the device."""

@@ -206,8 +206,8 @@ def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path)
     assert matched_quantity(recipe, "params") == pytest.approx(planned.task.budget, rel=0.02)
 
 
-def test_learned_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
-    discovery = found(tmp_path, {"kind": "learned", "rate": 0.5})
+def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
+    discovery = found(tmp_path, {"kind": "learned", "sizes": ["hidden"], "rate": 0.5})
     curve, (first, last) = discovery.found.curve, discovery.found.stages
     assert curve.widths == [1.0, 1.0, 1.0]
     assert curve.attention is None
@@ -217,6 +217,48 @@ def test_learned_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
     assert np.mean(hidden) == pytest.approx(72, rel=0.1)
     assert curve.hidden == pytest.approx([layer.hidden / 72 for layer in last.layers])
     assert "even" not in plan_of_rivals(tmp_path / "out").recipes  # it would be the uniform model
+
+
+@pytest.mark.parametrize("sizes", [["width"], ["hidden", "width"]])
+def test_learned_widths_of_the_stream_are_found_alone_or_with_hidden_ones(tmp_path, sizes):
+    """Heads, and what is not learned, stay those of the uniform model in every layer."""
+    discovery = found(tmp_path, {"kind": "learned", "sizes": sizes, "rate": 0.5, "width_lr": 0.2})
+    curve, (first, last) = discovery.found.curve, discovery.found.stages
+    assert {(layer.width, layer.attention, layer.hidden) for layer in first.layers} == {(24, 24, 72)}
+    assert (first.cost, last.step) == (discovery.budget, 6)
+    widths, hidden = ([getattr(layer, name) for layer in last.layers] for name in ("width", "hidden"))
+    assert len(set(widths)) == 3
+    assert len(set(hidden)) == (3 if "hidden" in sizes else 1)
+    assert {layer.attention for layer in last.layers} == {24}
+    # 4 d * d_attention of attention and 3 d * d_ff of feed-forward, 13 d^2 in the uniform model
+    used = np.mean([width * (4 * 24 + 3 * units) for width, units in zip(widths, hidden)])
+    assert used == pytest.approx(13 * 24**2, rel=0.1)
+    assert curve.widths == pytest.approx([width / 24 for width in widths])
+    assert curve.attention == pytest.approx([24 / width for width in widths])
+    assert curve.hidden == pytest.approx([units / 3 / width for units, width in zip(hidden, widths)])
+    recipes = plan_of_rivals(tmp_path / "out").recipes
+    solved = [sizes_of(layer) for layer in recipes["discovered"].explicit_model.layers]
+    assert [layer.attention for layer in solved] == [24, 24, 24]
+    for layer, width in zip(solved, widths):
+        assert layer.width == pytest.approx(width * np.mean([each.width for each in solved]) / np.mean(widths), abs=1.5)
+    budget = matched_quantity(recipes["uniform"], "params")
+    assert all(matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01) for recipe in recipes.values())
+
+
+def test_the_search_for_widths_begins_as_the_uniform_model(tmp_path):
+    """It uses as much, of a stream with room for twice as much behind the same embedding."""
+    planned = plan(tmp_path, {"kind": "learned", "room": 1.7, "min_fraction": 0.2})
+    recipe = planned.config.method._recipe(planned.task)
+    model = recipe.explicit_model
+    assert (model.d_model, model.final_norm_width, set(model.widths)) == (24, 24, {40})  # 24 * 1.7, in heads of 4
+    assert {layer.ffn.d_ff for layer in model.layers} == {122}
+    assert [layer.attention for layer in model.layers] == [
+        layer.attention for layer in planned.task.base.explicit_model.layers
+    ]
+    level = (24 / 40 - 0.2) / 0.8
+    assert model.residual.start == pytest.approx(level)
+    full = 40 * (4 * 24 + 3 * 122)
+    assert recipe.train.width_budget.target == pytest.approx(24 * (4 * 24 + 3 * 122 / 1.7) / full)
 
 
 class TestSurrogate:
@@ -292,6 +334,11 @@ class TestSurrogate:
         (GROWING | {"parts": ["depth"]}, {}, "parts.0: "),
         (GROWING | {"parts": []}, {}, "parts: "),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
+        ({"kind": "learned"}, {"residual": {"kind": "plain", "resize": "zero"}}, r"got 'plain'; .*\[hidden\], because"),
+        ({"kind": "learned"}, {"mtp": {}}, "model.mtp: got further heads; discover.method.sizes must be"),
+        ({"kind": "learned"}, {"norm": {"kind": "layer"}}, "model.layers.0.norm: got other than rms norms"),
+        ({"kind": "learned", "sizes": []}, {}, "sizes"),
+        ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
         ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),
         ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),
     ],

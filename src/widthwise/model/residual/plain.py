@@ -35,8 +35,6 @@ def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
 class PrefixResidual(ResidualConfig, ResidualTemplate, ABC):
     """The ends of a stream that is one vector, whose first coordinates are the embedding and what the head reads."""
 
-    final_norm_spans_layer = True
-
     def embedding_width(self, d_model: int) -> int:
         return d_model
 
@@ -74,6 +72,7 @@ class PlainResidualConfig(PrefixResidual):
     It has no sizes, so one class is both template and resolved config.
     """
 
+    final_norm_spans_layer = True
     kept = ("resize",)
     is_sum = True
     kind: Literal["plain"] = "plain"
