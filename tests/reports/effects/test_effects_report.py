@@ -1,6 +1,7 @@
 """The page of several comparisons, its tables and its figure."""
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -185,9 +186,21 @@ def test_sizes_are_the_axis_where_all_have_as_many_tokens(tmp_path: Path) -> Non
     assert [x for x, _ in line.places] == list(layout.ticks)
 
 
-def test_lines_of_two_sizes_do_not_lie_on_each_other(folders: list[Path]) -> None:
-    small, large = (line.places for line in layout_of(read_scales(folders)).lines)
-    assert all(one[0] < other[0] for one, other in zip(small, large))
+@pytest.mark.parametrize("ratio", [1.01, 1.5, 64])
+def test_lines_do_not_lie_on_each_other_and_points_stay_nearest_to_their_tick(tmp_path: Path, ratio: float) -> None:
+    folders = []
+    for width in (64, 96, 192):
+        for tokens in (BASE_TOKENS, BASE_TOKENS * ratio, BASE_TOKENS * 100):
+            data = comparison_data(width, 0)
+            for variant in data["variants"]:
+                variant["measured"]["tokens"]["mean"] = tokens
+            folders.append(write(tmp_path / f"{width}-{tokens:.0f}", data))
+    layout = layout_of(read_scales(folders))
+    for line in layout.lines:
+        for x, scale in line.places:
+            assert min(layout.ticks, key=lambda tick: abs(math.log(tick / x))) == scale.tokens
+    for small, large in itertools.pairwise(layout.lines):
+        assert all(one[0] < other[0] for one, other in zip(small.places, large.places, strict=True))
 
 
 def test_same_comparisons_give_the_same_bytes_in_any_order(folders: list[Path], tmp_path: Path) -> None:

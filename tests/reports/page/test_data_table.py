@@ -4,7 +4,7 @@ from typing import Any
 from fake_comparison import cost
 
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.page.data import data_table, loss_words
+from widthwise.reports.page.data import data_table, loss_words, text_words
 
 COUNTS = {"n_train_tokens": 385_542, "n_train_bytes": 1_300_311, "n_held_out_tokens": 137_669, "n_held_out_bytes": 7}
 CORPUS = {"corpus": {"name": "books", "fingerprint": "f"}, "tokenizer": {"spec": "bpe-2048", "id": "i"}}
@@ -45,3 +45,9 @@ def test_files_of_older_versions_say_what_they_have() -> None:
     assert loss_words(result()) == f" over {13 * 129:,} of 137,669 held-out tokens"
     assert loss_words(result(val_window_losses=[])) == ""
     assert data_table({"a": replace(run(None), environment={})}) is None
+
+
+def test_a_text_is_named_by_its_corpus_and_tokenizer() -> None:
+    assert text_words({"data": CORPUS}) == "books, bpe-2048"
+    assert text_words({"data": {"sources": {"web": {"weight": 3}}, "tokenizer": {"spec": "gpt2"}}}) == "web: 3, gpt2"
+    assert text_words({}) == ""

@@ -1,3 +1,4 @@
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -7,7 +8,19 @@ import pytest
 from matplotlib.axes import Axes
 
 from widthwise.reports.page import svg
-from widthwise.reports.page.svg import HEAT, INK, MUTED, SERIES, as_files, draw, line_legend, styles, swatch
+from widthwise.reports.page.svg import (
+    HEAT,
+    INK,
+    MUTED,
+    SERIES,
+    Facet,
+    as_files,
+    draw,
+    draw_facets,
+    line_legend,
+    styles,
+    swatch,
+)
 
 
 def hostile(axes: Axes) -> None:
@@ -107,3 +120,21 @@ def test_ink_can_be_read_on_every_cell_of_a_heat_map_in_light_and_in_dark() -> N
     values = dict(re.findall(r"--([\w-]+): (#\w{6});", light))
     assert [values[f"heat-{i}"] for i in range(1, len(HEAT) + 1)] == list(HEAT)
     assert values["ink"] == INK
+
+
+@pytest.mark.parametrize("n_facets", [1, 3, 5])
+def test_facets_are_small_figures_on_a_page_and_one_figure_in_a_file(n_facets: int) -> None:
+    facets = [Facet(f"panel {i}\nof {n_facets}", f"label {i}", hostile) for i in range(n_facets)]
+    with as_files("svg") as files:
+        shown = draw_facets("key", facets, (3, 2))
+    roots = [ElementTree.fromstring(each) for each in shown]
+    assert [root.attrib["aria-label"] for root in roots] == [f"label {i}" for i in range(n_facets)]
+    assert {root.attrib["viewBox"] for root in roots} == {"0 0 216 144"}
+    assert list(files.contents) == ["key"]
+    document = ElementTree.fromstring(files.contents["key"])
+    texts = ["".join(each.itertext()).strip() for each in document.iter() if each.tag.endswith("text")]
+    for i in range(n_facets):
+        assert texts.count(f"panel {i}") == 1
+    assert texts.count(f"of {n_facets}") == n_facets
+    n_columns = min(n_facets, 4)
+    assert document.attrib["viewBox"] == f"0 0 {216 * n_columns} {144 * math.ceil(n_facets / n_columns)}"

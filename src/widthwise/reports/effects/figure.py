@@ -22,7 +22,7 @@ from widthwise.reports.page.svg import CARD, INK, Facet, Style, draw_facets, lin
 INCHES = (2.6, 2.5)
 """Width and height of a panel."""
 ASIDE = 0.07
-"""Share of the x axis between lines that would lie on each other."""
+"""Share of the x axis between lines that would lie on each other, where there is room beside their tick."""
 NEAR = 0.3
 """Share of the x axis below which two labels do not fit beside each other."""
 
@@ -73,10 +73,9 @@ def layout_of(scales: Scales) -> Layout:
     ticks, others = (scales.lengths, scales.sizes) if is_over_tokens else (scales.sizes, scales.lengths)
     names = {value: f"{text} {'parameters' if is_over_tokens else 'tokens'}" for value, text in others.items()}
     chosen = styles(list(names.values()))
-    span = max(ticks) / min(ticks) if len(ticks) > 1 else 2.0
-    lines = []
+    step, lines = _step(list(ticks), len(names)), []
     for i, (value, name) in enumerate(names.items()):
-        factor = span ** (ASIDE * (i - (len(names) - 1) / 2))
+        factor = step ** (i - (len(names) - 1) / 2)
         own = [
             ((scale.tokens, scale.params) if is_over_tokens else (scale.params, scale.tokens), scale)
             for scale in scales.each
@@ -84,6 +83,14 @@ def layout_of(scales: Scales) -> Layout:
         places = [(factor * x, scale) for (x, line), scale in own if line == value]
         lines.append(Line(name, chosen[name], sorted(places, key=lambda place: place[0])))
     return Layout("tokens" if is_over_tokens else "parameters", ticks, lines)
+
+
+def _step(ticks: Sequence[int], n_lines: int) -> float:
+    """The factor between neighbouring lines: every point stays nearer to its tick than to any other."""
+    if len(ticks) == 1:
+        return 2.0**ASIDE
+    nearest = min(high / low for low, high in pairwise(ticks))
+    return min((ticks[-1] / ticks[0]) ** ASIDE, nearest ** (0.8 / n_lines))
 
 
 def _facet(effect: Effect, scales: Scales, layout: Layout, y_limits: tuple[float, float]) -> Facet:

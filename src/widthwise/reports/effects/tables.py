@@ -57,15 +57,9 @@ def scale_table(scales: Scales) -> Table:
         ]
         for scale in scales.each
     ]
-    header = [
-        "Folder",
-        f"parameters of {clean(scales.baseline)}",
-        "its tokens",
-        "seeds",
-        "matched in",
-        "text, tokenizer",
-    ]
-    return Table("The comparisons", header, rows, words={"matched in", "text, tokenizer"})
+    header = ["Folder", "parameters", "tokens", "seeds", "matched in", "text, tokenizer"]
+    caption = f"From small to large; parameters and tokens are those of {clean(scales.baseline)}"
+    return Table(caption, header, rows, words={"matched in", "text, tokenizer"})
 
 
 def _matched(scale: Scale) -> str:
