@@ -95,6 +95,15 @@ def test_both_sites_of_a_layer_have_one_width():
     assert len(list(blueprint(model.config).parameters())) == len(list(model.parameters()))
 
 
+def test_further_heads_learn_the_width_of_their_own_layer():
+    model = decoder(config("uniform", "full", residual=LEARNED, mtp={"n_depths": 2}))
+    assert model.config.cost().params == sum(parameter.numel() for parameter in model.parameters())
+    tokens = random_tokens(2, 7)
+    model.loss(tokens, tokens).objective.backward()
+    for layer in (*model.layers, *(depth.layer for depth in model.depths)):
+        assert layer.attention_residual.bias.weight.grad.abs() > 0
+
+
 @pytest.mark.parametrize(
     "ffn", [{"ratio": 0.6}, {"kind": "mlp", "d_ff": 9}, {"kind": "moe", "n_experts": 3, "top_k": 2}]
 )

@@ -336,7 +336,11 @@ class TestSurrogate:
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
         ({"kind": "learned"}, {"residual": {"kind": "plain", "resize": "zero"}}, r"got 'plain'; .*\[hidden\], because"),
         ({"kind": "learned"}, {"mtp": {}}, "model.mtp: got further heads; discover.method.sizes must be"),
-        ({"kind": "learned"}, {"norm": {"kind": "layer"}}, "model.layers.0.norm: got other than rms norms"),
+        (
+            {"kind": "learned"},
+            {"norm": {"kind": "layer"}},
+            "model.norm: got 'layer', 'pre'; discover.method.sizes must",
+        ),
         ({"kind": "learned", "sizes": []}, {}, "sizes"),
         ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
         ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),

@@ -86,6 +86,9 @@ class LearnedWidth(LearnedSize):
         if residual != PlainResidualConfig(multiplier=residual.multiplier):
             kind = kind_of(type(residual))
             raise UserError(f"model.residual: got {kind!r}{ELSE} on a plain one that carries, without options")
+        norm = self.template.norm
+        if (norm.kind, norm.placement) != ("rms", "pre"):
+            raise UserError(f"model.norm: got {norm.kind!r}, {norm.placement!r}{ELSE} under 'rms', 'pre'")
         if self.template.mtp is not None:
             raise UserError(f"model.mtp: got further heads{ELSE} in models without them")
 
