@@ -7,6 +7,7 @@ from widthwise.model.decoder import build
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.train_section import TrainConfig
+from widthwise.reports.run.report import write_run_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.objective import Objective
@@ -62,6 +63,12 @@ def test_a_run_tells_what_its_layers_learned(whole):
     assert all(len(each) == 3 for each in trained)
     assert trained[0] != trained[-1]
     assert result.token_widths is not None
+
+
+def test_the_page_of_a_run_shows_what_its_layers_learned(whole, tmp_path):
+    page = write_run_report(whole, tmp_path).read_text()
+    for width in RunDir(whole).result().prefix_widths:
+        assert f">{width:.1f}<" in page
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole, tmp_path):
