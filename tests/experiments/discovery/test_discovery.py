@@ -37,7 +37,8 @@ RECIPE: dict[str, Any] = {
     },
 }
 SEQ_LEN = TINY["seq_len"]
-GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3}
+GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3, "division": "free", "spend": 1.0}
+KEPT = {"kind": "growing", "n_stages": 4, "n_batches": 2, "step": 0.125}
 
 
 def plan(folder: Path, method: dict[str, Any], recipe: dict[str, Any] | None = None, **options: Any):

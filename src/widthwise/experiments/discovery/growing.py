@@ -1,5 +1,6 @@
 """Discovery by growth: a narrow uniform model grows, part by part, where it would gain the most."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -40,7 +41,7 @@ ORDERS: dict[str, Order] = {"gain": _by_gain, "random": _at_random}
 
 class GrowingMethod(Method):
     """Trains a narrow model, and at the end of each stage grows what has the largest first-order gain per unit of the
-    matched cost, exactly, until the budget is spent.
+    matched cost, exactly, until the search's part of the budget is spent.
 
     A stage takes each candidate at most once, or all as often as another, so that no measurement decides more than a
     step.
@@ -59,6 +60,13 @@ class GrowingMethod(Method):
     """Batches over which gains are measured."""
     order: Literal["gain", "random"] = "gain"
     """`random` grows the same parts by the same steps in an order that nothing has measured: a control."""
+    division: Literal["kept", "free"] = "kept"
+    """`kept`: widths, heads and hidden units of all layers together grow alike, as the uniform model divides its cost
+    among them, and gains decide in which layers. `free`: gains decide that too, although those of different parts start
+    from different draws."""
+    spend: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """How much of the budget the search spends. Below 1, because the widest layers cannot grow beyond the embedding
+    while others catch up; what is found is scaled to the whole budget."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "GrowingMethod":
@@ -71,7 +79,7 @@ class GrowingMethod(Method):
         residual = task.base.explicit_model.residual
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
-        if task.cost(self.start(task)) >= task.budget:
+        if task.cost(self.start(task)) >= self.spend * task.budget:
             raise UserError(f"discover.method.start_width: got {self.start_width:g}; leaves nothing to grow by")
         if task.steps < self.n_stages:
             raise UserError(
@@ -82,6 +90,13 @@ class GrowingMethod(Method):
         if missing is not None:
             raise UserError(
                 f"discover.method.parts: got {missing!r}, which this model does not have; allowed: {', '.join(allowed)}"
+            )
+        start, whole = self.start(task), task.base.explicit_model
+        grown_before = next((part for part in self.parts if PARTS[part].total(start) >= PARTS[part].total(whole)), None)
+        if self.division == "kept" and grown_before is not None:
+            raise UserError(
+                f"discover.method.parts: got {grown_before!r}, of which the narrow model has as much as the uniform "
+                "one; it grows with discover.method.division: free"
             )
         flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
         task.template.model_copy(update={"shape": flat}).resolve(
@@ -107,7 +122,8 @@ class _Search:
         self.method, self.task, self.folder, self.observer = method, task, folder, observer
         self.now = GrownModel.ungrown(method.start(task))
         self.parts: dict[str, Part] = {name: PARTS[name].of(task, method.step) for name in method.parts}
-        self.first_cost, self.budget = task.cost(self.now.model), task.budget
+        self.first_cost, self.budget = task.cost(self.now.model), method.spend * task.budget
+        self.uniform = task.base.explicit_model
         self.seed = task.base.train.seed
 
     def found(self) -> Found:
@@ -177,17 +193,24 @@ class _Search:
         return found, flops
 
     def _grown(self, candidates: Sequence[Candidate], number: int) -> tuple[GrownModel, list[Candidate]]:
-        """The model at the end of a stage, and the candidates that it took: rounds of all of them, until none fits."""
+        """The model at the end of a stage, and the candidates that it took, until none fits.
+
+        Where the division is kept, the next is always of the part that is furthest behind its size in the uniform
+        model.
+        """
         allowed = self.first_cost + (self.budget - self.first_cost) * number / self.method.n_stages
         ranked = ORDERS[self.method.order](candidates, np.random.default_rng(self.seed + number))
-        now, taken, n_before = GrownModel.ungrown(self.now.model), list[Candidate](), -1
-        while len(taken) > n_before:
-            n_before = len(taken)
-            for each in ranked:
-                grown = self.parts[each.part].grown(now, each.layer)
-                if grown is not None and self.task.cost(grown.model) <= allowed:
-                    now = grown
-                    taken.append(each)
+        groups = [list(self.parts)] if self.method.division == "free" else [[name] for name in self.parts]
+        rounds = [_Rounds([each for each in ranked if each.part in names], self.parts) for names in groups]
+        now, taken = GrownModel.ungrown(self.now.model), list[Candidate]()
+        while rounds:
+            next_one = min(rounds, key=lambda each: each.size(now.model) / each.size(self.uniform))
+            found = next_one.grown(now, lambda model: self.task.cost(model) <= allowed)
+            if found is None:
+                rounds.remove(next_one)
+            else:
+                now, candidate = found
+                taken.append(candidate)
         return now, taken
 
     def _stage(self, step: int, **measured: Any) -> Stage:
@@ -200,6 +223,27 @@ class _Search:
         ]
         stage = Stage(step=step, layers=layers, cost=self.task.cost(self.now.model), **measured)
         return stage.with_changes(sources=self.now.sources) if self.now.has_added else stage
+
+
+class _Rounds:
+    """Candidates that are taken one after the other, and then from the first again."""
+
+    def __init__(self, ranked: Sequence[Candidate], parts: Mapping[str, Part]):
+        self.ranked, self.parts, self.n_tried = ranked, parts, 0
+
+    def size(self, model: ModelConfig) -> float:
+        """What a model has of the first one's part."""
+        return self.parts[self.ranked[0].part].total(model) if self.ranked else math.inf
+
+    def grown(self, now: GrownModel, fits: Callable[[ModelConfig], bool]) -> tuple[GrownModel, Candidate] | None:
+        """The model grown by the next candidate with which it fits; None if there is none."""
+        for _ in self.ranked:
+            candidate = self.ranked[self.n_tried % len(self.ranked)]
+            self.n_tried += 1
+            grown = self.parts[candidate.part].grown(now, candidate.layer)
+            if grown is not None and fits(grown.model):
+                return grown, candidate
+        return None
 
 
 def _loss(source: "Source") -> float | None:

@@ -68,6 +68,11 @@ class Part(ABC):
     def of(cls, task: Task, step: float) -> Self:
         """With the step that a search grows it by. step: over its size in the uniform model."""
 
+    @classmethod
+    @abstractmethod
+    def total(cls, model: ModelConfig) -> float:
+        """How much of it all layers have together."""
+
     @abstractmethod
     def grown(self, before: GrownModel, place: int) -> GrownModel | None:
         """One step larger at one place, numbered as at the beginning of the stage; None where it cannot grow."""
@@ -118,6 +123,10 @@ class WidthPart(PartOfLayer):
     name = "width"
 
     @classmethod
+    def total(cls, model: ModelConfig) -> float:
+        return sum(layer.d_model for layer in model.layers)
+
+    @classmethod
     def of(cls, task: Task, step: float) -> Self:
         return cls(_whole_step(step * _uniform(task).d_model, 1))
 
@@ -132,6 +141,10 @@ class HeadsPart(PartOfLayer):
     """Groups of heads of the size that the others have."""
 
     name = "attention"
+
+    @classmethod
+    def total(cls, model: ModelConfig) -> float:
+        return sum(sizes_of(layer).attention for layer in model.layers)
 
     @classmethod
     def of(cls, task: Task, step: float) -> Self:
@@ -155,6 +168,10 @@ class HiddenPart(PartOfLayer):
         return len(layer.ffn.hidden_axes) == 1
 
     @classmethod
+    def total(cls, model: ModelConfig) -> float:
+        return sum(sizes_of(layer).hidden for layer in model.layers)
+
+    @classmethod
     def of(cls, task: Task, step: float) -> Self:
         widths = _uniform(task).ffn.hidden_widths
         return cls(_whole_step(step * (sum(widths) // len(widths)), 1))
@@ -173,6 +190,10 @@ class LayerPart(Part):
     """
 
     name = "layer"
+
+    @classmethod
+    def total(cls, model: ModelConfig) -> float:
+        return model.n_layers
 
     @classmethod
     def of(cls, task: Task, step: float) -> Self:
@@ -204,6 +225,10 @@ class BlocksPart(PartOfLayer):
     @classmethod
     def is_in(cls, layer: LayerConfig) -> bool:
         return isinstance(layer.ffn, HourglassConfig) and not layer.ffn.share_weights
+
+    @classmethod
+    def total(cls, model: ModelConfig) -> float:
+        return sum(layer.ffn.n_residual_additions for layer in model.layers)
 
     @classmethod
     def of(cls, task: Task, step: float) -> Self:
