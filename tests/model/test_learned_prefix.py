@@ -7,7 +7,6 @@ from model_cases import VARIANTS, config, decoder, random_tokens
 from widthwise.config_io import UserError, checked_copy
 from widthwise.model.decoder import Decoder, blueprint
 from widthwise.model.priced_layers import priced_layers
-from widthwise.model.priced_layers import used as used_share
 from widthwise.model.residual.learned_prefix import LearnedPrefixConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.model.residual.plain_module import Stream
@@ -126,7 +125,7 @@ def test_hidden_units_that_tokens_choose_are_priced_by_the_product_of_both_width
     assert layer.attention.cost(20, 20).flops == attention
     prefix = torch.tensor([0.35], requires_grad=True)
     hidden = torch.tensor([[0.4, 0.9], [1.0, 0.5]], requires_grad=True)
-    used = used_share(priced, {"prefix_fraction": prefix, "width_fraction": hidden})
+    used = priced.used({"prefix_fraction": prefix, "width_fraction": hidden})
     swiglu, full = 2 * 3 * 20 * 11, attention + 2 * 3 * 20 * 11
     torch.testing.assert_close(used, 0.35 * (attention + swiglu * hidden) / full)
     assert used.shape == (2, 2)
@@ -139,9 +138,9 @@ def test_hidden_units_that_tokens_choose_are_priced_by_the_product_of_both_width
 @pytest.mark.parametrize(
     ("variant", "message"),
     [
-        ("reordered", "layers.0.norm: got other than rms norms before sublayers"),
-        ("layer_norm_moe", "layers.0.norm: got other than rms norms before sublayers"),
-        ("hourglass", "layers.0.ffn: got a hourglass of several blocks"),
+        ("reordered", "layers.0.norm: got rms, rms, reordered;"),
+        ("layer_norm_moe", "layers.0.norm: got layer, layer, "),
+        ("hourglass", "layers.0.ffn.kind: got hourglass, of several blocks"),
     ],
 )
 def test_what_would_not_leave_masked_coordinates_alone_is_refused(variant, message):

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from widthwise.kernels import Teacher, linear_cross_entropy
 from widthwise.kernels.dispatch import compute_dtype
 from widthwise.model.axes import Embedding, Linear
+from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.initial_weights import initial_weights
 from widthwise.model.kv_cache import KVCache
 from widthwise.model.layer import LayerConfig

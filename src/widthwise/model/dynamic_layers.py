@@ -1,11 +1,14 @@
 """The layers of a model in which tokens can have different hidden widths, and what width costs there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.width_choice import WidthChoosingConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class DynamicLayer:
     def share(self, prefix: Any, hidden: Any) -> Any:
         """The share of these FLOPs that a hidden width takes, a fraction of the full one. prefix: is 1 here."""
         return hidden
+
+    def used(self, choices: "Mapping[str, Tensor]") -> "Tensor":
+        """The share of these FLOPs that is used, by each token, from the layer's choices or their means."""
+        return self.share(1.0, choices["width_fraction"])
 
 
 class HasFullFlops(Protocol):

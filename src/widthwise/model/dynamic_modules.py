@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from widthwise.model.choices import Choices
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 

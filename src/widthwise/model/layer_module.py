@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.residual import Residual
 from widthwise.model.residual.interface import Stream

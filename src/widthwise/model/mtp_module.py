@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.kv_cache import LayerCache
 from widthwise.model.residual import Residual
 

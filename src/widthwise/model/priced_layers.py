@@ -49,6 +49,11 @@ class PrefixLayer:
         """The share of these FLOPs that two widths take, each a fraction of the full one: numbers or tensors."""
         return prefix * (self.fixed_flops + self.hidden_flops * hidden) / self.full_flops
 
+    def used(self, choices: "Mapping[str, Tensor]") -> "Tensor":
+        """The share of these FLOPs that is used, by each token if tokens choose, from the layer's choices or their
+        means."""
+        return self.share(choices["prefix_fraction"], choices["width_fraction"] if self.hidden_flops else 1.0)
+
 
 PricedLayer = DynamicLayer | PrefixLayer
 
@@ -69,11 +74,6 @@ def _prefix_layer(index: int, layer: LayerConfig, narrowest: float, dynamic: Dyn
     cost = layer.attention.cost(layer.d_model, layer.d_in) + layer.ffn.cost(layer.d_model, layer.d_out)
     hidden, least = (0.0, 1.0) if dynamic is None else (dynamic.full_flops, dynamic.narrowest)
     return PrefixLayer(index, cost.flops - hidden, hidden, narrowest, least)
-
-
-def used(layer: PricedLayer, choices: "Mapping[str, Tensor]") -> "Tensor":
-    """The share of its FLOPs that a layer uses, by each token if tokens choose, from its choices or their means."""
-    return layer.share(choices.get("prefix_fraction", 1.0), choices.get("width_fraction", 1.0))
 
 
 def has_price(model: ModelConfig) -> bool:

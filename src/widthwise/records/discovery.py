@@ -1,6 +1,6 @@
 """`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from widthwise.records.record import Known, Number, Record, StoredRecord
@@ -53,6 +53,10 @@ class Stage(Record):
     """What could grow then; empty for methods that do not grow, and at the end."""
 
 
+OVER_WIDTH = ("attention", "hidden")
+"""Lists of a curve whose points are sizes over the width of the layer."""
+
+
 class Curve(Record):
     """Points of `shape: {kind: curve}`, one for each layer in which they were found."""
 
@@ -61,17 +65,30 @@ class Curve(Record):
     hidden: Sequence[float] | None = None
     blocks: Sequence[float] | None = None
 
+    @classmethod
+    def of_sizes(cls, sizes: Mapping[str, Sequence[float]]) -> "Curve":
+        """The curve of layers of these sizes; see `sizes`."""
+        widths = sizes["widths"]
+        over = {name: widths if name in OVER_WIDTH else [1.0] * len(widths) for name in sizes}
+        return cls(**{name: [a / b for a, b in zip(each, over[name], strict=True)] for name, each in sizes.items()})
+
+    def sizes(self) -> dict[str, list[float]]:
+        """Each list that there is as sizes in proportion to each other; those of a curve are over the width."""
+        lists = {name: points for name, points in self.to_data().items() if points is not None}
+        over = {name: self.widths if name in OVER_WIDTH else [1.0] * len(self.widths) for name in lists}
+        return {name: [a * b for a, b in zip(points, over[name], strict=True)] for name, points in lists.items()}
+
     @property
-    def n_kinds(self) -> int:
-        """How many kinds of sizes were searched: one leaves nothing to divide differently between kinds."""
-        others = (self.attention, self.hidden, self.blocks)
-        return (len(set(self.widths)) > 1) + sum(points is not None for points in others)
+    def trades_kinds(self) -> bool:
+        """Whether attention, hidden units or blocks have, on average, another relation to the width than in the uniform
+        model, by more than a tenth."""
+        even = self.even()
+        means = [points[0] for points in (even.attention, even.hidden, even.blocks) if points is not None]
+        return any(abs(mean - 1) > 0.1 for mean in means)
 
     def even(self) -> "Curve":
-        """The mean of each list in all layers."""
-        return Curve(
-            **{name: points and [sum(points) / len(points)] * len(points) for name, points in self.to_data().items()}
-        )
+        """The mean of each size in all layers."""
+        return Curve.of_sizes({name: [sum(each) / len(each)] * len(each) for name, each in self.sizes().items()})
 
     def reversed(self) -> "Curve":
         """The last layer first."""

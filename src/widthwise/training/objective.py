@@ -9,11 +9,11 @@ from torch import Tensor
 from widthwise.config_io import UserError
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.kernels import Teacher
+from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
 from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.ffn.interface_module import Choices
-from widthwise.model.priced_layers import has_price, priced_layers, used
+from widthwise.model.priced_layers import has_price, priced_layers
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
@@ -116,7 +116,7 @@ class WidthBudget:
 
     def used(self, choices: Sequence[Choices]) -> list[Tensor]:
         """The fraction that each priced layer uses. choices: those of all layers, or their means."""
-        return [used(layer, choices[layer.index]) for layer in self._layers]
+        return [layer.used(choices[layer.index]) for layer in self._layers]
 
     def state(self) -> list[float]:
         """The prices, as a checkpoint keeps them. Waits for the device."""

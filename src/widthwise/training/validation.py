@@ -14,9 +14,9 @@ from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.data.held_out import HeldOut
 from widthwise.evaluation.local_tasks import TaskScores
 from widthwise.kernels.precision import autocast
+from widthwise.model.choices import Choices
 from widthwise.model.decoder import Decoder, Loss
 from widthwise.model.eval_mode import evaluating
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.shards import reshard
 from widthwise.training.choice_metrics import ChoiceMeans
 from widthwise.training.processes import ALONE, Processes

@@ -11,11 +11,12 @@ from tiny_runs import TINY
 from widthwise.config_io import UserError
 from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
 from widthwise.experiments.discovery.method import sizes_of
+from widthwise.experiments.discovery.rivals import rivals
 from widthwise.experiments.matching import matched_quantity
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import load_recipe
 from widthwise.records.certificate import Certificate
-from widthwise.records.discovery import Discovery
+from widthwise.records.discovery import Curve, Discovery
 from widthwise.training.observer import Silence
 
 RECIPE: dict[str, Any] = {
@@ -207,6 +208,69 @@ def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path)
     assert matched_quantity(recipe, "params") == pytest.approx(planned.task.budget, rel=0.02)
 
 
+def test_another_search_in_the_same_folder_is_refused(tmp_path):
+    found(tmp_path, GROWING)
+    with pytest.raises(UserError, match=r"out: holds another search \(method.order from 'gain' to 'random'\); choose"):
+        found(tmp_path, GROWING | {"order": "random"})
+
+
+def test_a_search_that_could_not_grow_once_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"discover.method.spend: got 0.001, which leaves [\d,]+ params; must leave"):
+        plan(tmp_path, GROWING | {"spend": 0.001})
+
+
+class TestDivision:
+    def test_all_kinds_of_parts_grow_alike_and_spend_their_part_of_the_budget(self, tmp_path):
+        discovery = found(tmp_path, KEPT)
+        uniform = {"width": 24, "attention": 24, "hidden": 72}
+        for stage in discovery.found.stages[1:]:
+            sizes = {key: np.mean([layer[key] for layer in stage.layers]) / uniform[key] for key in uniform}
+            # A step of one layer is at most a third (of 3 layers) of 4 of 24 channels: heads of 4.
+            assert max(sizes.values()) - min(sizes.values()) <= 2 / 3 * 4 / 24
+        first, last = discovery.found.stages[0], discovery.found.stages[-1]
+        allowed = first.cost + 0.6 * (discovery.budget - first.cost)
+        assert 0.9 * allowed < last.cost <= allowed
+
+    def test_in_each_kind_what_gains_most_for_its_cost_is_taken_first(self, tmp_path):
+        stage = found(tmp_path, KEPT).found.stages[0]
+        for part in ("width", "attention", "hidden"):
+            own = [each for each in stage.candidates if each.part == part]
+            assert len({each.cost for each in own}) == 1  # all layers are as wide
+            taken, left = ([each.gain for each in own if each.is_taken is is_taken] for is_taken in (True, False))
+            assert min(taken, default=np.inf) >= max(left, default=-np.inf)
+        assert any(each.is_taken for each in stage.candidates)
+
+    def test_what_a_narrow_model_has_already_is_refused(self, tmp_path):
+        with pytest.raises(UserError, match="parts: got 'layer', of which the narrow model has as much as the uniform"):
+            plan(tmp_path, KEPT | {"parts": ["width", "layer"]})
+
+
+class TestRivals:
+    CURVE = Curve(widths=[1.0, 0.5, 0.75], attention=[0.5, 2.0, 1.0], hidden=[1.0, 3.0, 2.0])
+
+    def test_even_has_the_mean_of_each_size(self):
+        even = self.CURVE.even()
+        width = 2.25 / 3
+        assert even.widths == pytest.approx([width] * 3)
+        assert even.attention == pytest.approx([(0.5 + 1.0 + 0.75) / 3 / width] * 3)
+        assert even.hidden == pytest.approx([(1.0 + 1.5 + 1.5) / 3 / width] * 3)
+
+    def test_even_is_wanted_where_kinds_of_sizes_were_traded(self):
+        widths = [1.0, 0.5, 0.75]
+        assert not Curve(widths=widths).trades_kinds
+        assert not Curve(widths=widths, hidden=[0.75 / width for width in widths]).trades_kinds  # 0.75 in each layer
+        assert Curve(widths=widths, attention=[1.5, 1.5, 1.5]).trades_kinds
+
+    def test_random_sizes_lie_between_the_least_and_the_largest(self, grown):
+        _, discovery = grown
+        task = plan(grown[0], GROWING).task
+        shapes = {name: change["model"]["shape"] for name, change in rivals(discovery.found, task).items() if change}
+        for name in ("random_1", "random_2"):
+            drawn = Curve(**{key: shapes[name][key] for key in ("widths", "attention", "hidden")}).sizes()
+            for key, sizes in discovery.found.curve.sizes().items():
+                assert min(sizes) * 0.999 <= min(drawn[key]) <= max(drawn[key]) <= max(sizes) * 1.001
+
+
 def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
     discovery = found(tmp_path, {"kind": "learned", "sizes": ["hidden"], "rate": 0.5})
     curve, (first, last) = discovery.found.curve, discovery.found.stages
@@ -335,7 +399,11 @@ class TestSurrogate:
         (GROWING | {"parts": ["depth"]}, {}, "parts.0: "),
         (GROWING | {"parts": []}, {}, "parts: "),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
-        ({"kind": "learned"}, {"residual": {"kind": "plain", "resize": "zero"}}, r"got 'plain'; .*\[hidden\], because"),
+        (
+            {"kind": "learned"},
+            {"residual": {"kind": "plain", "resize": "zero"}},
+            r"got {kind: plain, resize: zero.*}; .*\[hidden\], because",
+        ),
         ({"kind": "learned"}, {"mtp": {}}, "model.mtp: got further heads; discover.method.sizes must be"),
         (
             {"kind": "learned"},

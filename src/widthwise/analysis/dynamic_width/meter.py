@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from widthwise.analysis.moments import Moments
+from widthwise.model.choices import Choices
 from widthwise.model.compiling import is_compiled
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import DynamicLayer, dynamic_layers, flops_shares
 from widthwise.model.dynamic_modules import dynamic_modules, width_fractions
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.width_choice_module import WidthChoosing
 
 N_BINS = 32

@@ -6,20 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.discovery.method import Task, check_uniform
 from widthwise.experiments.discovery.rivals import change_to, rivals
 from widthwise.experiments.discovery.section import DiscoverConfig
 from widthwise.experiments.plan import ComparisonPlan, read_plan
-from widthwise.files import write_atomic
+from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
 from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.discovery import DISCOVERED, Discovery
+from widthwise.records.recipe_changes import changes_in_words
 from widthwise.training.observer import Observer
-from widthwise.yaml_io import dump_yaml, read_recipe
+from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 
 COMPARISON = "comparison"
+ASKED = "search.yaml"
+"""What a folder's search is for."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ def plan_discovery(
 
 def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str | None = None) -> Discovery:
     """Searches, as far as it was not done before, and writes discovery.json, the recipe that was found
-    (discovered.yaml) and that of its comparison with rivals (rivals.yaml)."""
+    (discovered.yaml) and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds
+    another search."""
     task, config = plan.task, plan.config
+    _begin(plan, folder)
     found = config.method.find(task, folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
@@ -82,6 +87,18 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     _write_recipe(plan, folder / "rivals.yaml", {"compare": section})
     discovery.write(folder)
     return discovery
+
+
+def _begin(plan: DiscoveryPlan, folder: Path) -> None:
+    """Writes down what is searched, before anything is trained, or raises UserError where it was something else."""
+    path, task, method = folder / ASKED, plan.task, plan.config.method
+    fixed = {key: value for key, value in to_data(method).items() if key not in method.may_change}
+    asked = {"match": task.match, "steps": task.steps, "method": fixed, "recipe": to_data(task.base)}
+    if not path.exists():
+        write_atomic(path, dump_yaml(asked))
+        return
+    if changes := changes_in_words(parse_yaml(read_text(path), str(path)), parse_yaml(dump_yaml(asked), ASKED)):
+        raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
 def plan_of_rivals(folder: Path) -> ComparisonPlan:

@@ -1,6 +1,5 @@
 """Discovery by growth: a narrow uniform model grows, part by part, where it would gain the most."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -64,9 +63,9 @@ class GrowingMethod(Method):
     """`kept`: widths, heads and hidden units of all layers together grow alike, as the uniform model divides its cost
     among them, and gains decide in which layers. `free`: gains decide that too, although those of different parts start
     from different draws."""
-    spend: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """How much of the budget the search spends. Below 1, because the widest layers cannot grow beyond the embedding
-    while others catch up; what is found is scaled to the whole budget."""
+    spend: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """How much the search spends of what the budget leaves beside the narrow model. Below 1, because the widest layers
+    cannot grow beyond the embedding while others catch up; what is found is scaled to the whole budget."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "GrowingMethod":
@@ -79,29 +78,47 @@ class GrowingMethod(Method):
         residual = task.base.explicit_model.residual
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
-        if task.cost(self.start(task)) >= self.spend * task.budget:
-            raise UserError(f"discover.method.start_width: got {self.start_width:g}; leaves nothing to grow by")
         if task.steps < self.n_stages:
             raise UserError(
                 f"discover.steps: got {task.steps}; must be at least one for each of {self.n_stages} stages"
             )
-        allowed = [name for name, part in PARTS.items() if part.is_in(task.base.explicit_model.layers[0])]
-        missing = next((part for part in self.parts if part not in allowed), None)
-        if missing is not None:
+        start = self.start(task)
+        self._check_parts(task, start)
+        if task.cost(start) >= task.budget:
+            raise UserError(f"discover.method.start_width: got {self.start_width:g}; leaves nothing to grow by")
+        step = min(
+            task.cost(PARTS[part].of(task, self.step).grown_at(GrownModel.ungrown(start), [0]).model)
+            for part in self.parts
+        )
+        if step > self.allowance(task, start):
             raise UserError(
-                f"discover.method.parts: got {missing!r}, which this model does not have; allowed: {', '.join(allowed)}"
+                f"discover.method.spend: got {self.spend:g}, which leaves {self.allowance(task, start):,.0f} "
+                f"{task.match}; must leave {step:,.0f}, what a single growth takes"
             )
-        start, whole = self.start(task), task.base.explicit_model
-        grown_before = next((part for part in self.parts if PARTS[part].total(start) >= PARTS[part].total(whole)), None)
-        if self.division == "kept" and grown_before is not None:
-            raise UserError(
-                f"discover.method.parts: got {grown_before!r}, of which the narrow model has as much as the uniform "
-                "one; it grows with discover.method.division: free"
-            )
+        # Or no curve could say what is found.
         flat = CurveShape(widths=(1, 1), attention=(1, 1), hidden=(1, 1))
-        task.template.model_copy(update={"shape": flat}).resolve(
-            task.base.seq_len
-        )  # or no curve could say what is found
+        task.template.model_copy(update={"shape": flat}).resolve(task.base.seq_len)
+
+    def _check_parts(self, task: Task, start: ModelConfig) -> None:
+        """Raises UserError for what a model does not have, or has as much of as the uniform one from the start."""
+        uniform = task.base.explicit_model
+        allowed = [name for name, part in PARTS.items() if part.is_in(uniform.layers[0])]
+        for name in self.parts:
+            if name not in allowed:
+                known = ", ".join(allowed)
+                raise UserError(
+                    f"discover.method.parts: got {name!r}, which this model does not have; allowed: {known}"
+                )
+            if self.division == "kept" and PARTS[name].total(start) >= PARTS[name].total(uniform):
+                raise UserError(
+                    f"discover.method.parts: got {name!r}, of which the narrow model has as much as the uniform one; "
+                    "it grows with discover.method.division: free"
+                )
+
+    def allowance(self, task: Task, start: ModelConfig) -> float:
+        """How much of the matched quantity the model may take at the end of the search."""
+        first = task.cost(start)
+        return first + self.spend * (task.budget - first)
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
         return _Search(self, task, folder, observer).found()
@@ -122,7 +139,7 @@ class _Search:
         self.method, self.task, self.folder, self.observer = method, task, folder, observer
         self.now = GrownModel.ungrown(method.start(task))
         self.parts: dict[str, Part] = {name: PARTS[name].of(task, method.step) for name in method.parts}
-        self.first_cost, self.budget = task.cost(self.now.model), method.spend * task.budget
+        self.first_cost, self.allowance = task.cost(self.now.model), method.allowance(task, self.now.model)
         self.uniform = task.base.explicit_model
         self.seed = task.base.train.seed
 
@@ -198,10 +215,11 @@ class _Search:
         Where the division is kept, the next is always of the part that is furthest behind its size in the uniform
         model.
         """
-        allowed = self.first_cost + (self.budget - self.first_cost) * number / self.method.n_stages
+        allowed = self.first_cost + (self.allowance - self.first_cost) * number / self.method.n_stages
         ranked = ORDERS[self.method.order](candidates, np.random.default_rng(self.seed + number))
         groups = [list(self.parts)] if self.method.division == "free" else [[name] for name in self.parts]
-        rounds = [_Rounds([each for each in ranked if each.part in names], self.parts) for names in groups]
+        by_group = ([each for each in ranked if each.part in names] for names in groups)
+        rounds = [_Rounds(candidates, self.parts) for candidates in by_group if candidates]
         now, taken = GrownModel.ungrown(self.now.model), list[Candidate]()
         while rounds:
             next_one = min(rounds, key=lambda each: each.size(now.model) / each.size(self.uniform))
@@ -233,7 +251,7 @@ class _Rounds:
 
     def size(self, model: ModelConfig) -> float:
         """What a model has of the first one's part."""
-        return self.parts[self.ranked[0].part].total(model) if self.ranked else math.inf
+        return self.parts[self.ranked[0].part].total(model)
 
     def grown(self, now: GrownModel, fits: Callable[[ModelConfig], bool]) -> tuple[GrownModel, Candidate] | None:
         """The model grown by the next candidate with which it fits; None if there is none."""

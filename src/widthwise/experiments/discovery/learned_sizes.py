@@ -13,7 +13,6 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.dynamic import DynamicTemplate
 from widthwise.model.ffn.swiglu import SwiGLUTemplate
 from widthwise.model.ffn.width_score import ConstScoreConfig
-from widthwise.model.kinds import kind_of
 from widthwise.model.residual.learned_prefix import LearnedPrefixConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.records.run import RunResult
@@ -84,8 +83,8 @@ class LearnedWidth(LearnedSize):
         super().check()
         residual = self.template.residual
         if residual != PlainResidualConfig(multiplier=residual.multiplier):
-            kind = kind_of(type(residual))
-            raise UserError(f"model.residual: got {kind!r}{ELSE} on a plain one that carries, without options")
+            got = ", ".join(f"{key}: {value}" for key, value in to_data(residual).items())
+            raise UserError(f"model.residual: got {{{got}}}{ELSE} on kind: plain with its defaults, but for multiplier")
         norm = self.template.norm
         if (norm.kind, norm.placement) != ("rms", "pre"):
             raise UserError(f"model.norm: got {norm.kind!r}, {norm.placement!r}{ELSE} under 'rms', 'pre'")

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig, cost_summary
@@ -60,6 +60,9 @@ class Method(Config, ABC):
 
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Fields with another value of which a search goes on."""
 
     def check(self, task: Task) -> None:
         """Raises UserError for a uniform model whose sizes it cannot search."""

@@ -16,14 +16,14 @@ def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
     `even` has what was found on average in all layers: whether it is the profile that helps, or how much attention has
     in relation to the feed-forward. `reversed` has the last layer first: whether the order of layers matters. The sizes
     of `random` ones are spread as much as those that were found, but lie anywhere along the depth. All these have as
-    many layers as what was found. Where only one kind of size was searched, `even` would be the uniform model, and is
-    left out.
+    many layers as what was found. Where that division is the uniform model's, `even` would be the uniform
+    model, and is left out.
     """
     generator, curve = np.random.default_rng(task.base.train.seed), found.curve
     solved = {"match": task.match, "rounding": "balanced"}
     curves = {
         DISCOVERED: curve,
-        **({"even": curve.even()} if curve.n_kinds > 1 else {}),
+        **({"even": curve.even()} if curve.trades_kinds else {}),
         "reversed": curve.reversed(),
         **{f"random_{number}": _random(curve, generator) for number in range(1, 1 + N_RANDOM)},
     }
@@ -45,10 +45,9 @@ def change_to(curve: Curve, n_layers: int | None, task: Task) -> dict[str, Any]:
 
 
 def _random(curve: Curve, generator: np.random.Generator) -> Curve:
-    """Points drawn log-uniformly between the least and the largest of each of its lists."""
-    found = {}
-    for name, points in curve.to_data().items():
-        if points:
-            low, high = np.log([min(points), max(points)])
-            found[name] = np.exp(generator.uniform(low, high, len(points))).tolist()
-    return Curve(**found)
+    """Sizes drawn log-uniformly between the least and the largest of each kind."""
+    drawn = {}
+    for name, sizes in curve.sizes().items():
+        low, high = np.log([min(sizes), max(sizes)])
+        drawn[name] = np.exp(generator.uniform(low, high, len(sizes))).tolist()
+    return Curve.of_sizes(drawn)

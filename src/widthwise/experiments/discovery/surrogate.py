@@ -50,6 +50,7 @@ class SurrogateMethod(Method):
     Trials whose loss is above the median of earlier ones at the same step are given up.
     """
 
+    may_change = ("n_trials",)
     kind: Literal["surrogate"] = "surrogate"
     n_points: Annotated[int, Field(ge=2, le=16)] = 4
     """Points of each curve; between them it is straight."""
@@ -120,8 +121,7 @@ class SurrogateMethod(Method):
     def _recipe(self, task: Task, points: dict[str, float]) -> Recipe:
         shape = {"kind": "curve", "match": task.match, "rounding": "balanced", **self._curve(points).to_data()}
         data = merge(to_data(task.base), {"train": {"steps": task.steps}})
-        d_model = self.smaller.get("model", {}).get("d_model", task.template.d_model)
-        data = merge(merge(data, at_d_model(task.template, d_model)), self.smaller)
+        data = merge(merge(data, at_d_model(task.template, self.smaller.get("model"))), self.smaller)
         return parse_recipe(merge(data, {"model": {"shape": shape}}), "discover.method.smaller")
 
     def _tried(
@@ -153,12 +153,14 @@ class SurrogateMethod(Method):
         return stages
 
 
-def at_d_model(template: ModelTemplate, d_model: Any) -> dict[str, Any]:
-    """Changes to a recipe with which one learning rate suits both the d_model of the template and another, by muP: the
-    multipliers of hidden matrices and logits follow the width. Source: Yang et al. 2022, arXiv:2203.03466, table 8.
+def at_d_model(template: ModelTemplate, change: Any) -> dict[str, Any]:
+    """Changes to a recipe with which one learning rate of AdamW suits both the d_model of the template and that of a
+    change to it, by muP: the multipliers of hidden matrices and logits follow the width. Source: Yang et al. 2022,
+    arXiv:2203.03466, table 8. Muon needs none for its matrices (with `adjust_lr: original`).
 
-    A d_model that is no size changes nothing; the recipe refuses it.
+    A change that has no d_model, or one that is no size, changes nothing; the recipe refuses the latter.
     """
+    d_model = change.get("d_model") if isinstance(change, dict) else None
     if not isinstance(d_model, int) or d_model < 1 or d_model == template.d_model:
         return {}
     ratio = d_model / template.d_model

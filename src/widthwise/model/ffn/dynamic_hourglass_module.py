@@ -8,9 +8,9 @@ from torch import Tensor
 from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
 from widthwise.model.ffn.hourglass_module import Hourglass
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
 from widthwise.model.ffn.width_mask_module import Edge
 from widthwise.model.norm import NormSite

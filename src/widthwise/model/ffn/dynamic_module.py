@@ -12,8 +12,8 @@ from widthwise.kernels.dispatch import compute_dtype, use_fused
 from widthwise.kernels.sliced_swiglu import Mask, bucketed_units, fused, sliced_is_faster, units_for_all, whole_units
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Linear
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices
 from widthwise.model.ffn.unit_ranks import grown_centres
 from widthwise.model.ffn.width_choice_module import WidthChoosing, recomputed
 from widthwise.model.ffn.width_mask_module import Edge

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from widthwise.model.axes import Linear
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
 from widthwise.model.axes import Linear
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from widthwise.kernels import grouped_swiglu
 from widthwise.model.axes import Control, Experts
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.ffn.swiglu_module import SwiGLU
 from widthwise.model.norm import NormSite
 

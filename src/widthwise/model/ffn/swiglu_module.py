@@ -4,8 +4,9 @@ from torch import Tensor
 
 from widthwise.kernels import swiglu
 from widthwise.model.axes import Linear
+from widthwise.model.choices import Choices
 from widthwise.model.context import PassContext
-from widthwise.model.ffn.interface_module import Choices, FeedForward
+from widthwise.model.ffn.interface_module import FeedForward
 from widthwise.model.norm import NormSite
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.choices import Choices
 
 if TYPE_CHECKING:
     from widthwise.model.residual.interface import Stream

@@ -60,9 +60,12 @@ class LearnedPrefixConfig(PrefixResidual):
     def check_layer(self, layer: "LayerConfig") -> None:
         """What is masked must stay 0 until a matrix reads it."""
         if layer.norm_placement != "pre" or layer.attention_norm.kind != "rms" or layer.ffn_norm.kind != "rms":
-            raise ValueError(f"norm: got other than rms norms before sublayers, which {self.kind} needs")
+            norms = f"{layer.attention_norm.kind}, {layer.ffn_norm.kind}, {layer.norm_placement}"
+            raise ValueError(f"norm: got {norms}; {self.kind} needs rms norms before the sublayers, pre")
         if layer.ffn.n_residual_additions > 1:
-            raise ValueError(f"ffn: got a {layer.ffn.kind} of several blocks; {self.kind} needs one that writes once")
+            raise ValueError(
+                f"ffn.kind: got {layer.ffn.kind}, of several blocks; {self.kind} needs one that writes once"
+            )
 
     def cost(self, d_before: int, d_read: int, d_write: int) -> Cost:
         return self.matched_cost(d_before, d_read, d_write)

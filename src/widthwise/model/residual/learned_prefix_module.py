@@ -8,7 +8,7 @@ from torch import Tensor
 
 from widthwise.kernels.sliced_swiglu.reference import unit_centres
 from widthwise.model.axes import Vector
-from widthwise.model.ffn.interface_module import Choices
+from widthwise.model.choices import Choices
 from widthwise.model.ffn.width_mask import StraightThroughMaskConfig
 from widthwise.model.ffn.width_mask_module import straight_through
 from widthwise.model.ffn.width_score_module import wide

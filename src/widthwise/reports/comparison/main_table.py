@@ -141,8 +141,8 @@ class MainTable:
 def main_tables(comparison: Compared, caption: str, swatches: Sequence[Markup]) -> list[MainTable]:
     """What a page shows: columns that were asked for in one table, otherwise a table of losses and one of costs.
 
-    All of the usual columns side by side would be wider than most windows. swatches: one for each variant. None where
-    there is no variant.
+    All of the usual columns side by side would be wider than most windows. swatches: one for each variant. No tables
+    where there is no variant.
     """
     columns = list(enumerate(main_columns(comparison), start=1))
     losses = [each for each in columns if comparison.columns is not None or not _is_of_cost(each[1])]

@@ -76,6 +76,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         growth_table=growth_table(discovery),
         cost_table=None if comparison is None else cost_table(discovery, comparison),
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
+        has_even=comparison is not None and any(each.name == "even" for each in comparison.variants),
         command=discovery.command,
         recipe=recipe.read_text() if recipe.is_file() else None,
         recipe_name=recipe.name,

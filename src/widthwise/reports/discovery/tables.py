@@ -19,10 +19,8 @@ METHODS = {
 def sizes_table(discovery: Discovery) -> Table:
     """The layers that were found, in channels; and which of them were added, where some were."""
     layers, added = discovery.found.stages[-1].layers, discovery.found.added()
-    header, rows = (
-        ["layer", "width", "attention", "hidden"],
-        [[str(n + 1), *_sizes(layers[n])] for n in range(len(layers))],
-    )
+    header = ["layer", "width", "attention", "hidden"]
+    rows = [[str(number), *_sizes(layer)] for number, layer in enumerate(layers, start=1)]
     if has_blocks(discovery.found.stages):
         header, rows = [*header, "blocks"], [[*row, fixed(layer.blocks, 0)] for row, layer in zip(rows, layers)]
     if added:
