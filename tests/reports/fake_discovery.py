@@ -35,5 +35,9 @@ def write_discovery(folder: Path) -> Path:
     found = {"curve": curve, "n_layers": 4, "stages": stages, "tokens": 61_440, "flops": 3e12}
     discovery = {"title": "tiny", "method": "growing", "match": "params", "budget": 2e5, "seed": 3, "found": found}
     discovery |= {"command": "widthwise discover configs/tiny.yaml", "comparison": "comparison"}
+    discovery |= {
+        "how": "grown where it gained most",
+        "environment": {"torch": "2.13.0", "cpu": "a CPU", "commit": "abc"},
+    }
     (folder / "discovery.json").write_text(json.dumps(discovery))
     return folder

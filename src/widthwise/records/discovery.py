@@ -1,7 +1,7 @@
 """`discovery.json`: how a profile of sizes along the depth was found, and what finding it cost."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from widthwise.records.record import Known, Number, Record, StoredRecord
 
@@ -132,12 +132,18 @@ class Discovery(StoredRecord):
 
     title: str
     method: str
+    how: str = "found"
+    """What the method does, as in "8 layers, grown where it gained most"."""
+    options: Mapping[str, Any] | None = None
+    """Of the method, with those that were not asked for."""
     match: str
     """The quantity whose budget the profile meets."""
     budget: float
     """How much of that quantity the uniform model takes."""
     seed: int
     command: str | None = None
+    environment: Mapping[str, Any] | None = None
+    """Versions, machine and commit of the process that wrote the record."""
     found: Found
     comparison: str | None = None
     """Folder of the comparison with its rivals, from that of this file; None if none was made."""

@@ -107,6 +107,11 @@ class TestGrowing:
     def test_at_random_the_budget_is_spent_in_another_order(self, grown, tmp_path):
         other = found(tmp_path, {**GROWING, "order": "random"})
         assert other.found.curve != grown[1].found.curve
+        assert (grown[1].how, other.how) == ("grown where it gained most", "grown in random order")
+        assert other.options is not None
+        assert other.options["order"] == "random"
+        assert other.environment is not None
+        assert {"commit", "cpu", "torch"} <= set(other.environment)
         assert other.found.stages[-1].cost > 0.95 * other.budget
 
     def test_rivals_have_the_budget_of_what_was_found(self, grown):

@@ -67,16 +67,21 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     """Searches, as far as it was not done before, and writes discovery.json, the recipe that was found
     (discovered.yaml) and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds
     another search."""
+    from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
+
     task, config = plan.task, plan.config
     _begin(plan, folder)
     found = config.method.find(task, folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,
+        how=config.method.in_words,
+        options=to_data(config.method),
         match=config.match,
         budget=task.budget,
         seed=task.base.train.seed,
         command=command,
+        environment=environment(),
         found=found,
         comparison=COMPARISON,
     )

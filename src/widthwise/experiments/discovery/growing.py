@@ -36,6 +36,7 @@ def _at_random(candidates: Sequence[Candidate], generator: np.random.Generator) 
 
 ORDERS: dict[str, Order] = {"gain": _by_gain, "random": _at_random}
 """How the candidates of a stage are put in order."""
+IN_WORDS = {"gain": "grown where it gained most", "random": "grown in random order"}
 
 
 class GrowingMethod(Method):
@@ -73,6 +74,10 @@ class GrowingMethod(Method):
         if twice is not None:
             raise ValueError(f"parts: got {twice!r} twice; each part grows by one step")
         return self
+
+    @property
+    def in_words(self) -> str:
+        return IN_WORDS[self.order]
 
     def check(self, task: Task) -> None:
         residual = task.base.explicit_model.residual

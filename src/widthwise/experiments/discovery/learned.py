@@ -45,6 +45,10 @@ class LearnedMethod(Method):
             raise ValueError(f"got {list(sizes)}; each size at most once")
         return sizes
 
+    @property
+    def in_words(self) -> str:
+        return "learned under a price on width"
+
     def check(self, task: Task) -> None:
         ffn = task.template.ffn
         if not isinstance(ffn, SwiGLUTemplate) or ffn.d_ff is not None:

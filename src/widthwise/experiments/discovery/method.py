@@ -64,6 +64,11 @@ class Method(Config, ABC):
     may_change: ClassVar[tuple[str, ...]] = ()
     """Fields with another value of which a search goes on."""
 
+    @property
+    @abstractmethod
+    def in_words(self) -> str:
+        """What it does with layers."""
+
     def check(self, task: Task) -> None:
         """Raises UserError for a uniform model whose sizes it cannot search."""
 

@@ -63,6 +63,10 @@ class SurrogateMethod(Method):
     """Changes to the recipe for the models of the study, as {model: {d_model: 48}}. What learning rates and initial
     weights of the recipe become at another d_model follows from muP; what is changed here stays as it is said."""
 
+    @property
+    def in_words(self) -> str:
+        return f"the best of {self.n_trials} models"
+
     def check(self, task: Task) -> None:
         require("optuna", "sweep")
         flat = dict.fromkeys(self._names, 1.0)

@@ -9,11 +9,6 @@ from widthwise.reports.page.formats import clean, counted, fixed, interval, rati
 from widthwise.reports.page.table import Table
 
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
-METHODS = {
-    "growing": "grown where it gained most",
-    "learned": "learned under a price on width",
-    "surrogate": "searched with small models",
-}
 
 
 def sizes_table(discovery: Discovery) -> Table:
@@ -81,7 +76,7 @@ def growth_table(discovery: Discovery) -> Table | None:
 def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[str]:
     """What was found, at what cost, and whether it wins."""
     found = discovery.found
-    widths, how = found.curve.widths, METHODS.get(discovery.method, discovery.method)
+    widths, how = found.curve.widths, clean(discovery.how)
     n_layers, n_added = len(found.stages[-1].layers), len(found.added())
     layers = counted(n_layers, "layer") + (f", {n_added:,} of them added" if n_added else "")
     yield (
