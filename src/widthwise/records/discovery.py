@@ -68,15 +68,14 @@ class Curve(Record):
     @classmethod
     def of_sizes(cls, sizes: Mapping[str, Sequence[float]]) -> "Curve":
         """The curve of layers of these sizes; see `sizes`."""
-        widths = sizes["widths"]
-        over = {name: widths if name in OVER_WIDTH else [1.0] * len(widths) for name in sizes}
-        return cls(**{name: [a / b for a, b in zip(each, over[name], strict=True)] for name, each in sizes.items()})
+        units = {name: _units(name, sizes["widths"]) for name in sizes}
+        return cls(**{name: [a / b for a, b in zip(each, units[name], strict=True)] for name, each in sizes.items()})
 
     def sizes(self) -> dict[str, list[float]]:
         """Each list that there is as sizes in proportion to each other; those of a curve are over the width."""
         lists = {name: points for name, points in self.to_data().items() if points is not None}
-        over = {name: self.widths if name in OVER_WIDTH else [1.0] * len(self.widths) for name in lists}
-        return {name: [a * b for a, b in zip(points, over[name], strict=True)] for name, points in lists.items()}
+        units = {name: _units(name, self.widths) for name in lists}
+        return {name: [a * b for a, b in zip(points, units[name], strict=True)] for name, points in lists.items()}
 
     @property
     def trades_kinds(self) -> bool:
@@ -93,6 +92,11 @@ class Curve(Record):
     def reversed(self) -> "Curve":
         """The last layer first."""
         return Curve(**{name: points and points[::-1] for name, points in self.to_data().items()})
+
+
+def _units(name: str, widths: Sequence[float]) -> Sequence[float]:
+    """(n_layers,) the sizes that are 1 in a list of a curve."""
+    return widths if name in OVER_WIDTH else [1.0] * len(widths)
 
 
 class Found(Record):
@@ -135,7 +139,7 @@ class Discovery(StoredRecord):
     how: str = "found"
     """What the method does, as in "8 layers, grown where it gained most"."""
     options: Mapping[str, Any] | None = None
-    """Of the method, with those that were not asked for."""
+    """All options of the method as the search had them, defaults included."""
     match: str
     """The quantity whose budget the profile meets."""
     budget: float

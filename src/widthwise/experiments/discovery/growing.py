@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -23,7 +23,12 @@ from widthwise.training.observer import Observer
 if TYPE_CHECKING:
     from widthwise.runs.source import Source
 
-Order = Callable[[Sequence[Candidate], np.random.Generator], Sequence[Candidate]]
+
+class Order(NamedTuple):
+    """How the candidates of a stage are put in order."""
+
+    in_words: str
+    ranked: Callable[[Sequence[Candidate], np.random.Generator], Sequence[Candidate]]
 
 
 def _by_gain(candidates: Sequence[Candidate], _: np.random.Generator) -> Sequence[Candidate]:
@@ -34,9 +39,7 @@ def _at_random(candidates: Sequence[Candidate], generator: np.random.Generator) 
     return [candidates[place] for place in generator.permutation(len(candidates))]
 
 
-ORDERS: dict[str, Order] = {"gain": _by_gain, "random": _at_random}
-"""How the candidates of a stage are put in order."""
-IN_WORDS = {"gain": "grown where it gained most", "random": "grown in random order"}
+ORDERS = {"gain": Order("grown where it gained most", _by_gain), "random": Order("grown in random order", _at_random)}
 
 
 class GrowingMethod(Method):
@@ -77,7 +80,7 @@ class GrowingMethod(Method):
 
     @property
     def in_words(self) -> str:
-        return IN_WORDS[self.order]
+        return ORDERS[self.order].in_words
 
     def check(self, task: Task) -> None:
         residual = task.base.explicit_model.residual
@@ -221,7 +224,7 @@ class _Search:
         model.
         """
         allowed = self.first_cost + (self.allowance - self.first_cost) * number / self.method.n_stages
-        ranked = ORDERS[self.method.order](candidates, np.random.default_rng(self.seed + number))
+        ranked = ORDERS[self.method.order].ranked(candidates, np.random.default_rng(self.seed + number))
         groups = [list(self.parts)] if self.method.division == "free" else [[name] for name in self.parts]
         by_group = ([each for each in ranked if each.part in names] for names in groups)
         rounds = [_Rounds(candidates, self.parts) for candidates in by_group if candidates]

@@ -27,7 +27,7 @@ class LearnedSize(ABC):
     """A size that every layer learns, beginning with that of the uniform model."""
 
     template: ModelTemplate
-    """The uniform model."""
+    """The recipe's model, whose layers are all alike and whose sizes the search begins with."""
     asked_room: float
     """What a layer could use, over its size in the uniform model."""
     min_fraction: float

@@ -44,15 +44,15 @@ class Task:
     def curve(self, layers: Sequence[LayerSizes]) -> Curve:
         """Sizes of layers as points: widths and blocks over those of the uniform model, the others over what the
         recipe's rules give at that width, and for so many blocks."""
-        width, layer = self.template.d_model, template_layer(self.template)
-        size, n_blocks = sizes_of(layer), layer.ffn.n_residual_additions
+        layer = template_layer(self.template)
+        uniform, n_blocks = sizes_of(layer), layer.ffn.n_residual_additions
         blocks = [1 if each.blocks is None else each.blocks / n_blocks for each in layers]
-        curve = Curve(
-            widths=[each.width / width for each in layers],
-            attention=[each.attention / each.width / size.attention * width for each in layers],
-            hidden=[each.hidden / each.width / size.hidden * width / n for each, n in zip(layers, blocks)],
-        )
-        return curve if layers[0].blocks is None else curve.with_changes(blocks=blocks)
+        sizes = {
+            "widths": [each.width / self.template.d_model for each in layers],
+            "attention": [each.attention / uniform.attention for each in layers],
+            "hidden": [each.hidden / uniform.hidden / n for each, n in zip(layers, blocks)],
+        }
+        return Curve.of_sizes(sizes if layers[0].blocks is None else sizes | {"blocks": blocks})
 
 
 class Method(Config, ABC):

@@ -27,7 +27,7 @@ class Size(NamedTuple):
     """A size of layers that a figure shows."""
 
     key: str
-    """Field of LayerSizes."""
+    """The field of `LayerSizes` that is drawn."""
     title: str
     unit: str = "channels"
 
