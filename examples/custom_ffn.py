@@ -24,8 +24,7 @@ class SineConfig(FFNConfig):
         return (self.d_ff,)
 
     def cost(self, d_model: int, d_out: int) -> Cost:
-        kept = Cost(activation_elements=2 * self.d_ff)  # for the backward pass
-        return linear(d_model, self.d_ff) + linear(self.d_ff, d_out) + kept
+        return linear(d_model, self.d_ff) + linear(self.d_ff, d_out) + Cost(activation_elements=2 * self.d_ff)
 
     def build(self, d_model: int, d_out: int, norm: NormSite) -> "Sine":
         return Sine(self, d_model, d_out, norm)
