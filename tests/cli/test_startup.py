@@ -22,6 +22,7 @@ VERBS = (
     "schema",
     "runs {recipes}",
     "sweep --ladder {recipes}/ladder_small.yaml --dry-run",
+    "compare {recipes}/compare_ffn.yaml --dry-run",
 )
 """Verbs that need sizes and costs alone: of a solved shape, of every component, of several variants."""
 

@@ -131,6 +131,22 @@ def test_the_workload_counts_all_runs(tmp_path: Path) -> None:
     assert one.pflops_days == pytest.approx(one.explicit_model.cost().training_flops(24) * 3 * 4 * 24 / (1e15 * 86400))
 
 
+def test_the_workload_as_data_has_what_a_variant_misses_and_what_was_changed(tmp_path: Path) -> None:
+    variants = {"uniform": {}, "wide": {"model": {"d_model": 56}}}
+    plan = read_plan([comparison(tmp_path, seeds=[7, 9], variants=variants)], match="flops", adjust="ffn")
+    base, wide = (recipe.explicit_model.cost().forward_flops(24) for recipe in plan.recipes.values())
+    work = plan.workload_as_data()
+    assert (work["n_runs"], work["baseline"], work["match"]) == (4, "uniform", "flops")
+    assert [row["miss"] for row in work["points"]] == [None, pytest.approx(wide / base - 1)]
+    assert 0 < abs(wide / base - 1) < 0.01
+    (change,) = work["points"][1]["changes"]
+    assert change["key"].startswith("model.ffn.")
+    assert change["after"] < change["before"]
+    assert plan.adjustment_lines[0].startswith(f"wide: {change['key']} {change['before']:.7g} -> ")
+    unmatched = read_plan([comparison(tmp_path, variants=variants)], match="none").workload_as_data()
+    assert (unmatched["match"], [row["miss"] for row in unmatched["points"]]) == (None, [None, None])
+
+
 def growing(steps: int) -> dict:
     """Half of the layers for two steps, then all."""
     return {

@@ -10,6 +10,7 @@ from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, table_console
 from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
+from widthwise.cli.workload import show_workload
 from widthwise.config_io import UserError
 from widthwise.training.launch import is_silent
 
@@ -44,7 +45,8 @@ def compare(
     heartbeat: HeartbeatOption = 60,
     jobs: JobsOption = "auto",
     track: TrackOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned work, and train nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison, or the dry run, as JSON.")] = False,
 ) -> None:
     """Train matched recipes over several seeds with the same data order and report the paired differences.
 
@@ -62,6 +64,9 @@ def compare(
     if study and storage is None:
         raise UserError(f"--study: got {study!r}; goes with --storage, the database that holds the study")
     plan = read_plan(paths, overrides, seed or (), match, adjust)
+    if dry_run:
+        show_workload(plan.workload_as_data(), plan.title, "variant", plan.adjustment_lines, as_json)
+        return
     run_and_report(plan, out or Path("runs") / plan.title, as_json, jobs, storage, study, heartbeat, track)
 
 

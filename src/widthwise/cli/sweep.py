@@ -10,9 +10,10 @@ from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, table_console
 from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
+from widthwise.cli.workload import show_workload, workload_line
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
-from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown, si
+from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown
 from widthwise.reports.page.table import Table
 from widthwise.training.launch import is_silent
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from widthwise.experiments.sweep.plan import SweepPlan
 
 WHAT, LADDER = "What to vary", "A ladder of sizes"
-WORK = [QUANTITY[name] for name in ("params", "steps", "tokens", "training_flops")]
 LOSS, DIFFERENCE, PARAMS = (QUANTITY[name] for name in ("val_loss", "difference", "params"))
 RATIOS = [QUANTITY[name] for name in ("training_flops", "kv_bytes")]
 
@@ -119,12 +119,8 @@ def sweep(
         _run_and_report(
             plan, out or Path("runs") / plan.title, storage, study, heartbeat, jobs_asked(jobs), as_json, track
         )
-    elif as_json:
-        say_json(plan.workload())
     else:
-        say_tables(workload_table(plan.title, plan.workload()))
-        for line in plan.adjustment_lines:
-            say(line)
+        show_workload(plan.workload(), plan.title, "point", plan.adjustment_lines, as_json)
 
 
 def _search(sampler: str | None, trials: int | None) -> dict[str, Any]:
@@ -153,7 +149,7 @@ def _run_and_report(
     recipes = [plan.reference[1], *(point.recipe for point in plan.grid.values())]
     jobs = Jobs.of(recipes, plan.workload()["n_points"], n_jobs)
     with training_progress(track) as observer:
-        for line in (*plan.adjustment_lines, _workload_line(plan.workload())):
+        for line in (*plan.adjustment_lines, workload_line(plan.workload(), "point")):
             observer.message(line)
         found = run_sweep(plan, folder, command_line(), storage, study, Heartbeat(heartbeat), observer, jobs)
     if is_silent():
@@ -167,22 +163,6 @@ def _run_and_report(
         say(*_failures(found), *(f"wrote {file}" for file in files))
     if not found.study.n_finished:
         raise RunFailed(f"{folder}: all {found.study.n_failed} points failed")
-
-
-def workload_table(title: str, workload: dict[str, Any]) -> Table:
-    """The planned work, point by point. The points of a search are not known in advance: one row represents all."""
-    rows = [[clean(row["name"]), *(shown(row[each.name], each) for each in WORK)] for row in workload["points"]]
-    note = f"tokens and FLOPs of all seeds\n{_workload_line(workload)}"
-    return Table(clean(title), ["point", *(each.brief_title for each in WORK)], rows, note=note)
-
-
-def _workload_line(workload: dict[str, Any]) -> str:
-    """The amount of work in one line."""
-    points, n_seeds = workload["n_points"], workload["n_seeds"]
-    return (
-        f"{points} points x {n_seeds} seeds: {workload['n_runs']} runs, "
-        f"together about {si(workload['training_flops'])} training FLOPs"
-    )
 
 
 def sweep_table(found: Sweep) -> Table:

@@ -24,6 +24,7 @@ from widthwise.experiments.adjusting import (
 from widthwise.experiments.matching import LARGEST_MISMATCH, Matched, check_matched, check_trainable
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
+from widthwise.experiments.workload import counted_work
 from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
@@ -129,6 +130,10 @@ class ComparisonPlan:
         return (
             f"{len(recipes) * n_seeds} runs of {steps} steps and {tokens} tokens, together {compute:.3g} PFLOP/s-days"
         )
+
+    def workload_as_data(self) -> dict[str, Any]:
+        """The planned work, as `counted_work` describes it."""
+        return counted_work(self.recipes, len(self.seeds), self.baseline, self.match, self.adjustments)
 
     @property
     def adjustment_lines(self) -> list[str]:

@@ -79,8 +79,7 @@ def read_all(path: Path, overrides: Sequence[str] = ()) -> Variants:
     sweep = _points(path, overrides)
     recipes = {name: point.recipe for name, point in sweep.grid.items()} or dict([sweep.reference])
     baseline = None if sweep.baseline is None else sweep.baseline.name
-    adjustments = {name: point.adjustment for name, point in sweep.grid.items() if point.adjustment is not None}
-    return Variants(recipes, baseline, adjustments, n_drawn=sweep.n_points - len(sweep.grid))
+    return Variants(recipes, baseline, sweep.adjustments, n_drawn=sweep.n_points - len(sweep.grid))
 
 
 def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = None) -> Recipe:

@@ -16,8 +16,8 @@ from widthwise.experiments.adjusting import Adjustment, MatchConfig, adjusted, m
 from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
 from widthwise.experiments.sweep.axes import word
 from widthwise.experiments.sweep.config import ASPECT, NO_GROUP, SweepConfig, where
+from widthwise.experiments.workload import counted_work
 from widthwise.merging import merge
-from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.yaml_io import apply_overrides, parse_yaml, read_recipe
 
@@ -188,37 +188,23 @@ class SweepPlan:
         return {group: {key: axis.as_data() for key, axis in axes.items()} for group, axes in self.config.axes.items()}
 
     @property
+    def adjustments(self) -> dict[str, Adjustment]:
+        """Adjusted point of a grid -> what became of it."""
+        return {name: point.adjustment for name, point in self.grid.items() if point.adjustment is not None}
+
+    @property
     def adjustment_lines(self) -> list[str]:
         """For each adjusted point of a grid its numbers and its miss, in words."""
-        return [f"{name}: {point.adjustment}" for name, point in self.grid.items() if point.adjustment is not None]
+        return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
 
     def workload(self) -> dict[str, Any]:
-        """The planned work: parameters and training FLOPs of every point of a grid.
+        """The planned work, as `counted_work` describes it.
 
         The points of a search are not known in advance; `points` then holds the baseline, or the unchanged recipe.
         """
         recipes = {name: point.recipe for name, point in self.grid.items()} or dict([self.reference])
-        n_seeds = len(self.config.seeds)
-        rows = [_costs(name, recipe, n_seeds) for name, recipe in recipes.items()]
-        mean_flops = sum(row["training_flops"] for row in rows) / len(rows)
-        return {
-            "n_points": self.n_points,
-            "n_seeds": n_seeds,
-            "n_runs": self.n_points * n_seeds,
-            "training_flops": mean_flops * self.n_points,
-            "points": rows,
-        }
-
-
-def _costs(name: str, recipe: Recipe, n_seeds: int) -> dict[str, Any]:
-    """Costs of a point: steps of one run, everything else over all seeds."""
-    return {
-        "name": name,
-        "params": cost_summary(recipe.final_model, recipe.seq_len)["params"]["total"],
-        "steps": recipe.train.steps,
-        "tokens": n_seeds * recipe.n_tokens,
-        "training_flops": n_seeds * recipe.training_flops,
-    }
+        baseline, n_seeds = self.baseline and self.baseline.name, len(self.config.seeds)
+        return counted_work(recipes, n_seeds, baseline, self.config.matched, self.adjustments, self.n_points)
 
 
 def point_name(group: str, values: Mapping[str, Any]) -> str:
