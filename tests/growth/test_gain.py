@@ -6,7 +6,7 @@ import torch
 from growth_cases import shaped, small_model, tokens_for, with_random_weights
 
 from widthwise.growth.certify.measuring import decoder_of
-from widthwise.growth.gain import first_order_gains
+from widthwise.growth.gain import STEPS, Step, along_sign, first_order_gains
 from widthwise.growth.plan.model_plan import plan_growth
 
 BATCHES = [tokens_for(seed, batch=3) for seed in range(4)]
@@ -24,21 +24,32 @@ def loss(plan, weights) -> float:
         return float(sum(model.loss(batch[:, :-1], batch[:, 1:]).objective for batch in BATCHES) / len(BATCHES))
 
 
-def test_the_gain_is_what_a_small_step_along_the_gradient_lowers_the_loss_by():
-    plan, rate = widened([1]), 1e-3
-    doubled = [
-        batch for batch in BATCHES for _ in range(2)
-    ]  # both halves are the same, so that the product is a square
-    gains = first_order_gains(plan, OLD, doubled, 3)
-    assert set(gains) == {"layers.1.ffn.w_down.weight"}
-    weights = {name: weight.double() for name, weight in plan.weights(OLD, 3)}
+def gradient_of_zeros(plan, weights, name: str, batches=BATCHES):
+    """Of the mean loss of the batches, in float64."""
     model = decoder_of(plan.new, weights, torch.float64)
-    for batch in BATCHES:
-        (model.loss(batch[:, :-1], batch[:, 1:]).objective / len(BATCHES)).backward()
+    for batch in batches:
+        (model.loss(batch[:, :-1], batch[:, 1:]).objective / len(batches)).backward()
+    return dict(model.named_parameters())[name].grad * plan.tensors[name].must_be_zero()
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_the_gain_is_what_a_small_step_lowers_the_loss_by(step: Step):
+    plan, rate = widened([1]), 1e-5
+    doubled = [batch for batch in BATCHES for _ in range(2)]  # both halves are the same
+    gains = first_order_gains(plan, OLD, doubled, 3, step)
     name = "layers.1.ffn.w_down.weight"
-    gradient = dict(model.named_parameters())[name].grad * plan.tensors[name].must_be_zero()
-    stepped = weights | {name: weights[name] - rate * gradient}
+    assert set(gains) == {name}
+    weights = {key: weight.double() for key, weight in plan.weights(OLD, 3)}
+    stepped = weights | {name: weights[name] - rate * step(gradient_of_zeros(plan, weights, name))}
     assert loss(plan, weights) - loss(plan, stepped) == pytest.approx(rate * gains[name], rel=0.02)
+
+
+def test_a_step_for_each_half_is_measured_by_the_other():
+    plan, name = widened([1]), "layers.1.ffn.w_down.weight"
+    weights = {key: weight.double() for key, weight in plan.weights(OLD, 3)}
+    first, second = (gradient_of_zeros(plan, weights, name, [batch]) for batch in BATCHES[:2])
+    expected = float((first * second.sign()).sum() + (second * first.sign()).sum()) / 2
+    assert first_order_gains(plan, OLD, BATCHES[:2], 3, along_sign)[name] == pytest.approx(expected, rel=1e-3)
 
 
 def test_growths_planned_as_one_have_the_gains_they_have_alone():

@@ -1,11 +1,12 @@
-"""First-order gain of a growth: by how much the loss would fall along the gradient of the new weights that are 0.
+"""First-order gain of a growth: by how much the loss would fall in a step of the new weights that are 0.
 
-A growth leaves the function as it is, so that its worth cannot be seen in the loss, but in the gradient: a step of rate
-eta along it lowers the loss by eta times its square, to first order. Of several growths planned as one each has the
+A growth leaves the function as it is, so that its worth cannot be seen in the loss, but in the gradient g: a step of
+rate eta along it lowers the loss by eta times the sum of g^2, to first order, and one along its sign by eta times the
+sum of |g|. The first is a step of SGD, the second the first one of Adam. Of several growths planned as one each has the
 gradient it would have alone, because none of them changes the function.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,16 +15,33 @@ from widthwise.growth.certify.measuring import decoder_of
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.model.decoder import Decoder
 
+Step = Callable[[Tensor], Tensor]
+"""The step that an optimizer takes for a gradient, at a rate of 1 and in the other direction."""
+
+
+def along_gradient(gradient: Tensor) -> Tensor:
+    """A step of SGD."""
+    return gradient
+
+
+def along_sign(gradient: Tensor) -> Tensor:
+    """The first step of Adam, which is as long for a small gradient as for a large one."""
+    return gradient.sign()
+
+
+STEPS: Mapping[str, Step] = {"gradient": along_gradient, "sign": along_sign}
+
 
 def first_order_gains(
-    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int
+    plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = along_gradient
 ) -> dict[str, float]:
-    """Parameter of the grown model -> the squared gradient of its new entries that are 0, in squared nats.
+    """Parameter of the grown model -> by how much a step of its new entries that are 0 lowers the loss, per rate.
 
-    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The square
-    is the product of the mean gradients of two halves of the batches, whose noise is independent, so that noise adds
-    nothing to it on average; where there is nothing to gain it may be below 0. Entries that the loss does not depend on
-    in evaluation, such as those of a score behind a hard mask, gain nothing. The caller's random state is not touched.
+    old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The batches
+    are halved: a step for the mean gradient of one half meets that of the other, whose noise is independent, so that
+    noise adds nothing on average; where there is nothing to gain the result may be below 0. Entries that the loss does
+    not depend on in evaluation, such as those of a score behind a hard mask, gain nothing. The caller's random state is
+    not touched.
     """
     if len(batches) % 2 or not batches:
         raise ValueError(f"batches: got {len(batches)}; must be two halves")
@@ -33,7 +51,12 @@ def first_order_gains(
         torch.manual_seed(seed)  # of random widths
         model = decoder_of(plan.new, weights, torch.float32)
         halves = [_mean_gradients(model, batches[half::2], is_zero) for half in (0, 1)]
-    return {name: float((halves[0][name] * halves[1][name]).sum()) for name in is_zero}
+    return {name: _gain(halves[0][name], halves[1][name], step) for name in is_zero}
+
+
+def _gain(first: Tensor, second: Tensor, step: Step) -> float:
+    """Of a step for each half, measured by the other."""
+    return float((first * step(second) + step(first) * second).sum()) / 2
 
 
 def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class Candidate(Record):
     """Whether a further layer would come before `layer`, or behind all where there is none of that number."""
     part: str
     gain: float
-    """Squared gradient of its new entries that are 0: nats per unit of the learning rate, to first order."""
+    """By how much a step of its new entries that are 0 would lower the loss, to first order: nats, at a rate of 1."""
     cost: float
     """What it would add to the matched quantity."""
     is_taken: bool = False

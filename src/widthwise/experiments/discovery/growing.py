@@ -61,6 +61,8 @@ class GrowingMethod(Method):
     n_stages: pydantic.PositiveInt = 8
     n_batches: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """Batches over which gains are measured."""
+    gain_along: Literal["gradient", "sign"] = "gradient"
+    """The step whose gain is measured: `gradient` is one of SGD, `sign` the first one of Adam."""
     order: Literal["gain", "random"] = "gain"
     """`random` grows the same parts by the same steps in an order that nothing has measured: a control."""
     division: Literal["kept", "free"] = "kept"
@@ -195,7 +197,7 @@ class _Search:
 
     def _candidates(self, source: "Source") -> tuple[list[Candidate], float]:
         """Every part with every place where it can grow, its gain and its cost; and the FLOPs of measuring them."""
-        from widthwise.growth.gain import first_order_gains
+        from widthwise.growth.gain import STEPS, first_order_gains
         from widthwise.growth.maps.correspondence import Correspondence
         from widthwise.growth.plan.model_plan import plan_growth
         from widthwise.runs.descendant import batches_from
@@ -203,6 +205,7 @@ class _Search:
         weights, _, state = source.load()
         batches = batches_from(source.recipe, state.step, self.method.n_batches, self.observer)
         n_tokens = sum(batch[:, 1:].numel() for batch in batches)
+        step = STEPS[self.method.gain_along]
         found, flops, start, cost = [], 0.0, GrownModel.ungrown(source.model), self.task.cost(source.model)
         for part in self.parts.values():
             places = part.places(start.model)
@@ -210,7 +213,7 @@ class _Search:
                 continue
             grown = part.grown_at(start, places)
             plan = plan_growth(start.model, grown.model, Correspondence(grown.sources))
-            gains = first_order_gains(plan, weights, batches, seed=self.seed)
+            gains = first_order_gains(plan, weights, batches, seed=self.seed, step=step)
             flops += plan.new.cost().training_flops(source.recipe.seq_len) * n_tokens
             for place in places:
                 added = self.task.cost(part.grown_at(start, [place]).model) - cost
