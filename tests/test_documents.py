@@ -26,7 +26,8 @@ TOY = {
 
 
 def toy(data: dict) -> dict:
-    """A recipe in toy size; its width fits its heads. One that grows keeps its sizes, and grows at each step."""
+    """A recipe in toy size; its width fits its heads. One that grows keeps its sizes, and grows at each step. Texts and
+    tasks that were fetched are not there to be asked."""
     events = [{**event, "at_step": i} for i, event in enumerate(data.get("growth", []), start=1)]
     n_heads = data["model"].get("attention", {}).get("n_heads")
     sizes = {"model": {"d_model": 8 * n_heads if n_heads else 128}}
@@ -34,6 +35,7 @@ def toy(data: dict) -> dict:
         sizes = {"model": {key: data["model"][key] for key in ("d_model", "n_layers")}, "growth": events}
         sizes["train"] = {"steps": len(events) + 1}
     data["schedule"].pop("decay_steps", None)
+    data.pop("validation", None)
     return merge(merge(data, TOY), sizes)
 
 
