@@ -15,7 +15,7 @@ from widthwise.experiments.equal_loss import Course, Courses, validations_of
 from widthwise.experiments.jobs import Jobs, do_all, share_with_others
 from widthwise.experiments.plan import ComparisonPlan
 from widthwise.experiments.runs import Results, Trained, arrived, check_same_data, run_paths, variant_of, windows
-from widthwise.experiments.sentences import difference_sentence, interval, seeds, too_few_validations
+from widthwise.experiments.sentences import comparison_sentences, interval, seeds, too_few_validations
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
@@ -170,9 +170,7 @@ def summarise(
     variants = [variant_of(name, own, trained[plan.baseline]) for name, own in trained.items()]
     validations = validations_of(itertools.chain(*courses.values())) if courses else None
     trend = _trend(plan, results)
-    sentences = [
-        difference_sentence(variant, variant.difference, plan.baseline) for variant in variants if variant.difference
-    ]
+    sentences = comparison_sentences(variants, plan.baseline)
     return Comparison(
         title=plan.title,
         command=command,

@@ -1,8 +1,10 @@
 """Results of comparisons and sweeps, in words."""
 
+from collections.abc import Iterator, Mapping, Sequence
+
 from widthwise.records.comparison import Variant
 from widthwise.records.equal_loss import EqualLoss, Validations
-from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, Estimate, Verdict
+from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN, Estimate, Verdict
 from widthwise.records.quantities import OF_HELD_OUT
 from widthwise.records.record import finite
 
@@ -13,6 +15,44 @@ PHRASES = {
     "cannot tell": "differs from {baseline} by {mean:+.4f} nats of held-out loss, but {n} cannot tell that from luck",
     "no verdict": f"differs from {{baseline}} by {{mean:+.4f}} nats of held-out loss: {NO_VERDICT}",
 }
+
+MOST_ALONE = 2
+"""Variants beside a baseline that get a sentence each; more of them are told by their verdicts."""
+GROUPS: Mapping[Verdict, str] = {
+    "better": "{count} {has} a lower held-out loss than {baseline}",
+    "worse": "{count} {has} a higher held-out loss than {baseline}",
+    "tie": f"{{count}} {{has}} the held-out loss of {{baseline}} to within {TIE_MARGIN} nats",
+    "cannot tell": "{count} {has} a held-out loss that {n} cannot tell from that of {baseline}",
+    "no verdict": f"{NO_VERDICT[0].upper()}{NO_VERDICT[1:]} on {{count}} beside {{baseline}}",
+}
+"""What the variants of a verdict have in common, in the order in which it is said."""
+
+
+def comparison_sentences(variants: Sequence[Variant], baseline: str) -> Iterator[str]:
+    """How the variants differ from the baseline: a sentence for each of a few, for each verdict where they are more.
+
+    The sentence of a verdict names its variants with their differences and intervals, the lowest loss first.
+    """
+    compared = [(variant, variant.difference) for variant in variants if variant.difference is not None]
+    if len(compared) <= MOST_ALONE:
+        yield from (difference_sentence(*each, baseline) for each in compared)
+        return
+    for verdict, phrase in GROUPS.items():
+        group = [each for each in compared if (each[0].verdict or "cannot tell") == verdict]
+        if group:
+            count, has = f"{len(group)} of {len(compared)} variants", "has" if len(group) == 1 else "have"
+            n = seeds(max(len(difference.per_seed) for _, difference in group))
+            yield f"{phrase.format(count=count, has=has, baseline=baseline, n=n)}: {_differences(group)}."
+
+
+def _differences(group: Sequence[tuple[Variant, Estimate]]) -> str:
+    """Every variant with its difference and interval; with the first it is said what the numbers are."""
+    (first, difference), *others = sorted(group, key=lambda each: (each[1].mean is None, each[1].mean))
+    found = [f"{first.name} ({finite(difference.mean):+.4f} nats, {interval(difference)})"]
+    for variant, difference in others:
+        numbers = filter(None, [f"{finite(difference.mean):+.4f}", ends_of(difference)])
+        found.append(f"{variant.name} ({', '.join(numbers)})")
+    return ", ".join(found)
 
 
 def difference_sentence(variant: Variant, difference: Estimate, baseline: str) -> str:
@@ -75,10 +115,15 @@ def too_few_validations(validations: Validations | None) -> list[str]:
 
 def interval(estimate: Estimate, confidence: float = CONFIDENCE, n_decimals: int = 4, sign: str = "+") -> str:
     """ "95% interval -0.1 to +0.1". sign: "" for what is not a difference."""
+    ends = ends_of(estimate, n_decimals, sign)
+    return f"{100 * confidence:.4g}% interval {ends}" if ends else "one seed gives no interval"
+
+
+def ends_of(estimate: Estimate, n_decimals: int = 4, sign: str = "+") -> str:
+    """ "-0.1 to +0.1"; "" where there is no interval."""
     if estimate.low is None or estimate.high is None:
-        return "one seed gives no interval"
-    low, high = (f"{end:{sign}.{n_decimals}f}" for end in (estimate.low, estimate.high))
-    return f"{100 * confidence:.4g}% interval {low} to {high}"
+        return ""
+    return f"{estimate.low:{sign}.{n_decimals}f} to {estimate.high:{sign}.{n_decimals}f}"
 
 
 def seeds(n: int) -> str:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from fake_discovery import write_discovery
 
-from widthwise.records.discovery import Discovery
+from widthwise.experiments.sentences import difference_sentence
+from widthwise.records.comparison import Comparison
+from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.reports.discovery.report import write_discovery_report
 from widthwise.reports.discovery.tables import growth_table, sentences, sizes_table
 
@@ -42,6 +44,14 @@ def test_the_table_of_sizes_says_which_layers_were_added(discovery):
         ["3", ""],
     ]
     assert next(sentences(discovery, None)).startswith("4 layers, 1 of them added, grown where it gained most: ")
+
+
+def test_what_was_found_has_a_sentence_beside_its_rivals(discovery, tmp_path):
+    comparison = Comparison.read(tmp_path / "discovery" / "comparison")
+    *_, said = sentences(discovery, comparison)
+    found = next(variant for variant in comparison.variants if variant.name == DISCOVERED)
+    assert found.difference is not None
+    assert said == difference_sentence(found, found.difference, "uniform")
 
 
 def test_the_page_draws_blocks_only_where_they_were_varied(discovery, tmp_path):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes, Stage
 from widthwise.records.quantities import QUANTITY
@@ -85,8 +86,9 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
         f"{_in_trainings(found.flops, comparison)}."
     )
     if comparison:
-        told = {line.split()[0]: line for line in comparison.sentence.splitlines() if line}
-        yield from (told[name] for name in (DISCOVERED,) if name in told)
+        for variant in comparison.variants:
+            if variant.name == DISCOVERED and variant.difference is not None:
+                yield difference_sentence(variant, variant.difference, comparison.baseline)
 
 
 def _in_trainings(flops: float, comparison: Comparison | None) -> str:
