@@ -8,8 +8,10 @@ from fake_discovery import write_discovery
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
+from widthwise.records.estimate import Estimate
 from widthwise.reports.discovery.report import write_discovery_report
-from widthwise.reports.discovery.tables import growth_table, sentences, sizes_table
+from widthwise.reports.discovery.tables import cost_table, growth_table, sentences, sizes_table
+from widthwise.reports.page.formats import minus
 
 
 @pytest.fixture
@@ -72,3 +74,19 @@ def test_the_recipe_is_on_the_page_under_its_name(discovery, tmp_path):
     text = write_discovery_report(tmp_path / "discovery")["html"].read_text()
     assert "<code>discovered.yaml</code>" in text
     assert "<code>model: {n_layers: 4, vocab_size: 1 &lt; 2}\n</code>" in text
+
+
+def test_a_difference_has_its_interval_where_there_is_one(discovery, tmp_path):
+    comparison = Comparison.read(tmp_path / "discovery" / "comparison")
+    uniform, other, _ = comparison.variants
+    assert [row[2] for row in cost_table(discovery, comparison).rows[:2]] == ["", minus("-0.0123 (-0.0203 to -0.0043)")]
+    one_seed = other.with_changes(difference=Estimate(mean=-0.0123, per_seed=[-0.0123]))
+    comparison = comparison.with_changes(variants=[uniform, one_seed])
+    assert cost_table(discovery, comparison).rows[1][2] == minus("-0.0123")
+
+
+def test_the_page_names_the_quantity_in_which_rivals_are_equal(discovery, tmp_path):
+    discovery.with_changes(match="kv_bytes", budget=2048).write(tmp_path / "discovery")
+    text = write_discovery_report(tmp_path / "discovery")["html"].read_text()
+    assert "Which layers should be wide, at 2.05k KV bytes per token (bf16)?" in text
+    assert "matched in KV bytes per token (bf16)" in text

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery, Found, Stage
+from widthwise.records.quantities import TITLES
 from widthwise.reports.discovery.tables import cost_table, growth_table, has_blocks, sentences, sizes_table
 from widthwise.reports.page.formats import clean, si
 from widthwise.reports.page.html import legend, panels, render, write_all
@@ -64,11 +65,12 @@ def _page(folder: Path, discovery: Discovery) -> str:
     chosen = styles(list(moments))
     sizes = SIZES if has_blocks(discovery.found.stages) else [size for size in SIZES if size.key != "blocks"]
     figures = {size.title: _profile_figure(size, moments, chosen) for size in sizes}
-    recipe = folder / f"{DISCOVERED}.yaml"
+    recipe, matched = folder / f"{DISCOVERED}.yaml", TITLES.get(discovery.match, clean(discovery.match))
     return render(
         "discovery/discovery.html",
         title=f"discovery for {clean(discovery.title)}",
-        question=f"Which layers should be wide, at {si(discovery.budget)} {discovery.match}?",
+        question=f"Which layers should be wide, at {si(discovery.budget)} {matched}?",
+        matched=matched,
         answers=list(sentences(discovery, comparison)),
         legend=legend(chosen),
         figures=panels(figures),

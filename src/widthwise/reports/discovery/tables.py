@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes, Stage
+from widthwise.records.estimate import Estimate
 from widthwise.records.quantities import QUANTITY
 from widthwise.reports.page.formats import clean, counted, fixed, interval, ratio, shown, si, signed
 from widthwise.reports.page.table import Table
@@ -40,13 +41,18 @@ def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
     for variant in comparison.variants:
         flops, search = _flops(variant), discovery.found.flops if variant.name == DISCOVERED else 0.0
         own = [si(flops), si(search) if search else "", si(None if flops is None else flops + search)]
-        difference = variant.difference
-        apart = (
-            "" if difference is None else f"{signed(difference.mean, 4)} ({interval(difference, 4, with_sign=True)})"
-        )
-        rows.append([clean(variant.name), shown(variant.val_loss.mean, LOSS), apart, variant.verdict or "", *own])
+        name, loss = clean(variant.name), shown(variant.val_loss.mean, LOSS)
+        rows.append([name, loss, _apart(variant.difference), variant.verdict or "", *own])
     header = ["", LOSS.title, f"minus {clean(comparison.baseline)}", "verdict", FLOPS.brief_title, "search", "together"]
     return Table("retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
+
+
+def _apart(difference: Estimate | None) -> str:
+    """A difference with its interval; one seed gives none."""
+    if difference is None:
+        return ""
+    ends = interval(difference, 4, with_sign=True)
+    return signed(difference.mean, 4) + (f" ({ends})" if ends else "")
 
 
 def _flops(variant: Variant) -> float | None:
