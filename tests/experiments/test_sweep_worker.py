@@ -208,7 +208,7 @@ def test_an_interruption_puts_the_point_back_and_the_same_command_goes_on(tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(crew, "train_or_resume", interrupt)
-        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same sweep command goes on") as stopped:
+        with pytest.raises(Interrupted, match=r"0\.002-seed4: stopped; the same command goes on") as stopped:
             run_sweep(plan, tmp_path, COMMAND)
     assert stopped.value.exit_code == 143
     queue = Queue(Storage(sqlite_url(tmp_path / "study.db"), Heartbeat()), "tiny", {})
@@ -291,7 +291,7 @@ def test_a_signal_ends_the_waiting_for_others(tmp_path: Path) -> None:
     other = SharedPlace(tmp_path, sqlite_url(tmp_path / "study.db"), "tiny", None).queue(WORDS, plan.identity)
     other.fill(plan.keys)
     assert all(other.claim() for _ in plan.keys)
-    with pytest.raises(Interrupted, match="stopped while waiting; the same sweep command goes on") as stopped:
+    with pytest.raises(Interrupted, match="stopped while waiting; the same command goes on") as stopped:
         run_sweep(plan, tmp_path, COMMAND, observer=Impatient())
     assert stopped.value.exit_code == 143
 

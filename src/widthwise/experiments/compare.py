@@ -33,7 +33,7 @@ from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
-WORDS = Words(verb="compare", experiment="comparison", task="run")
+WORDS = Words(experiment="comparison", task="run")
 
 
 def run_plan(

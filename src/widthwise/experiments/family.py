@@ -180,7 +180,7 @@ def run_family(
         unfinished = [each for each in runs if each in waiting and not runs[each].has_result]
         return agenda.at_work_on(name, unfinished, observer=shown)
 
-    with interruption_adds("the same family command goes on with the family"):
+    with interruption_adds("the same command goes on with the family"):
         tasks = {branch.run.path.name: partial(resume, branch.run.path) for branch in branches}
         tasks |= {name: partial(train_or_resume, each.recipe, each.run.path) for name, each in controls.items()}
         do_all(tasks, jobs or Jobs(), observer, observing)

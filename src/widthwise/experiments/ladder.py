@@ -22,7 +22,7 @@ from widthwise.experiments.sweep.plan import SweepPlan
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe
-from widthwise.recipe.train_section import Seed
+from widthwise.recipe.train_section import Seeds
 from widthwise.records.quantities import OF_MODELS
 from widthwise.runs.devices import DEVICES
 from widthwise.training.peak_flops import PEAK_BF16_FLOPS_PER_SECOND
@@ -46,7 +46,7 @@ class LadderConfig(Config):
     give the steps."""
     count: Literal["params", "layer_params"] = "params"
     """Which parameters count: all, or those without embedding, head and norms."""
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
     match: MatchSection = "params"
     """What the variants of a rung must have in common, within one percent, and what of those after the first is
     adjusted to that end."""

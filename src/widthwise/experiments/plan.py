@@ -29,7 +29,7 @@ from widthwise.files import listed
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
-from widthwise.recipe.train_section import Seed
+from widthwise.recipe.train_section import Seeds
 from widthwise.records.listing import PlannedRun, PlannedRuns
 from widthwise.shape.adjusting import Adjust
 from widthwise.yaml_io import read_recipe
@@ -40,7 +40,7 @@ class CompareConfig(Config):
 
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
     match: MatchSection = "params"
     """The quantity that all variants must match within one percent, and what is adjusted to that end."""
     trend: TrendConfig | None = None
@@ -48,8 +48,6 @@ class CompareConfig(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "CompareConfig":
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may stand once")
         for name in self.variants:
             if not name or not set(name) <= ALLOWED_IN_NAMES:
                 raise ValueError(f"variants: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")

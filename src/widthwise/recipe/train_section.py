@@ -18,6 +18,16 @@ from widthwise.sizes import Count
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
+def _check_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"got {list(seeds)}; each seed may stand once")
+    return seeds
+
+
+Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), pydantic.AfterValidator(_check_seeds)]
+"""Those of an experiment."""
+
+
 class TrainConfig(Config):
     """How long, how much at a time, and what to keep."""
 

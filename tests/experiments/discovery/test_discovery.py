@@ -1,5 +1,6 @@
 """Discoveries on models that train in a fraction of a second."""
 
+import json
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from widthwise.recipe.recipe import load_recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, Discovery
 from widthwise.training.observer import Silence
+from widthwise.training.stopping import Interrupted
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -344,9 +346,13 @@ class TestSurrogate:
     def _needs_optuna(self):
         pytest.importorskip("optuna")
 
+    @staticmethod
+    def trials(folder: Path) -> list[dict[str, Any]]:
+        return json.loads((folder / "out" / "search" / "trials.json").read_text())["trials"]
+
     def test_the_best_whole_trial_is_found_and_every_trial_is_counted(self, tmp_path):
         discovery = found(tmp_path, self.METHOD)
-        trials = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        trials = self.trials(tmp_path)
         assert len(trials) == 4
         whole = [trial for trial in trials if not trial.get("is_pruned")]
         best = min(whole, key=lambda trial: trial["losses"]["6"])
@@ -366,20 +372,51 @@ class TestSurrogate:
         assert tried.init.width_multiplier == 3
 
     def test_a_trial_above_the_median_is_given_up(self, tmp_path):
+        """Before its last step: at the end nothing is left to save."""
         found(tmp_path, {**self.METHOD, "n_trials": 6})
-        trials = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        trials = self.trials(tmp_path)
+        assert any(trial.get("is_pruned") for trial in trials)
         for number, trial in enumerate(trials):
             last = max(trial["losses"], key=int)
             others = sorted(each["losses"][last] for each in trials[:number] if last in each["losses"])
+            assert bool(trial.get("is_pruned")) == (last != "6")
             if trial.get("is_pruned"):
                 assert number >= 2
                 assert trial["losses"][last] > others[len(others) // 2]
 
-    def test_it_goes_on_after_the_trials_that_are_done(self, tmp_path):
+    def test_with_more_trials_it_goes_on_after_those_that_are_done(self, tmp_path):
         found(tmp_path, {**self.METHOD, "n_trials": 2})
-        before = yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"]
+        before = self.trials(tmp_path)
         found(tmp_path, {**self.METHOD, "n_trials": 3})
-        assert yaml.safe_load((tmp_path / "out" / "search" / "trials.json").read_text())["trials"][:2] == before
+        assert self.trials(tmp_path)[:2] == before
+
+    def test_stopped_in_a_trial_it_finds_what_it_would_have_found(self, tmp_path):
+        """In the third of four, after a validation and a checkpoint."""
+
+        class Stopping(Silence):
+            n_validations = 0
+
+            def record(self, record: dict[str, Any]) -> None:
+                self.n_validations += record["event"] == "validation"
+                if self.n_validations == 8:
+                    raise Interrupted("stopped", 2)
+
+        whole = found(tmp_path / "whole", self.METHOD)
+        stopped = plan(tmp_path / "stopped", self.METHOD)
+        with pytest.raises(Interrupted, match="stopped; the same command goes on with the discovery"):
+            discover(stopped, tmp_path / "stopped" / "out", Stopping())
+        assert len(self.trials(tmp_path / "stopped")) == 2
+        assert found(tmp_path / "stopped", self.METHOD).found == whole.found
+        assert self.trials(tmp_path / "stopped") == self.trials(tmp_path / "whole")
+
+    def test_trials_of_another_study_are_refused(self, tmp_path):
+        found(tmp_path, {**self.METHOD, "n_trials": 1})
+        path = tmp_path / "out" / "search" / "trials.json"
+        [trial] = self.trials(tmp_path)
+        trial["points"]["widths_1"] = 1.0
+        path.write_text(json.dumps({"trials": [trial]}))
+        with pytest.raises(UserError, match="trial 1 has other points than this version of Optuna draws"):
+            found(tmp_path, self.METHOD)
 
 
 @pytest.mark.parametrize(
@@ -424,6 +461,37 @@ class TestSurrogate:
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path, method, change, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
+
+
+class TestWhatIsAsked:
+    @staticmethod
+    def asked(folder: Path, *overrides: str, section: Any = None, method: str | None = None) -> Any:
+        path = folder / "asked.yaml"
+        path.write_text(yaml.safe_dump(RECIPE if section is None else {**RECIPE, "discover": section}))
+        return plan_discovery(path, overrides, method=method).config
+
+    def test_options_can_be_changed_of_a_method_that_the_recipe_does_not_have(self, tmp_path):
+        pytest.importorskip("optuna")
+        for section in (None, {"method": GROWING}):
+            method = self.asked(tmp_path, "discover.method.n_trials=7", section=section, method="surrogate").method
+            assert (method.kind, method.n_trials) == ("surrogate", 7)
+
+    @pytest.mark.parametrize("method", [None, "growing"])
+    def test_a_method_of_the_recipe_keeps_its_options(self, tmp_path, method):
+        for own in (GROWING, {"step": 0.3}):
+            found = self.asked(tmp_path, "discover.method.n_stages=2", section={"method": own}, method=method).method
+            assert (found.kind, found.n_stages, found.step) == ("growing", 2, 0.3)
+
+    @pytest.mark.parametrize(
+        ("section", "message"),
+        [
+            ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may stand once"),
+            ([3], "asked.yaml: discover: got "),
+        ],
+    )
+    def test_mistakes_in_the_section_are_named(self, tmp_path, section, message):
+        with pytest.raises(UserError, match=message):
+            self.asked(tmp_path, section=section)
 
 
 def test_a_budget_sizes_the_uniform_model_first(tmp_path):

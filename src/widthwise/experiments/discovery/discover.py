@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.bundled import recipe_name
-from widthwise.config_io import UserError, parse, to_data
+from widthwise.config_io import UserError, to_data
 from widthwise.experiments.discovery.method import Task, check_uniform
 from widthwise.experiments.discovery.rivals import change_to, rivals
 from widthwise.experiments.discovery.section import DiscoverConfig
@@ -18,6 +18,7 @@ from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.recipe_changes import changes_in_words
 from widthwise.training.observer import Observer
+from widthwise.training.stopping import interruption_adds
 from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 
 COMPARISON = "comparison"
@@ -47,9 +48,10 @@ def plan_discovery(
 ) -> DiscoveryPlan:
     """The discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity; the
     uniform model is then sized to it. Raises UserError."""
-    data = read_recipe(path, overrides)
-    section = parse(DiscoverConfig, data.pop("discover", {}), f"{path}: discover")
-    config = section.asked(method, steps, match, list(seeds))
+    own = DiscoverConfig.of_recipe(read_recipe(path), str(path))
+    data = read_recipe(path, [*own.override_for(method), *overrides])
+    config = DiscoverConfig.of_recipe(data, str(path)).asked(steps, match, list(seeds))
+    data.pop("discover", None)
     base = parse_recipe(data, str(path))
     check_uniform(base)
     if budget is not None:
@@ -71,7 +73,8 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
 
     task, config = plan.task, plan.config
     _begin(plan, folder)
-    found = config.method.find(task, folder / "search", observer)
+    with interruption_adds("the same command goes on with the discovery"):
+        found = config.method.find(task, folder / "search", observer)
     discovery = Discovery(
         title=plan.title,
         method=config.method.kind,

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import to_data
+from widthwise.config_io import UserError, to_data
 from widthwise.data.extras import require
 from widthwise.experiments.discovery.method import Method, Task, sizes_of
 from widthwise.files import read_json_mapping, write_atomic
@@ -19,6 +19,9 @@ from widthwise.records.record import Record, finite
 from widthwise.run_dir import RunDir
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer, Relay
+
+if TYPE_CHECKING:
+    from widthwise.runs.data_shelf import DataShelf
 
 TRIALS = "trials.json"
 CURVES = ("widths", "hidden")
@@ -47,7 +50,8 @@ class Pruned(Exception):
 class SurrogateMethod(Method):
     """A study over the points of two curves, of widths and of hidden widths, with models of a smaller size if wanted.
 
-    Trials whose loss is above the median of earlier ones at the same step are given up.
+    A trial whose loss is above the median of earlier ones at the same step is given up there: at the validations of the
+    recipe's `train.validate_every`.
     """
 
     may_change = ("n_trials",)
@@ -73,23 +77,35 @@ class SurrogateMethod(Method):
         self._recipe(task, flat).check()
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
-        path = folder / TRIALS
-        trials = [Trial.model_validate(each) for each in read_json_mapping(path)["trials"]] if path.exists() else []
-        study = self._study(task, trials)
-        while len(trials) < self.n_trials:
-            asked = study.ask(self._distributions())
-            trial = self._tried(task, dict(asked.params), trials, folder / f"trial-{len(trials) + 1:03d}", observer)
-            trials.append(trial)
-            study.tell(asked, trial.loss)
-            write_atomic(path, json.dumps({"trials": [each.to_data() for each in trials]}, indent=2) + "\n")
-        whole = [trial for trial in trials if not trial.is_pruned]
-        best = min(whole, key=lambda trial: trial.loss)
+        trials = self._trials(task, folder, observer)
+        best = min((trial for trial in trials if not trial.is_pruned), key=lambda trial: trial.loss)
         return Found(
             curve=self._curve(best.points),
             stages=self._stages(task, trials),
             tokens=sum(trial.tokens for trial in trials),
             flops=sum(trial.flops for trial in trials),
         )
+
+    def _trials(self, task: Task, folder: Path, observer: Observer) -> list[Trial]:
+        """As many as are asked for. Those that were done before are not trained again, but the study draws their points
+        again, so that it goes on as if it had never been interrupted."""
+        from widthwise.runs.data_shelf import DataShelf  # needs torch, which a recipe's schema does not
+
+        path, shelf, study = folder / TRIALS, DataShelf(), self._study(task)
+        trials = [Trial.model_validate(each) for each in read_json_mapping(path)["trials"]] if path.exists() else []
+        for number in range(1, self.n_trials + 1):
+            asked = study.ask(self._distributions())
+            if number > len(trials):
+                run = folder / f"trial-{number:03d}"
+                trials.append(self._tried(task, dict(asked.params), trials, run, observer, shelf))
+                write_atomic(path, json.dumps({"trials": [each.to_data() for each in trials]}, indent=2) + "\n")
+            elif trials[number - 1].points != asked.params:
+                raise UserError(
+                    f"{path}: trial {number} has other points than this version of Optuna draws; choose another folder "
+                    "with --out"
+                )
+            study.tell(asked, trials[number - 1].loss)
+        return trials[: self.n_trials]
 
     @property
     def _names(self) -> list[str]:
@@ -100,27 +116,14 @@ class SurrogateMethod(Method):
         span = optuna.distributions.FloatDistribution(1 / self.spread, self.spread, log=True)
         return dict.fromkeys(self._names, span)
 
-    def _study(self, task: Task, trials: Sequence[Trial]) -> Any:
-        """A study that knows the trials there were."""
+    def _study(self, task: Task) -> Any:
+        """A study that knows no trial yet."""
         optuna: Any = require("optuna", "sweep")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        sampler = optuna.samplers.TPESampler(seed=task.base.train.seed + len(trials), multivariate=True)
-        study = optuna.create_study(sampler=sampler)
-        for trial in trials:
-            study.add_trial(
-                optuna.trial.create_trial(
-                    params=dict(trial.points), distributions=self._distributions(), value=trial.loss
-                )
-            )
-        return study
+        return optuna.create_study(sampler=optuna.samplers.TPESampler(seed=task.base.train.seed, multivariate=True))
 
     def _curve(self, points: dict[str, float]) -> Curve:
-        return Curve(
-            **{
-                curve: [points[name] for name in self._names if name.startswith(curve)]
-                for curve in ("widths", "hidden")
-            }
-        )
+        return Curve(**{curve: [points[name] for name in self._names if name.startswith(curve)] for curve in CURVES})
 
     def _recipe(self, task: Task, points: dict[str, float]) -> Recipe:
         shape = {"kind": "curve", "match": task.match, "rounding": "balanced", **self._curve(points).to_data()}
@@ -129,20 +132,26 @@ class SurrogateMethod(Method):
         return parse_recipe(merge(data, {"model": {"shape": shape}}), "discover.method.smaller")
 
     def _tried(
-        self, task: Task, points: dict[str, float], before: Sequence[Trial], folder: Path, observer: Observer
+        self,
+        task: Task,
+        points: dict[str, float],
+        before: Sequence[Trial],
+        folder: Path,
+        observer: Observer,
+        shelf: "DataShelf",
     ) -> Trial:
-        from widthwise.runs.train import train_or_resume  # needs torch, which a recipe's schema does not
+        from widthwise.runs.train import train_or_resume
 
-        recipe, seen = self._recipe(task, points), dict[str, float]()
-        watching = _Watch(observer, seen, before if len(before) >= self.n_warmup_trials else ())
+        recipe = self._recipe(task, points)
+        watching = _Watch(observer, before if len(before) >= self.n_warmup_trials else (), recipe.train.steps)
         try:
-            result = train_or_resume(recipe, folder, watching)
+            result = train_or_resume(recipe, folder, watching, shelf)
         except Pruned:
-            step = int(max(seen, key=int))
+            losses = _losses(folder)
+            step = int(max(losses, key=int))
             tokens, flops = step * recipe.tokens_per_step, recipe.training_flops_until(step)
-            return Trial(points=points, losses=seen, is_pruned=True, tokens=tokens, flops=flops)
-        losses = {str(each["step"]): each["loss"] for each in RunDir(folder).metrics() if each["event"] == "validation"}
-        losses[str(recipe.train.steps)] = finite(result.val_loss)
+            return Trial(points=points, losses=losses, is_pruned=True, tokens=tokens, flops=flops)
+        losses = {**_losses(folder), str(recipe.train.steps): finite(result.val_loss)}
         return Trial(points=points, losses=losses, tokens=recipe.n_tokens, flops=recipe.training_flops)
 
     def _stages(self, task: Task, trials: Sequence[Trial]) -> list[Stage]:
@@ -172,19 +181,23 @@ def at_d_model(template: ModelTemplate, change: Any) -> dict[str, Any]:
     return {"model": {"init": init, "logit_multiplier": template.logit_multiplier / ratio}}
 
 
-class _Watch(Relay):
-    """Gives a trial up where its loss is above the median of others at that step."""
+def _losses(folder: Path) -> dict[str, float]:
+    """Step -> held-out loss of a run, those of before an interruption included."""
+    return {str(each["step"]): each["loss"] for each in RunDir(folder).metrics() if each["event"] == "validation"}
 
-    def __init__(self, observer: Observer, seen: dict[str, float], before: Sequence[Trial]):
+
+class _Watch(Relay):
+    """Gives a trial up where its loss is above the median of others at a step before its last."""
+
+    def __init__(self, observer: Observer, before: Sequence[Trial], last_step: int):
         super().__init__(observer)
-        self._seen, self._before = seen, before
+        self._before, self._last_step = before, last_step
 
     def record(self, record: dict[str, Any]) -> None:
         super().record(record)
-        if record["event"] != "validation":
+        if record["event"] != "validation" or record["step"] == self._last_step:
             return
-        step, loss = str(record["step"]), float(record["loss"])
-        self._seen[step] = loss
+        step = str(record["step"])
         others = sorted(trial.losses[step] for trial in self._before if step in trial.losses)
-        if others and loss > others[len(others) // 2]:
+        if others and record["loss"] > others[len(others) // 2]:
             raise Pruned

@@ -16,7 +16,7 @@ from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.model_section import ModelChange, changed_section
 from widthwise.recipe.recipe import Recipe, load_recipe
-from widthwise.recipe.train_section import Seed
+from widthwise.recipe.train_section import Seeds
 from widthwise.records.demonstration import Demonstrated, Demonstration
 from widthwise.records.estimate import Estimate
 from widthwise.runs.environment import command_line, environment
@@ -30,7 +30,7 @@ class Demonstrating(Experiment):
     tiny_overrides: ClassVar = ()
     expansions: dict[str, ModelChange] = Field(min_length=1)
     """Row -> the sizes of the larger model, as changes to the model section."""
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
 
     @property
     def tiny(self) -> Self:

@@ -25,14 +25,13 @@ LONGEST_POLL_SECONDS = 5.0
 class Words:
     """What a kind of experiment is called in messages and files."""
 
-    verb: str
     experiment: str
     task: str
 
     @property
     def advice(self) -> str:
         """How to go on after an interruption."""
-        return f"the same {self.verb} command goes on with the {self.experiment}"
+        return f"the same command goes on with the {self.experiment}"
 
 
 class SharedPlace(NamedTuple):

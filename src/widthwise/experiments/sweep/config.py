@@ -13,7 +13,7 @@ from widthwise.experiments.adjusting import MatchSection, named_in, parts_of, qu
 from widthwise.experiments.matching import Matched
 from widthwise.experiments.runs import ALLOWED_IN_NAMES
 from widthwise.experiments.sweep.axes import Axis
-from widthwise.recipe.train_section import Seed
+from widthwise.recipe.train_section import Seeds
 from widthwise.shape.adjusting import Adjust
 
 if TYPE_CHECKING:
@@ -63,15 +63,13 @@ class SweepConfig(Config):
     groups: dict[str, SweepGroup] = Field(default_factory=dict)
     search: SearchConfig | None = None
     """Chooses points by a sampler; default: a grid of all combinations."""
-    seeds: tuple[Seed, ...] = Field(default=(1, 2, 3), min_length=1)
+    seeds: Seeds = (1, 2, 3)
     match: MatchSection | None = None
     """The quantity that every point must match with the baseline, within one percent, and what of the points, or of
     which group, is adjusted to that end; default: params if there is a baseline."""
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "SweepConfig":
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds: got {list(self.seeds)}; each seed may stand once")
         for key, name in [("baseline_name", self.baseline_name), *(("groups", name) for name in self.groups)]:
             if not name or not set(name) <= ALLOWED_IN_NAMES:
                 raise ValueError(f"{key}: got the name {name!r}; letters, digits, '.', '_', '+' and '-' are allowed")

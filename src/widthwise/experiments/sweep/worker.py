@@ -24,7 +24,7 @@ from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
 STUDY_FILE = "study.db"
-WORDS = Words(verb="sweep", experiment="sweep", task="point")
+WORDS = Words(experiment="sweep", task="point")
 
 
 def run_sweep(
