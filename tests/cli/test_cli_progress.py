@@ -26,19 +26,40 @@ def clock(monkeypatch):
 def test_lines_show_the_rate_and_the_time_left_of_each_stage(clock):
     written = io.StringIO()
     with shown_progress(Console(file=written, width=80)) as observer:
-        observer.preparing("reading", 0, None)
+        observer.preparing("reading", 1_000_000, None)
         clock.seconds += 10
-        observer.preparing("reading", 30_000_000, None)
+        observer.preparing("reading", 31_000_000, None)
         observer.preparing("tokenizing", 2_000_000, 100_000_000)  # of an earlier process
         clock.seconds += 7
         observer.preparing("tokenizing", 16_000_000, 100_000_000)
         observer.preparing("tokenizing", 17_000_000, 100_000_000)  # too soon for another line
+        clock.seconds += 3
+        observer.preparing("tokenizing", 100_000_000, 100_000_000)
+        observer.preparing("tokenizing", 100_000_000, 100_000_000)
     assert written.getvalue().splitlines() == [
-        "reading: 0.0 MB",
-        "reading: 30.0 MB  3.0 MB/s",
-        "tokenizing: 2.0 of 100.0 MB",
+        "reading: 31.0 MB  3.0 MB/s",
         "tokenizing: 16.0 of 100.0 MB  2.0 MB/s  0:00:42 left",
+        "tokenizing: 100.0 of 100.0 MB  9.8 MB/s",
     ]
+
+
+def test_nothing_is_said_of_what_is_soon_done(clock):
+    """Again and again, as for the data of every run of an experiment."""
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=80)) as observer:
+        for run in range(3):
+            for n_bytes in (0, 600_000, 12_700_000):
+                observer.preparing("checking the data", n_bytes, 12_700_000)
+                clock.seconds += 1
+            observer.starting(f"x-seed{run}", 0, 30)
+    assert written.getvalue() == ""
+
+
+def test_what_is_not_counted_is_said_at_once(clock):
+    written = io.StringIO()
+    with shown_progress(Console(file=written, width=80)) as observer:
+        observer.preparing("training the tokenizer", 0, None)
+    assert written.getvalue() == "training the tokenizer\n"
 
 
 def test_a_bar_shows_the_rate(clock):
@@ -101,7 +122,6 @@ def test_other_work_is_counted_in_its_unit(clock):
         clock.seconds += 10
         observer.working("reading book.txt", 1000, 4000, "tokens")
     assert written.getvalue().splitlines() == [
-        "reading book.txt: 0 of 4,000 tokens",
         "reading book.txt: 1,000 of 4,000 tokens  100 tokens/s  0:00:30 left",
     ]
 

@@ -54,9 +54,9 @@ class _Pace:
         return f"{shown} {self._name}/s"
 
     def left(self, n_done: int, n_total: int | None) -> str:
-        """As `0:01:30 left`; "" where that is not known."""
+        """As `0:01:30 left`; "" at the end, and where it is not known."""
         rate = self._per_second(n_done)
-        return f"{clock((n_total - n_done) / rate)} left" if rate and n_total else ""
+        return f"{clock((n_total - n_done) / rate)} left" if rate and n_total and n_done < n_total else ""
 
     @property
     def _name(self) -> str:
@@ -135,11 +135,13 @@ class BarObserver:
 
 
 class LineObserver:
-    """One line per record, and for other work one every few seconds."""
+    """One line per record. Other work has one every few seconds and at its end, if it takes longer than that."""
 
     def __init__(self, console: "Console"):
         self._console = console
         self._pace, self._shown_at = _Pace(), 0.0
+        self._is_open = False
+        """Whether the stage has a line, and none of its end."""
         self._name, self._n_steps, self._remaining = "", 0, ""
 
     def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
@@ -148,10 +150,14 @@ class LineObserver:
     def working(self, stage: str, n_done: int, n_total: int | None, unit: str) -> None:
         now = time.monotonic()
         if stage != self._pace.stage:
-            self._pace = _Pace(stage, n_done, unit)
-        elif now - self._shown_at < SECONDS_BETWEEN_LINES:
+            self._pace, self._shown_at, self._is_open = _Pace(stage, n_done, unit), now, False
+            if not n_done and n_total is None:
+                self.message(stage)  # begins, and is perhaps not counted
             return
-        self._shown_at = now
+        is_end = n_done == n_total and self._is_open
+        if now - self._shown_at < SECONDS_BETWEEN_LINES and not is_end:
+            return
+        self._shown_at, self._is_open = now, not is_end
         done = self._pace.done(n_done, n_total, " of ")
         words = [f"{stage}: {done}", self._pace.rate(n_done), self._pace.left(n_done, n_total)]
         self.message("  ".join(filter(None, words)))
