@@ -15,7 +15,8 @@ version = release = widthwise.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "evidence", "outside", "signatures", "verbs"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["extensions", "static", "pictures"]
+exclude_patterns = ["extensions", "static", "pictures", "templates"]
+templates_path = ["templates"]
 
 myst_heading_anchors = 4  # links to #headings are checked, as GitHub names them
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -36,6 +37,7 @@ html_theme = "furo"
 html_title = f"widthwise {release}"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(FOLDER / "templates" / "search.js")
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False

@@ -4,9 +4,11 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from chromium_pipe import IN_CHROMIUM, Page
 from site_pages import SitePage, broken_links
 
 import widthwise
@@ -84,3 +86,23 @@ def test_every_result_has_its_page(site: Path) -> None:
     records = {path.parent for path in results.rglob("report.html")} | set(results.glob("*.json"))
     names = {path.relative_to(results).with_suffix("").as_posix().replace("/", "_") for path in records}
     assert {path.stem for path in site.glob("evidence/*.html")} == names | {"index"}
+
+
+FOUND = """(() => {
+  const said = document.querySelector('.search-summary')?.innerText;
+  return said && [...document.querySelectorAll('ul.search a')].map(each => each.getAttribute('href'));
+})()"""
+
+
+@IN_CHROMIUM[0]
+@IN_CHROMIUM[1]
+def test_a_search_from_a_folder_finds_the_page_of_its_words_first(site: Path, browser: Page) -> None:
+    browser.visit(f"{(site / 'search.html').as_uri()}?q=virtual+width", 390)
+    end = time.monotonic() + 60
+    while not (found := browser.evaluate(FOUND)):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert found[0] == "virtual_width.html"
+    assert browser.evaluate("document.querySelector('article form input').value") == "virtual width"
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    assert browser.complaints() == []
