@@ -55,11 +55,14 @@ def test_nothing_is_said_of_what_is_soon_done(clock):
     assert written.getvalue() == ""
 
 
-def test_what_is_not_counted_is_said_at_once(clock):
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_not_counted_is_said_at_once_and_without_a_number(is_terminal, clock):
     written = io.StringIO()
-    with shown_progress(Console(file=written, width=80)) as observer:
+    with shown_progress(Console(file=written, width=80, force_terminal=is_terminal)) as observer:
         observer.preparing("training the tokenizer", 0, None)
-    assert written.getvalue() == "training the tokenizer\n"
+    assert "training the tokenizer" in written.getvalue()
+    assert "MB" not in written.getvalue()
+    assert is_terminal or written.getvalue() == "training the tokenizer\n"
 
 
 def test_a_bar_shows_the_rate(clock):

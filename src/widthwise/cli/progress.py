@@ -41,7 +41,9 @@ class _Pace:
         self._n_before, self._began = n_done, time.monotonic()
 
     def done(self, n_done: int, n_total: int | None, of: str) -> str:
-        """How much is done, as `1.5 of 2.0 MB`. of: what stands between the numbers."""
+        """How much is done, as `1.5 of 2.0 MB`; "" where nothing is counted. of: what stands between the numbers."""
+        if not n_done and n_total is None:
+            return ""
         total = "" if n_total is None else f"{of}{self._number(n_total)}"
         return f"{self._number(n_done)}{total} {self._name}"
 
@@ -151,8 +153,8 @@ class LineObserver:
         now = time.monotonic()
         if stage != self._pace.stage:
             self._pace, self._shown_at, self._is_open = _Pace(stage, n_done, unit), now, False
-            if not n_done and n_total is None:
-                self.message(stage)  # begins, and is perhaps not counted
+            if not self._pace.done(n_done, n_total, " of "):
+                self.message(stage)
             return
         is_end = n_done == n_total and self._is_open
         if now - self._shown_at < SECONDS_BETWEEN_LINES and not is_end:
