@@ -221,6 +221,18 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path):
         found(tmp_path, GROWING | {"order": "random"})
 
 
+def test_a_folder_of_before_an_option_was_there_has_its_default(tmp_path):
+    discovery, path = found(tmp_path, GROWING), tmp_path / "out" / "search.yaml"
+    asked = yaml.safe_load(path.read_text())
+    del asked["method"]["order"], asked["recipe"]["train"]["z_loss"]
+    path.write_text(yaml.safe_dump(asked))
+    assert found(tmp_path, GROWING).found == discovery.found
+    del asked["match"]
+    path.write_text(yaml.safe_dump(asked))
+    with pytest.raises(UserError, match=r"search.yaml: match: is required but missing"):
+        found(tmp_path, GROWING)
+
+
 def test_a_search_that_could_not_grow_once_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"discover.method.spend: got 0.001, which leaves [\d,]+ params; must leave"):
         plan(tmp_path, GROWING | {"spend": 0.001})

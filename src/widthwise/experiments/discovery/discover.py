@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pydantic
+
 from widthwise.bundled import recipe_name
-from widthwise.config_io import UserError, to_data
+from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.discovery.method import Task, check_uniform
 from widthwise.experiments.discovery.rivals import change_to, rivals
-from widthwise.experiments.discovery.section import DiscoverConfig
+from widthwise.experiments.discovery.section import AnyMethod, DiscoverConfig
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
@@ -17,13 +19,13 @@ from widthwise.recipe.design import ShapeRequest, fitting_d_model
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.recipe_changes import changes_in_words
+from widthwise.shape.kinds import Match
 from widthwise.training.observer import Observer
 from widthwise.training.stopping import interruption_adds
 from widthwise.yaml_io import dump_yaml, parse_yaml, read_recipe
 
 COMPARISON = "comparison"
 ASKED = "search.yaml"
-"""What a folder's search is for."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +99,36 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     return discovery
 
 
+class _Asked(Config):
+    """What a folder's search is for, as it is written down there before anything is trained."""
+
+    match: Match
+    steps: pydantic.PositiveInt
+    method: AnyMethod
+    recipe: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> "_Asked":
+        """With defaults for what is newer than the file. Raises UserError."""
+        asked = parse(cls, parse_yaml(read_text(path), str(path)), str(path))
+        return asked.model_copy(update={"recipe": to_data(parse_recipe(asked.recipe, f"{path}: recipe"))})
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """All that must stay for a search to go on, as data."""
+        data = to_data(self)
+        method = {key: value for key, value in data["method"].items() if key not in self.method.may_change}
+        return data | {"method": method}
+
+
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
-    """Writes down what is searched, before anything is trained, or raises UserError where it was something else."""
-    path, task, method = folder / ASKED, plan.task, plan.config.method
-    fixed = {key: value for key, value in to_data(method).items() if key not in method.may_change}
-    asked = {"match": task.match, "steps": task.steps, "method": fixed, "recipe": to_data(task.base)}
+    """Writes down what is searched, or raises UserError where it was something else."""
+    path, task = folder / ASKED, plan.task
+    asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
-        write_atomic(path, dump_yaml(asked))
+        write_atomic(path, dump_yaml(asked.fixed))
         return
-    if changes := changes_in_words(parse_yaml(read_text(path), str(path)), parse_yaml(dump_yaml(asked), ASKED)):
+    if changes := changes_in_words(_Asked.read(path).fixed, asked.fixed):
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 
