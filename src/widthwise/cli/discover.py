@@ -53,7 +53,7 @@ def discover(
     from widthwise.experiments.discovery.discover import discover as search
     from widthwise.experiments.jobs import Jobs
     from widthwise.records.comparison import Comparison
-    from widthwise.reports.discovery.tables import cost_table, sentences, sizes_table
+    from widthwise.reports.discovery.tables import cost_table, rivals_table, sentences, sizes_table
     from widthwise.reports.page.formats import si
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
@@ -86,6 +86,6 @@ def discover(
         return
     say_tables(sizes_table(discovery))
     if comparison is not None:
-        say_tables(cost_table(discovery, comparison))
+        say_tables(*filter(None, [cost_table(discovery, comparison), rivals_table(comparison)]))
     table_console().print("\n".join(sentences(discovery, comparison)))
     say(*(f"wrote {file}" for file in files))

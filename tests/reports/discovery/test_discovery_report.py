@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_discovery import write_discovery
 
@@ -10,7 +11,7 @@ from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.estimate import Estimate
 from widthwise.reports.discovery.report import write_discovery_report
-from widthwise.reports.discovery.tables import cost_table, growth_table, sentences, sizes_table
+from widthwise.reports.discovery.tables import cost_table, growth_table, rivals_table, sentences, sizes_table
 from widthwise.reports.page.formats import minus
 
 
@@ -90,3 +91,32 @@ def test_the_page_names_the_quantity_in_which_rivals_are_equal(discovery, tmp_pa
     text = write_discovery_report(tmp_path / "discovery")["html"].read_text()
     assert "Which layers should be wide, at 2.05k KV bytes per token (bf16)?" in text
     assert "matched in KV bytes per token (bf16)" in text
+
+
+def test_what_was_found_is_paired_with_each_other_rival(discovery, tmp_path):
+    """By seed: of what was found 0.1, 0.2 and 0.3 lower than the baseline, of its reverse 0.1 higher than that."""
+    comparison = Comparison.read(tmp_path / "discovery" / "comparison")
+    uniform, own, other = comparison.variants
+
+    def with_losses(*above: float) -> Comparison:
+        """above: what the reverse has above what was found, with each seed."""
+        mine = [-0.1, -0.2, -0.3][: len(above)]
+        both = [
+            variant.with_changes(difference=Estimate(mean=float(np.mean(each)), per_seed=each))
+            for variant, each in ((own, mine), (other, [a + b for a, b in zip(mine, above)]))
+        ]
+        return comparison.with_changes(variants=[uniform, *both])
+
+    # Student's t of two degrees of freedom is 4.3027 at 0.975; the standard error of 0.1, 0.12, 0.14 is 0.02 / sqrt(3).
+    half_width = 4.3027 * 0.02 / 3**0.5
+    table = rivals_table(with_losses(0.1, 0.12, 0.14))
+    assert table is not None
+    ends = f"{-0.12 - half_width:.4f} to {-0.12 + half_width:.4f}"
+    assert table.rows == [["reversed", minus(f"-0.1200 ({ends})"), "better"]]
+    for above, words in (
+        ((0.1, 0.12, 0.14), "it has a lower held-out loss than reversed."),
+        ((-0.1, -0.12, -0.14), "it has a higher held-out loss than reversed."),
+        ((0.1, -0.1, 0.2), "it cannot be told from reversed."),
+    ):
+        assert list(sentences(discovery, with_losses(*above)))[-1].endswith(f"with its other rivals, {words}")
+    assert not any("Paired" in each for each in sentences(discovery, with_losses(0.1, 0.12)))

@@ -11,7 +11,14 @@ from matplotlib.axes import Axes
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery, Found, Stage
 from widthwise.records.quantities import TITLES
-from widthwise.reports.discovery.tables import cost_table, growth_table, has_blocks, sentences, sizes_table
+from widthwise.reports.discovery.tables import (
+    cost_table,
+    growth_table,
+    has_blocks,
+    rivals_table,
+    sentences,
+    sizes_table,
+)
 from widthwise.reports.page.formats import clean, si
 from widthwise.reports.page.html import legend, panels, render, write_all
 from widthwise.reports.page.inline import named
@@ -78,6 +85,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         has_added=bool(discovery.found.added()),
         growth_table=growth_table(discovery),
         cost_table=None if comparison is None else cost_table(discovery, comparison),
+        rivals_table=None if comparison is None else rivals_table(comparison),
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
         has_even=comparison is not None and any(each.name == "even" for each in comparison.variants),
         environment_table=None if discovery.environment is None else environment_table(discovery.environment),

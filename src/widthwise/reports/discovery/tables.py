@@ -1,16 +1,26 @@
 """Tables and sentences of a discovery, for the page and the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from widthwise.experiments.sentences import difference_sentence
+from widthwise.experiments.statistics import seed_interval, verdict
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes, Stage
-from widthwise.records.estimate import Estimate
+from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import QUANTITY
-from widthwise.reports.page.formats import clean, counted, fixed, interval, ratio, shown, si, signed
+from widthwise.records.record import finite
+from widthwise.reports.page.formats import capital, clean, counted, fixed, interval, ratio, shown, si, signed
+from widthwise.reports.page.html import sequence
 from widthwise.reports.page.table import Table
 
 LOSS, FLOPS = QUANTITY["val_loss"], QUANTITY["training_flops"]
+BESIDE: Mapping[Verdict, str] = {
+    "better": "has a lower held-out loss than",
+    "worse": "has a higher held-out loss than",
+    "tie": "ties with",
+    "cannot tell": "cannot be told from",
+}
+"""What a verdict says of what was found beside rivals."""
 
 
 def sizes_table(discovery: Discovery) -> Table:
@@ -23,7 +33,7 @@ def sizes_table(discovery: Discovery) -> Table:
     if added:
         words = [f"step {added[place]:,}" if place in added else "" for place in range(len(layers))]
         header, rows = [*header, "added after"], [[*row, word] for row, word in zip(rows, words)]
-    return Table("sizes of the layers at the end of the search", header, rows, words={"added after"})
+    return Table("Sizes of the layers at the end of the search", header, rows, words={"added after"})
 
 
 def has_blocks(stages: Sequence[Stage]) -> bool:
@@ -44,7 +54,22 @@ def cost_table(discovery: Discovery, comparison: Comparison) -> Table:
         name, loss = clean(variant.name), shown(variant.val_loss.mean, LOSS)
         rows.append([name, loss, _apart(variant.difference), variant.verdict or "", *own])
     header = ["", LOSS.title, f"minus {clean(comparison.baseline)}", "verdict", FLOPS.brief_title, "search", "together"]
-    return Table("retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
+    return Table("Retrained from scratch, FLOPs of one seed", header, rows, words={"verdict"})
+
+
+def rivals_table(comparison: Comparison) -> Table | None:
+    """What was found minus each rival but the baseline, and what the difference says; None where there is none."""
+    rows = [[name, _apart(difference), verdict(difference)] for name, difference in _minus_rivals(comparison).items()]
+    caption = f"{capital(LOSS.title)} of {DISCOVERED} minus that of its other rivals, paired by seed"
+    return Table(caption, ["", f"{DISCOVERED} minus it", "verdict"], rows, words={"verdict"}) if rows else None
+
+
+def _minus_rivals(comparison: Comparison) -> dict[str, Estimate]:
+    """Rival -> held-out loss of what was found minus its own; the comparison itself has that of the baseline."""
+    losses = {clean(each.name): each.difference.per_seed for each in comparison.variants if each.difference is not None}
+    own = losses.pop(DISCOVERED, ())
+    pairs = {name: zip(map(finite, own), map(finite, other)) for name, other in losses.items() if own and other}
+    return {name: seed_interval([a - b for a, b in each], comparison.confidence) for name, each in pairs.items()}
 
 
 def _apart(difference: Estimate | None) -> str:
@@ -77,7 +102,7 @@ def growth_table(discovery: Discovery) -> Table | None:
         [part, *(str(taken.count((part, place))) for place in range(n_layers))]
         for part in dict.fromkeys(each.part for each, _ in numbered)
     ]
-    return Table("stages in which a part was grown, by layer", ["", *(str(n) for n in range(1, n_layers + 1))], rows)
+    return Table("Stages in which a part was grown, by layer", ["", *(str(n) for n in range(1, n_layers + 1))], rows)
 
 
 def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[str]:
@@ -95,6 +120,16 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
         for variant in comparison.variants:
             if variant.name == DISCOVERED and variant.difference is not None:
                 yield difference_sentence(variant, variant.difference, comparison.baseline)
+        yield from _beside_rivals(comparison)
+
+
+def _beside_rivals(comparison: Comparison) -> Iterator[str]:
+    """One sentence that sorts the other rivals by what the seeds say; none where they are too few to say anything."""
+    verdicts = {name: verdict(difference) for name, difference in _minus_rivals(comparison).items()}
+    groups = ((words, [name for name, own in verdicts.items() if own == said]) for said, words in BESIDE.items())
+    found = [f"{words} {sequence(names)}" for words, names in groups if names]
+    if found:
+        yield f"Paired by seed with its other rivals, it {'; it '.join(found)}."
 
 
 def _in_trainings(flops: float, comparison: Comparison | None) -> str:
