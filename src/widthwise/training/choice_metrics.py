@@ -69,14 +69,15 @@ class ChoiceMeans:
 
     def by_layer(self, name: str) -> list[Tensor | None]:
         """The mean of a choice in each layer; None in a layer that does not make it."""
-        return [sums[name] / self._n_sequences if name in sums else None for sums in self._sums]
+        return [means.get(name) for means in self.means()]
 
     def record(self) -> dict[str, list[float | None]]:
         """Key -> one number a layer, null where the layer makes no such choice; only keys that some layer has."""
-        found = {name: self.by_layer(name) for name in REPORTED if any(name in sums for sums in self._sums)}
+        layers = self.means()
         return {
-            REPORTED[name].key: [None if mean is None else float(REPORTED[name].of_mean(mean)) for mean in means]
-            for name, means in found.items()
+            reported.key: [float(reported.of_mean(means[name])) if name in means else None for means in layers]
+            for name, reported in REPORTED.items()
+            if any(name in means for means in layers)
         }
 
 
