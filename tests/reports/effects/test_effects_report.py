@@ -148,6 +148,10 @@ def test_the_csv_has_a_row_for_every_variant_at_every_scale(folders: list[Path],
 def test_the_latex_has_a_line_of_differences_and_one_of_intervals(files: dict[str, Path]) -> None:
     text = files["table.tex"].read_text()
     assert r"\begin{tabular}{lrrrrl}" in text
+    head = text.partition("toprule")[2].partition("midrule")[0]
+    assert [line.count("&") for line in head.splitlines() if "&" in line] == [5, 5, 5]
+    assert r"Variant & 771k parameters & 771k parameters & 3.79M parameters & 3.79M parameters & sign \\" in head
+    assert r" & 5.00M tokens & 20.0M tokens & 5.00M tokens & 20.0M tokens &  \\" in head
     assert r"turns & $-$0.0300{*} & +0.0300{*} & $-$0.0300{*} & +0.0300{*} & changes sign \\" in text
     assert r" & $-$0.0400 to $-$0.0200 & +0.0200 to +0.0400 &" in text
 
@@ -195,10 +199,11 @@ def test_lines_do_not_lie_on_each_other_and_points_stay_nearest_to_their_tick(tm
             for variant in data["variants"]:
                 variant["measured"]["tokens"]["mean"] = tokens
             folders.append(write(tmp_path / f"{width}-{tokens:.0f}", data))
-    layout = layout_of(read_scales(folders))
+    scales = read_scales(folders)
+    layout = layout_of(scales)
     for line in layout.lines:
-        for x, scale in line.places:
-            assert min(layout.ticks, key=lambda tick: abs(math.log(tick / x))) == scale.tokens
+        for x, index in line.places:
+            assert min(layout.ticks, key=lambda tick: abs(math.log(tick / x))) == scales.each[index].tokens
     for small, large in itertools.pairwise(layout.lines):
         assert all(one[0] < other[0] for one, other in zip(small.places, large.places, strict=True))
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from widthwise.records.estimate import Estimate
-from widthwise.reports.effects.scales import Effect, Scale, Scales
+from widthwise.reports.effects.scales import Effect, Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words
-from widthwise.reports.effects.tables import effect_table, equal_loss
+from widthwise.reports.effects.tables import SIGN, effect_table, equal_loss
 from widthwise.reports.page.latex import escaped_row, latex_table
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
@@ -45,7 +45,17 @@ def latex_text(scales: Scales) -> str:
     r"""A `table` environment for a paper; needs \usepackage{booktabs} and T1 font encoding."""
     table = effect_table(scales)
     body = [line for row in table.rows for line in _latex_lines(row)]
-    return latex_table(f"{table.caption}.", "r" * len(scales.each) + "l", [escaped_row(table.header)], body)
+    return latex_table(f"{table.caption}.", "r" * len(scales.each) + "l", list(_latex_head(scales)), body)
+
+
+def _latex_head(scales: Scales) -> Iterator[str]:
+    """Parameters, tokens and seeds below each other, because columns side by side must be narrow."""
+    names = [
+        (f"{scales.sizes[scale.params]} parameters", f"{scales.lengths[scale.tokens]} tokens", seed_words(scale))
+        for scale in scales.each
+    ]
+    for first, line, last in zip(("Variant", "", ""), zip(*names), (SIGN, "", "")):
+        yield escaped_row([first, *line, last])
 
 
 def _latex_lines(row: Sequence[str]) -> Iterator[str]:

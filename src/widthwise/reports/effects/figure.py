@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from widthwise.records.record import finite
-from widthwise.reports.effects.scales import Effect, Scale, Scales, seed_words
+from widthwise.reports.effects.scales import Effect, Scales, seed_words
 from widthwise.reports.effects.sentences import words
 from widthwise.reports.effects.signs import sign
 from widthwise.reports.page.formats import clean, interval, shorten, signed
@@ -33,8 +33,8 @@ class Line:
 
     name: str
     style: Style
-    places: Sequence[tuple[float, Scale]]
-    """Where on the x axis each is drawn, ascending."""
+    places: Sequence[tuple[float, int]]
+    """Where on the x axis each is drawn, ascending, and which of `Scales.each` it is."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,9 @@ def layout_of(scales: Scales) -> Layout:
     step, lines = _step(list(ticks), len(names)), []
     for i, (value, name) in enumerate(names.items()):
         factor = step ** (i - (len(names) - 1) / 2)
-        own = [
-            ((scale.tokens, scale.params) if is_over_tokens else (scale.params, scale.tokens), scale)
-            for scale in scales.each
-        ]
-        places = [(factor * x, scale) for (x, line), scale in own if line == value]
-        lines.append(Line(name, chosen[name], sorted(places, key=lambda place: place[0])))
+        pairs = [(each.tokens, each.params) if is_over_tokens else (each.params, each.tokens) for each in scales.each]
+        places = [(factor * x, index) for index, (x, line) in enumerate(pairs) if line == value]
+        lines.append(Line(name, chosen[name], sorted(places)))
     return Layout("tokens" if is_over_tokens else "parameters", ticks, lines)
 
 
@@ -130,8 +127,8 @@ def _title(effect: Effect, scales: Scales) -> str:
 
 def _paint_line(axes: Axes, effect: Effect, line: Line, scales: Scales) -> None:
     """A marker is full where the interval excludes 0; where the variant was not measured, the line is interrupted."""
-    colour, marker, own = line.style.colour, line.style.marker, dict(zip(map(id, scales.each), effect.differences))
-    found = [(x, scale, own[id(scale)]) for x, scale in line.places]
+    colour, marker, differences = line.style.colour, line.style.marker, effect.differences
+    found = [(x, scales.each[index], differences[index]) for x, index in line.places]
     y = [finite(each.mean) if each is not None else np.nan for _, _, each in found]
     look = {"color": colour, "linestyle": line.style.dash, "linewidth": 1.3, "label": named(line.name)}
     axes.plot([x for x, *_ in found], y, **look)
