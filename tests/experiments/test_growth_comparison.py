@@ -150,7 +150,7 @@ def test_an_interrupted_family_goes_on_and_does_nothing_twice(branching, tmp_pat
             raise Interrupted(f"{path}: stopped", 2)
 
         patch.setattr(family, "resume", interrupt)
-        with pytest.raises(Interrupted, match=r"wide: stopped.*the same family command"):
+        with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
             run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     first = run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
