@@ -159,7 +159,9 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
         raise Interrupted(f"{path}: stopped", 2)
 
     monkeypatch.setattr(crew, "train_or_resume", interrupt)
-    with pytest.raises(Interrupted, match=r"uniform-seed3: stopped; the same command goes on with the comparison") as stopped:
+    with pytest.raises(
+        Interrupted, match=r"uniform-seed3: stopped; the same command goes on with the comparison"
+    ) as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
 

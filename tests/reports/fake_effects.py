@@ -11,6 +11,8 @@ from fake_comparison import at_equal_loss, cost
 SEEDS = (1, 2, 3)
 HALF_WIDTH = 0.01
 BASE_TOKENS = 5_000_000
+DOUBLING = 0.1
+"""Nats that twice the tokens are worth."""
 DATA = {"corpus": {"name": "books"}, "tokenizer": {"spec": "bpe-1024"}}
 
 Difference = Callable[[float], float]
@@ -53,10 +55,11 @@ def comparison_data(
 
 
 def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[int]) -> dict[str, Any]:
+    loss = 3 + offset - DOUBLING * math.log2(tokens / BASE_TOKENS)
     return {
         "name": name,
         "runs": [f"runs/{name}-seed{seed}" for seed in seeds],
-        "val_loss": {"mean": 3 + offset, "per_seed": [3 + offset] * len(seeds)},
+        "val_loss": {"mean": loss, "per_seed": [loss] * len(seeds)},
         "cost": cost([width] * 5),
         "ratio": {"params": 1.0},
         "measured": {"tokens": {"mean": float(tokens), "per_seed": [float(tokens)] * len(seeds)}},
@@ -64,8 +67,8 @@ def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[
 
 
 def _ratio(gap: float) -> dict[str, Any]:
-    """The ratio of tokens if a doubling were worth 0.1 nats."""
-    mean = math.exp2(10 * gap)
+    """The ratio of tokens at equal loss."""
+    mean = math.exp2(gap / DOUBLING)
     return {"mean": mean, "low": mean / 1.1, "high": mean * 1.1, "per_seed": [mean] * len(SEEDS)}
 
 

@@ -122,6 +122,14 @@ def test_ratios_of_tokens_have_a_table_if_they_are_there(folders: list[Path], pa
     assert "equal-loss" not in write_report(without, tmp_path / "out")[0].read_text()
 
 
+def test_what_a_difference_is_worth_agrees_with_what_was_measured(page: Path) -> None:
+    """The fake losses fall as far with twice the tokens as the fake measurements say."""
+    worth, measured = (
+        [cell.partition("<")[0] for cell in rows_of(section(page, name))["turns"]] for name in ("worth", "equal-loss")
+    )
+    assert worth == measured
+
+
 def test_the_page_says_what_was_compared_and_on_which_text(folders: list[Path], page: Path, tmp_path: Path) -> None:
     rows = rows_of(section(page, "comparisons"))
     assert list(rows) == [str(folder) for folder in folders]

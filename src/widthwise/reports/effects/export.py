@@ -6,18 +6,23 @@ from widthwise.records.estimate import Estimate
 from widthwise.reports.effects.scales import Effect, Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words
 from widthwise.reports.effects.tables import SIGN, effect_table, equal_loss
+from widthwise.reports.effects.worth import slopes, tokens_ratio
 from widthwise.reports.page.latex import escaped_row, latex_table
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
 
 def csv_text(scales: Scales) -> str:
     """Full precision; where a comparison lacks a variant there is a row without numbers."""
-    rows = [_csv_row(effect, i, scale) for effect in scales.effects for i, scale in enumerate(scales.each)]
+    rows = [
+        _csv_row(effect, i, scale, slope)
+        for effect in scales.effects
+        for i, (scale, slope) in enumerate(zip(scales.each, slopes(scales)))
+    ]
     return csv_rows(rows, list(rows[0]))
 
 
-def _csv_row(effect: Effect, i: int, scale: Scale) -> dict[str, object]:
-    variant = effect.variants[i]
+def _csv_row(effect: Effect, i: int, scale: Scale, slope: float | None) -> dict[str, object]:
+    variant, difference = effect.variants[i], effect.differences[i]
     needed = variant and equal_loss(variant)
     row: dict[str, object] = {
         "variant": csv_cell(effect.name),
@@ -28,9 +33,10 @@ def _csv_row(effect: Effect, i: int, scale: Scale) -> dict[str, object]:
         "n_seeds": len(scale.comparison.seeds),
     }
     for name, estimate in (
-        ("difference", variant and variant.difference),
+        ("difference", difference),
         ("tokens_at_equal_loss", needed and needed.tokens_ratio),
         ("training_flops_at_equal_loss", needed and needed.training_flops_ratio),
+        ("tokens_by_slope", tokens_ratio(difference, slope) if slope and difference else None),
     ):
         row |= dict(_parts(name, estimate))
     return row | {"sign": words(effect)}

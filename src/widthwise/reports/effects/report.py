@@ -7,7 +7,7 @@ from widthwise.reports.effects.export import csv_text, latex_text
 from widthwise.reports.effects.figure import effect_figure
 from widthwise.reports.effects.scales import Scales, read_scales
 from widthwise.reports.effects.sentences import sentences
-from widthwise.reports.effects.tables import effect_table, equal_loss_table, scale_table
+from widthwise.reports.effects.tables import effect_table, equal_loss_table, scale_table, worth_table
 from widthwise.reports.page.data import text_words
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import render, sequence, write_all
@@ -41,6 +41,7 @@ def _page(scales: Scales) -> str:
         figure=effect_figure(scales),
         effect_table=effect_table(scales),
         equal_loss_table=equal_loss_table(scales),
+        worth_table=worth_table(scales),
         scale_table=scale_table(scales),
         has_several_texts=len(texts) > 1,
         commands=[(clean(str(scale.folder)), scale.comparison.command) for scale in scales.each],

@@ -9,6 +9,7 @@ from widthwise.records.quantities import TITLES
 from widthwise.reports.effects.scales import Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words
 from widthwise.reports.effects.signs import sign
+from widthwise.reports.effects.worth import slopes, tokens_ratio
 from widthwise.reports.page.data import text_words
 from widthwise.reports.page.formats import MISSING, clean, fixed, interval, percentage, signed
 from widthwise.reports.page.table import Table
@@ -35,6 +36,28 @@ def equal_loss_table(scales: Scales) -> Table | None:
     caption = (
         f"Tokens over those of {clean(scales.baseline)} at equal held-out loss, with the "
         f"{percentage(scales.confidence)} interval; below 1 a variant needs fewer"
+    )
+    return Table(caption, ["Variant", *_titles(scales)], rows)
+
+
+def worth_table(scales: Scales) -> Table | None:
+    """What differences are worth in tokens (`worth`); None where no size was trained for two lengths."""
+    found = slopes(scales)
+    if not any(found):
+        return None
+    rows = [
+        [
+            clean(effect.name),
+            *(
+                MISSING if slope is None or difference is None else _ratio(tokens_ratio(difference, slope))
+                for slope, difference in zip(found, effect.differences)
+            ),
+        ]
+        for effect in scales.effects
+    ]
+    caption = (
+        f"Tokens over those with which {clean(scales.baseline)} would have the same loss, as its loss falls between "
+        "two lengths of training"
     )
     return Table(caption, ["Variant", *_titles(scales)], rows)
 
@@ -83,7 +106,11 @@ def _difference(variant: Variant) -> str:
 
 def _tokens_ratio(variant: Variant) -> str:
     found = equal_loss(variant)
-    return MISSING if found is None else _with_interval(fixed(found.tokens_ratio.mean, 3), found.tokens_ratio, 3, False)
+    return MISSING if found is None else _ratio(found.tokens_ratio)
+
+
+def _ratio(estimate: Estimate) -> str:
+    return _with_interval(fixed(estimate.mean, 3), estimate, 3, False)
 
 
 def _with_interval(text: str, estimate: Estimate, n_decimals: int, is_signed: bool) -> str:
