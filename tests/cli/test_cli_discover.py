@@ -37,6 +37,8 @@ def test_a_dry_run_trains_nothing_and_mistakes_are_refused_in_one_line(recipe: P
     for arguments, message in (
         (("--method", "grown"), "--method: got 'grown'; allowed: growing, learned, surrogate"),
         (("--match", "loss"), "match: got 'loss'"),
+        (("--match", "kv_bytes", "--steps", 8), "parts: got 'width', which adds no kv_bytes; a budget must bound it"),
+        (("--jobs", "0", "--method", "learned"), "--jobs: got '0'; must be auto or a number of at least 1"),
         (("model.shape.kind=x",), "model.shape.kind: got 'x'"),
     ):
         code, _, error = widthwise("discover", recipe, *arguments, "--dry-run")

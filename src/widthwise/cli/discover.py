@@ -61,6 +61,7 @@ def discover(
     plan = plan_discovery(recipe, overrides or (), budget, method, steps, match, seed or ())
     folder = out or Path("runs") / f"{recipe_name(recipe)}-discovery"
     check_kind(folder, "discovery.json")
+    n_at_a_time = jobs_asked(jobs)
     if dry_run:
         task = plan.task
         say(
@@ -77,7 +78,7 @@ def discover(
             rivals = plan_of_rivals(folder)
             for line in (*rivals.adjustment_lines, rivals.workload):
                 observer.message(line)
-            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.runs), jobs_asked(jobs))
+            at_a_time = Jobs.of(rivals.recipes.values(), len(rivals.runs), n_at_a_time)
             comparison = run_plan(rivals, folder / COMPARISON, command_line(), observer, jobs=at_a_time)
             write_report([folder / COMPARISON])
     files = write_report([folder])

@@ -464,6 +464,7 @@ class TestSurrogate:
             {"norm": {"kind": "layer"}},
             "model.norm: got 'layer', 'pre'; discover.method.sizes must",
         ),
+        ({"kind": "surrogate", "smaller": {"model": {"shape": {"kind": "x"}}}}, {}, "the study says the shapes; leave"),
         ({"kind": "learned", "sizes": []}, {}, "sizes"),
         ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
         ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),

@@ -96,11 +96,14 @@ class GrowingMethod(Method):
         self._check_parts(task, start)
         if task.cost(start) >= task.budget:
             raise UserError(f"discover.method.start_width: got {self.start_width:g}; leaves nothing to grow by")
-        step = min(
-            task.cost(PARTS[part].of(task, self.step).grown_at(GrownModel.ungrown(start), [0]).model)
-            for part in self.parts
-        )
-        if step > self.allowance(task, start):
+        steps = {
+            name: task.cost(PARTS[name].of(task, self.step).grown_at(GrownModel.ungrown(start), [0]).model)
+            for name in self.parts
+        }
+        free = next((name for name, cost in steps.items() if cost <= task.cost(start)), None)
+        if free is not None:
+            raise UserError(f"discover.method.parts: got {free!r}, which adds no {task.match}; a budget must bound it")
+        if (step := min(steps.values())) > self.allowance(task, start):
             raise UserError(
                 f"discover.method.spend: got {self.spend:g}, which leaves {self.allowance(task, start):,.0f} "
                 f"{task.match}; must leave {step:,.0f}, what a single growth takes"

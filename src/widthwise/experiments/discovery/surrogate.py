@@ -72,6 +72,9 @@ class SurrogateMethod(Method):
         return f"the best of {self.n_trials} models"
 
     def check(self, task: Task) -> None:
+        model = self.smaller.get("model")
+        if isinstance(model, dict) and "shape" in model:
+            raise UserError("discover.method.smaller.model.shape: the study says the shapes; leave it out")
         require("optuna", "sweep")
         flat = dict.fromkeys(self._names, 1.0)
         self._recipe(task, flat).check()
