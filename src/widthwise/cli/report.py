@@ -18,8 +18,8 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="One folder of a comparison, sweep, fit, analysis or evaluation, or several comparisons, or run "
-            "directories.",
+            help="One folder of a comparison, discovery, sweep, family, fit, analysis or evaluation, or several "
+            "comparisons, or run directories.",
         ),
     ],
     out: Annotated[

@@ -467,7 +467,8 @@ class TestSurrogate:
         ({"kind": "surrogate", "smaller": {"model": {"shape": {"kind": "x"}}}}, {}, "the study says the shapes; leave"),
         ({"kind": "learned", "sizes": []}, {}, "sizes"),
         ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
-        ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "learned widths are those of a swiglu with a ratio"),
+        ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "got 'mlp'; learned widths are those of a swiglu with a ratio"),
+        ({"kind": "learned"}, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.ffn: got d_ff: 50; learned widths are"),
         ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),
     ],
 )

@@ -46,8 +46,8 @@ class GrowingMethod(Method):
     """Trains a narrow model, and at the end of each stage grows what has the largest first-order gain per unit of the
     matched cost, exactly, until the search's part of the budget is spent.
 
-    A stage takes each candidate at most once, or all as often as another, so that no measurement decides more than a
-    step.
+    In a stage candidates take turns, the best first: none grows by a second step before every other of its part (with
+    `division: free`, of any part) has had one or no longer fits, so that no measurement decides more than a step.
     """
 
     kind: Literal["growing"] = "growing"

@@ -52,7 +52,8 @@ class LearnedMethod(Method):
     def check(self, task: Task) -> None:
         ffn = task.template.ffn
         if not isinstance(ffn, SwiGLUTemplate) or ffn.d_ff is not None:
-            raise UserError(f"model.ffn: got {ffn.kind!r}; learned widths are those of a swiglu with a ratio")
+            got = f"d_ff: {ffn.d_ff}" if isinstance(ffn, SwiGLUTemplate) else repr(ffn.kind)
+            raise UserError(f"model.ffn: got {got}; learned widths are those of a swiglu with a ratio")
         for size in self._learned(task):
             size.check()
         self._recipe(task).check()

@@ -14,10 +14,10 @@ def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
     """Variant -> its changes to the recipe of the uniform model, which is the first.
 
     `even` has what was found on average in all layers: whether it is the profile that helps, or how much attention has
-    in relation to the feed-forward. `reversed` has the last layer first: whether the order of layers matters. The sizes
-    of `random` ones are spread as much as those that were found, but lie anywhere along the depth. All these have as
-    many layers as what was found. Where that division is the uniform model's, `even` would be the uniform
-    model, and is left out.
+    in relation to the feed-forward; where that relation is the uniform model's, so would be `even`, which is left out.
+    `reversed` has the last layer first: whether the order of layers matters. The sizes of `random_1` and `random_2` lie
+    between the least and the largest that were found, anywhere along the depth. All these have as many layers as what
+    was found.
     """
     generator, curve = np.random.default_rng(task.base.train.seed), found.curve
     solved = {"match": task.match, "rounding": "balanced"}
