@@ -20,7 +20,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 def _check_seeds(seeds: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"got {list(seeds)}; each seed may stand once")
+        raise ValueError(f"got {list(seeds)}; each seed may be given once")
     return seeds
 
 

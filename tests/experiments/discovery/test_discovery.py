@@ -499,7 +499,7 @@ class TestWhatIsAsked:
     @pytest.mark.parametrize(
         ("section", "message"),
         [
-            ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may stand once"),
+            ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"),
             ([3], "asked.yaml: discover: got "),
         ],
     )

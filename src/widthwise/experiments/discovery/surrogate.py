@@ -185,7 +185,7 @@ def at_d_model(template: ModelTemplate, change: Any) -> dict[str, Any]:
 
 
 def _losses(folder: Path) -> dict[str, float]:
-    """Step -> held-out loss of a run, those of before an interruption included."""
+    """Step -> held-out loss of a run, including those from before an interruption."""
     return {str(each["step"]): each["loss"] for each in RunDir(folder).metrics() if each["event"] == "validation"}
 
 
