@@ -38,7 +38,7 @@ def _mapping_without_repeats(loader: _StrictLoader, node: yaml.MappingNode, deep
         if not isinstance(key, (str, int)):
             raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a name", key_node.start_mark)
         if key in mapping:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} appears twice", key_node.start_mark)
         mapping[key] = loader.construct_object(value_node, deep=True)
     return mapping
 

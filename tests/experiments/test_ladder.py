@@ -146,7 +146,7 @@ def test_a_device_works_at_its_share_of_the_data_sheet() -> None:
         ({"tokens_per_parm": 20}, "did you mean 'tokens_per_param'"),
         ({"variants": {"a b": {}}}, "got the name 'a b'"),
         ({"variants": {"x": {"model": {"d_modle": 3}}}}, "x-d16: model.d_modle: unknown key"),
-        ({"seeds": [4, 4]}, "each seed may stand once"),
+        ({"seeds": [4, 4]}, "each seed may be given once"),
         ({"match": {"adjust": {"uniform": "ffn"}}}, r"match\.adjust: got 'uniform', the first variant"),
         ({"match": {"adjust": {"y": "ffn"}}}, r"match\.adjust: got 'y'; allowed: x"),
     ],

@@ -225,7 +225,7 @@ def test_other_seeds_keep_the_trend(tmp_path: Path) -> None:
             {"over": "params", "variants": ["r1", "r2", "r4"]},
             r"trend\.variants: got 'r2'; allowed: plain, r1, r1\.5, r4",
         ),
-        ({"over": "params", "variants": ["r1", "r1", "r4"]}, "each variant may stand once"),
+        ({"over": "params", "variants": ["r1", "r1", "r4"]}, "each variant may be given once"),
         ({"over": "virtual_width", "variants": ["plain", "r1", "r4"]}, "plain 1, r1 1, r4 4; a trend needs at least 3"),
         ({"over": "kv_bytes"}, "a trend needs at least 3 different values"),
         ({}, r"trend\.over: is required"),

@@ -39,7 +39,7 @@ class TrendConfig(Config):
         if self.of not in OF_HELD_OUT:
             raise ValueError(f"of: got {self.of!r}; {nearest_hint(self.of, OF_HELD_OUT)}")
         if self.variants is not None and len(set(self.variants)) < len(self.variants):
-            raise ValueError(f"variants: got {list(self.variants)}; each variant may stand once")
+            raise ValueError(f"variants: got {list(self.variants)}; each variant may be given once")
         return self
 
     def values(self, summaries: Mapping[str, CostSummary]) -> dict[str, float]:

@@ -37,7 +37,7 @@ class Values(Config):
     def _check(self) -> "Values":
         words = [word(item) for item in self.items]
         if len(set(words)) < len(words):
-            raise ValueError(f"got {list(self.items)}; each value may stand once, and names must tell them apart")
+            raise ValueError(f"got {list(self.items)}; each value may be given once, and names must tell them apart")
         return self
 
     def grid(self, path: str) -> tuple[Any, ...]:
