@@ -55,7 +55,7 @@ def first_order_gains(
 
 
 def _gain(first: Tensor, second: Tensor, step: Step) -> float:
-    """Of a step for each half, measured by the other."""
+    """By how much a step that follows one half lowers the loss on the other, averaged over both ways round."""
     return float((first * step(second) + step(first) * second).sum()) / 2
 
 

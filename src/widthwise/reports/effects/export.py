@@ -6,7 +6,7 @@ from widthwise.records.estimate import Estimate
 from widthwise.reports.effects.scales import Effect, Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words
 from widthwise.reports.effects.tables import SIGN, effect_table, equal_loss
-from widthwise.reports.effects.worth import slopes, tokens_ratio
+from widthwise.reports.effects.worth import worth
 from widthwise.reports.page.latex import escaped_row, latex_table
 from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 
@@ -14,15 +14,15 @@ from widthwise.reports.page.spreadsheet import csv_cell, csv_rows
 def csv_text(scales: Scales) -> str:
     """Full precision; where a comparison lacks a variant there is a row without numbers."""
     rows = [
-        _csv_row(effect, i, scale, slope)
+        _csv_row(effect, i, scale, ratio)
         for effect in scales.effects
-        for i, (scale, slope) in enumerate(zip(scales.each, slopes(scales)))
+        for i, (scale, ratio) in enumerate(zip(scales.each, worth(effect, scales)))
     ]
     return csv_rows(rows, list(rows[0]))
 
 
-def _csv_row(effect: Effect, i: int, scale: Scale, slope: float | None) -> dict[str, object]:
-    variant, difference = effect.variants[i], effect.differences[i]
+def _csv_row(effect: Effect, i: int, scale: Scale, ratio: Estimate | None) -> dict[str, object]:
+    variant = effect.variants[i]
     needed = variant and equal_loss(variant)
     row: dict[str, object] = {
         "variant": csv_cell(effect.name),
@@ -33,10 +33,10 @@ def _csv_row(effect: Effect, i: int, scale: Scale, slope: float | None) -> dict[
         "n_seeds": len(scale.comparison.seeds),
     }
     for name, estimate in (
-        ("difference", difference),
+        ("difference", effect.differences[i]),
         ("tokens_at_equal_loss", needed and needed.tokens_ratio),
         ("training_flops_at_equal_loss", needed and needed.training_flops_ratio),
-        ("tokens_by_slope", tokens_ratio(difference, slope) if slope and difference else None),
+        ("tokens_by_slope", ratio),
     ):
         row |= dict(_parts(name, estimate))
     return row | {"sign": words(effect)}

@@ -69,7 +69,7 @@ class Scales:
 
     @cached_property
     def effects(self) -> list[Effect]:
-        """Of each variant but the baseline that any comparison has, in the order in which they are met."""
+        """One for each variant beside the baseline that any comparison has, in the order in which they first appear."""
         names = dict.fromkeys(name for scale in self.each for name in scale.names)
         return [Effect(name, [scale.variant(name) for scale in self.each]) for name in names]
 

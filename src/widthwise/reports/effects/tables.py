@@ -1,6 +1,7 @@
 """The tables of effects: variants by scales, for the page and for LaTeX, and what the comparisons are."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from widthwise.records.comparison import Variant
 from widthwise.records.equal_loss import EqualLoss
@@ -9,11 +10,12 @@ from widthwise.records.quantities import TITLES
 from widthwise.reports.effects.scales import Scale, Scales, seed_words
 from widthwise.reports.effects.sentences import words
 from widthwise.reports.effects.signs import sign
-from widthwise.reports.effects.worth import slopes, tokens_ratio
+from widthwise.reports.effects.worth import worth
 from widthwise.reports.page.data import text_words
 from widthwise.reports.page.formats import MISSING, clean, fixed, interval, percentage, signed
 from widthwise.reports.page.table import Table
 
+F = TypeVar("F", Variant, Estimate)
 SIGN = "sign"
 """Title of the column that says in words what the differences say together."""
 
@@ -42,19 +44,10 @@ def equal_loss_table(scales: Scales) -> Table | None:
 
 def worth_table(scales: Scales) -> Table | None:
     """What differences are worth in tokens (`worth`); None where no size was trained for two lengths."""
-    found = slopes(scales)
-    if not any(found):
+    found = {effect.name: worth(effect, scales) for effect in scales.effects}
+    if not any(each for ratios in found.values() for each in ratios):
         return None
-    rows = [
-        [
-            clean(effect.name),
-            *(
-                MISSING if slope is None or difference is None else _ratio(tokens_ratio(difference, slope))
-                for slope, difference in zip(found, effect.differences)
-            ),
-        ]
-        for effect in scales.effects
-    ]
+    rows = [_row(name, ratios, _ratio) for name, ratios in found.items()]
     caption = (
         f"Tokens over those with which {clean(scales.baseline)} would have the same loss, as its loss falls between "
         "two lengths of training"
@@ -94,8 +87,9 @@ def _titles(scales: Scales) -> list[str]:
     return [f"{scales.name(scale)}, {seed_words(scale)}" for scale in scales.each]
 
 
-def _row(name: str, variants: Sequence[Variant | None], cell: Callable[[Variant], str]) -> list[str]:
-    return [clean(name), *(MISSING if each is None else cell(each) for each in variants)]
+def _row(name: str, found: Sequence[F | None], cell: Callable[[F], str]) -> list[str]:
+    """The cells of a variant; what a scale lacks is MISSING."""
+    return [clean(name), *(MISSING if each is None else cell(each) for each in found)]
 
 
 def _difference(variant: Variant) -> str:

@@ -8,11 +8,17 @@ import math
 
 from widthwise.records.estimate import TIE_MARGIN, Estimate
 from widthwise.records.record import finite
-from widthwise.reports.effects.scales import Scale, Scales
+from widthwise.reports.effects.scales import Effect, Scale, Scales
 from widthwise.reports.page.data import text_words
 
 LARGEST_EXPONENT = 700.0
-"""Of e, in a float."""
+"""Beyond 709 a power of e is more than a float can hold."""
+
+
+def worth(effect: Effect, scales: Scales) -> list[Estimate | None]:
+    """For each scale what the effect is worth there, as `tokens_ratio`; None without a difference or a slope."""
+    pairs = zip(effect.differences, slopes(scales))
+    return [None if each is None or slope is None else tokens_ratio(each, slope) for each, slope in pairs]
 
 
 def tokens_ratio(difference: Estimate, slope: float) -> Estimate:
@@ -33,7 +39,7 @@ def tokens_ratio(difference: Estimate, slope: float) -> Estimate:
 
 
 def slopes(scales: Scales) -> list[float | None]:
-    """Of each scale: nats by which the baseline's loss falls while its tokens grow by a factor of e.
+    """For each scale the nats by which the baseline's loss falls while its tokens grow by a factor of e.
 
     Between this length and the next shorter one of the same size, or else the next longer one. None where there is no
     other length on the same text, or the two losses are as good as equal.
