@@ -33,6 +33,7 @@ MADE_BY = {
 """What a page says about the making of its result, in this order, as far as the record has it."""
 COLUMNS = {
     "variant": "variant",
+    "comparison": "comparison",
     "verdict": "verdict",
     "val_loss": "held-out loss",
     "difference": "difference",

@@ -6,11 +6,12 @@ from pathlib import Path
 from widthwise.config_io import UserError
 from widthwise.files import listed, write_atomic
 from widthwise.records.comparison import Comparison
+from widthwise.records.effects import Effects
 from widthwise.reports.analysis.report import write_analysis_report
 from widthwise.reports.comparison.progress import is_unfinished, write_progress_page
 from widthwise.reports.comparison.report import write_comparison_report
 from widthwise.reports.discovery.report import write_discovery_report
-from widthwise.reports.effects.report import write_effects_report
+from widthwise.reports.effects.report import write_effects_anew, write_effects_report
 from widthwise.reports.evaluation.report import write_evaluation_report
 from widthwise.reports.family.report import write_family_report
 from widthwise.reports.page.svg import FileKind, as_files
@@ -27,6 +28,7 @@ PAGES: Mapping[str, Callable[[Path, Path | None], dict[str, Path]]] = {
     "family.json": write_family_report,
     "discovery.json": write_discovery_report,
     "evaluation_table.json": write_evaluation_report,
+    "effects.json": write_effects_anew,
 }
 """File that tells what a folder holds -> what writes its report: (folder, out) -> kind of file -> path."""
 WITH_COLUMNS: Mapping[str, Callable[[Path, Path | None, Sequence[str]], dict[str, Path]]] = {
@@ -65,11 +67,8 @@ def write_report(
     return [*files, *(folder / f"{name}.{figures}" for name in drawn.contents)]
 
 
-def check_kind(folder: Path, name: str | None) -> None:
-    """Raises UserError where a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder.
-
-    name: None for what goes into a folder of its own.
-    """
+def check_kind(folder: Path, name: str) -> None:
+    """Raises UserError where a folder meant for `name`, one of PAGES, has a report of another kind, or is no folder."""
     others = [other for other in ("config.yaml", *PAGES) if other != name and (folder / other).is_file()]
     if others:
         raise UserError(f"{folder}: holds {others[0]}, whose report would be replaced; choose another folder")
@@ -112,6 +111,6 @@ def _write_page(
         kind = "comparisons" if found else "runs"
         raise UserError(f"report: got {len(paths)} {kind}; name the folder for their common report with --out")
     if found:
-        check_kind(out, None)
+        check_kind(out, Effects.file_name)
         return list(write_effects_report(paths, out).values())
     return [write_runs_report(paths, out, refresh_seconds)]

@@ -224,10 +224,36 @@ def test_same_comparisons_give_the_same_bytes_in_any_order(folders: list[Path], 
     assert first == second
 
 
+def test_the_page_is_made_anew_from_its_own_folder(tmp_path: Path) -> None:
+    folders = write_scales(tmp_path)
+    out = tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in write_report(folders, out)}
+    record = json.loads(before["effects.json"])
+    assert record["comparisons"] == [f"../{folder.name}" for folder in folders]
+    assert record["command"] == f"widthwise report {' '.join(record['comparisons'])} --out ."
+    assert {path.name: path.read_bytes() for path in write_report(out)} == before
+    moved = {path.name: path.read_bytes() for path in write_report(out, tmp_path / "elsewhere")}
+    assert moved == before
+
+
+def test_the_record_says_what_the_page_answers(files: dict[str, Path], page: Path) -> None:
+    lines = json.loads(files["effects.json"].read_text())["sentence"].splitlines()
+    assert len(lines) == len(EFFECTS)
+    assert all(line in page.read_text() for line in lines)
+
+
+def test_a_comparison_that_is_gone_is_named(tmp_path: Path) -> None:
+    folders = write_scales(tmp_path)
+    write_report(folders, tmp_path / "out")
+    (folders[1] / "comparison.json").unlink()
+    with pytest.raises(UserError, match=re.escape(str(folders[1] / "comparison.json"))):
+        write_report(tmp_path / "out")
+
+
 def test_hostile_names_are_shown_and_never_interpreted(tmp_path: Path) -> None:
     name = "<script>alert(1)</script>"
     folders = write_scales(tmp_path, {name: EFFECTS["turns"], "=cmd()": EFFECTS["helps"]})
-    html, table, latex = write_report(folders, tmp_path / "out")
+    html, table, latex, _ = write_report(folders, tmp_path / "out")
     assert html.read_text().count("<script>") == 1
     assert "'=cmd()" in table.read_text()
     assert r"\textless{}script\textgreater{}" in latex.read_text()

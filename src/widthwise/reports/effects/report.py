@@ -1,8 +1,11 @@
-"""The report of several comparisons: `report.html`, `table.csv` and `table.tex`."""
+"""The report of several comparisons: `report.html`, `table.csv` and `table.tex`, and `effects.json`."""
 
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from widthwise.records.effects import Effects
 from widthwise.reports.effects.export import csv_text, latex_text
 from widthwise.reports.effects.figure import effect_figure
 from widthwise.reports.effects.scales import Scales, read_scales
@@ -16,8 +19,8 @@ from widthwise.reports.page.html import render, sequence, write_all
 def write_effects_report(folders: Sequence[Path], out: Path) -> dict[str, Path]:
     """Reads `comparison.json` of each folder, writes the report on which effects change sign into `out`.
 
-    Returns {"html": ..., "csv": ..., "latex": ...}. Raises UserError where one is broken or they do not go together
-    (`read_scales`), before it writes anything.
+    Returns {"html": ..., "csv": ..., "latex": ..., "record": ...}. Raises UserError where one is broken or they do not
+    go together (`read_scales`), before it writes anything.
     """
     scales = read_scales(folders)
     contents = {
@@ -25,7 +28,22 @@ def write_effects_report(folders: Sequence[Path], out: Path) -> dict[str, Path]:
         "csv": ("table.csv", csv_text(scales)),
         "latex": ("table.tex", latex_text(scales)),
     }
-    return write_all(contents, out)
+    return write_all(contents, out) | {"record": _record(scales, out).write(out)}
+
+
+def write_effects_anew(folder: Path, out: Path | None = None) -> dict[str, Path]:
+    """Writes the report anew from the comparisons that `effects.json` in `folder` names, there or into `out`.
+
+    Raises UserError as `write_effects_report` does.
+    """
+    named = Effects.read(folder).comparisons
+    return write_effects_report([Path(os.path.normpath(folder / each)) for each in named], out or folder)
+
+
+def _record(scales: Scales, out: Path) -> Effects:
+    comparisons = [Path(os.path.relpath(scale.folder, out)).as_posix() for scale in scales.each]
+    command = shlex.join(["widthwise", "report", *comparisons, "--out", "."])
+    return Effects(command=command, comparisons=comparisons, sentence="\n".join(sentences(scales)))
 
 
 def _page(scales: Scales) -> str:
