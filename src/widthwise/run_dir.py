@@ -298,3 +298,11 @@ class RunInUse(UserError):
 
 class RunFailed(RuntimeError):
     """A run that stopped for a reason of its own, such as a loss that is not finite. Exit code 1."""
+
+
+class RunDiverged(RunFailed):
+    """A run that stopped because it diverged (`train.on_spike`), at this step."""
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step

@@ -13,7 +13,7 @@ from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.run import DESCENTS, REWOUND
-from widthwise.run_dir import RunFailed
+from widthwise.run_dir import RunDiverged
 from widthwise.training.checkpoint_folder import latest_valid, step_of
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
@@ -26,13 +26,14 @@ class Diverged(Exception):
         super().__init__(reason)
         self.step, self.reason = step, reason
 
-    def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunFailed:
+    def failure(self, run: Path, n_steps: int, lr: float, saved_step: int) -> RunDiverged:
         """What the user is told where the run stops. saved_step: of its last checkpoint, or 0."""
         kept = f"the checkpoint of step {saved_step} is kept" if saved_step else "there is no checkpoint"
-        return RunFailed(
+        message = (
             f"{run}: stopped at step {self.step} of {n_steps}: {self.reason}; the learning rate was {lr:.4g}, try a "
             f"lower optimizer.lr or more schedule.warmup_steps; {kept}"
         )
+        return RunDiverged(message, self.step)
 
     def but(self, why: str) -> "Diverged":
         """The same, with why the run did not go back."""

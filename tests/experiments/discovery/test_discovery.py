@@ -9,15 +9,19 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, to_data
 from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
 from widthwise.experiments.discovery.method import sizes_of
 from widthwise.experiments.discovery.rivals import rivals
 from widthwise.experiments.matching import matched_quantity
+from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.recipe import load_recipe
+from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, Discovery
+from widthwise.records.run import RunResult
+from widthwise.run_dir import RunDir
+from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
 
@@ -395,6 +399,30 @@ class TestSurrogate:
             if trial.get("is_pruned"):
                 assert number >= 2
                 assert trial["losses"][last] > others[len(others) // 2]
+
+    def test_a_trial_that_diverges_is_counted_and_left_behind(self, tmp_path, monkeypatch):
+        """The second of three, at a rate with which no model stays finite."""
+
+        def train(recipe: Recipe, folder: Path, *rest: Any) -> RunResult:
+            if folder.name == "trial-002":
+                recipe = parse_recipe(merge(to_data(recipe), {"optimizer": {"lr": 1e30}}), "recipe")
+            return train_or_resume(recipe, folder, *rest)
+
+        monkeypatch.setattr("widthwise.runs.train.train_or_resume", train)
+        discovery = found(tmp_path, {**self.METHOD, "n_trials": 3, "n_warmup_trials": 3})
+        first, diverged, last = self.trials(tmp_path)
+        stopped = list(RunDir(tmp_path / "out" / "search" / "trial-002").metrics())[-1]
+        assert (stopped["event"], diverged["is_diverged"]) == ("stopped", True)
+        assert diverged["tokens"] == stopped["step"] * 3 * SEQ_LEN
+        assert discovery.found.tokens == first["tokens"] + diverged["tokens"] + last["tokens"]
+        best = min((first, last), key=lambda trial: trial["losses"]["6"])
+        assert discovery.found.stages[-1].loss == best["losses"]["6"]
+        assert found(tmp_path, {**self.METHOD, "n_trials": 3, "n_warmup_trials": 3}) == discovery
+
+    def test_a_study_of_which_every_trial_diverges_says_so(self, tmp_path):
+        smaller = {"model": {"d_model": 16}, "optimizer": {"lr": 1e30}}
+        with pytest.raises(UserError, match="none of the 2 trials was trained to its end without diverging; try a low"):
+            found(tmp_path, {**self.METHOD, "n_trials": 2, "smaller": smaller})
 
     def test_with_more_trials_it_goes_on_after_those_that_are_done(self, tmp_path):
         found(tmp_path, {**self.METHOD, "n_trials": 2})

@@ -1,6 +1,7 @@
 """Discovery by a surrogate: Optuna searches a few points of each curve with small models; the curve is carried over."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +17,7 @@ from widthwise.merging import merge
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.records.discovery import Curve, Found, Stage
 from widthwise.records.record import Record, finite
-from widthwise.run_dir import RunDir
+from widthwise.run_dir import RunDir, RunDiverged
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.observer import Observer, Relay
 
@@ -35,12 +36,19 @@ class Trial(Record):
     losses: dict[str, float]
     """Step -> held-out loss."""
     is_pruned: bool = False
+    """It was given up before its last step."""
+    is_diverged: bool = False
     tokens: int
     flops: float
 
     @property
     def loss(self) -> float:
-        return self.losses[max(self.losses, key=int)]
+        """The last; infinite where the trial diverged, so that the study looks elsewhere."""
+        return math.inf if self.is_diverged else self.losses[max(self.losses, key=int)]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.is_pruned and not self.is_diverged
 
 
 class Pruned(Exception):
@@ -81,7 +89,13 @@ class SurrogateMethod(Method):
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
         trials = self._trials(task, folder, observer)
-        best = min((trial for trial in trials if not trial.is_pruned), key=lambda trial: trial.loss)
+        whole = [trial for trial in trials if trial.is_whole]
+        if not whole:
+            raise UserError(
+                f"{folder}: none of the {len(trials)} trials was trained to its end without diverging; try a lower "
+                "optimizer.lr or more schedule.warmup_steps in a new folder (--out)"
+            )
+        best = min(whole, key=lambda trial: trial.loss)
         return Found(
             curve=self._curve(best.points),
             stages=self._stages(task, trials),
@@ -151,22 +165,29 @@ class SurrogateMethod(Method):
             result = train_or_resume(recipe, folder, watching, shelf)
         except Pruned:
             losses = _losses(folder)
-            step = int(max(losses, key=int))
-            tokens, flops = step * recipe.tokens_per_step, recipe.training_flops_until(step)
-            return Trial(points=points, losses=losses, is_pruned=True, tokens=tokens, flops=flops)
+            return _cut_short(recipe, int(max(losses, key=int)), points=points, losses=losses, is_pruned=True)
+        except RunDiverged as error:
+            observer.message(f"{error}; the study goes on without it")
+            return _cut_short(recipe, error.step, points=points, losses=_losses(folder), is_diverged=True)
         losses = {**_losses(folder), str(recipe.train.steps): finite(result.val_loss)}
         return Trial(points=points, losses=losses, tokens=recipe.n_tokens, flops=recipe.training_flops)
 
     def _stages(self, task: Task, trials: Sequence[Trial]) -> list[Stage]:
         """One for each trial that was the best so far; steps are those of all trials until then."""
-        stages, best, step = list[Stage](), float("inf"), 0
+        stages, best, step = list[Stage](), math.inf, 0
+        tokens_per_step = self._recipe(task, trials[0].points).tokens_per_step
         for trial in trials:
-            step += int(max(trial.losses, key=int))
-            if not trial.is_pruned and trial.loss < best:
+            step += trial.tokens // tokens_per_step
+            if trial.is_whole and trial.loss < best:
                 best, model = trial.loss, self._recipe(task, trial.points).explicit_model
                 layers = [sizes_of(layer) for layer in model.layers]
                 stages.append(Stage(step=step, layers=layers, cost=task.cost(model), loss=best))
         return stages
+
+
+def _cut_short(recipe: Recipe, n_steps: int, **known: Any) -> Trial:
+    """A trial that was trained for the first steps of its recipe alone."""
+    return Trial(tokens=n_steps * recipe.tokens_per_step, flops=recipe.training_flops_until(n_steps), **known)
 
 
 def at_d_model(template: ModelTemplate, change: Any) -> dict[str, Any]:
