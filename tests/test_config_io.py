@@ -31,7 +31,8 @@ class TestParse:
             ),
             (
                 {"items": [{"name": "a", "colour": {"height": 3}}]},
-                "recipe: items.0.colour.kind: is required but missing",
+                "recipe: items.0.colour.height: unknown key; without a kind the section is of kind red; "
+                "allowed: depth, kind",
             ),
             (
                 {"items": [{"name": "a", "colour": {"kind": "blue", "depth": 3}}]},

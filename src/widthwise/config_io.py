@@ -58,7 +58,7 @@ class Config(pydantic.BaseModel):
             section = cls._section(data["kind"]) if "kind" in data else ""
             context = {"key": str(unknown[0]), "hint": hint, "kind": str(data.get("kind")), "section": section}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
-        return {key: _of_default_kind(cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
+        return {key: _of_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
 
     @classmethod
     def _section(cls, kind: Any) -> str:
@@ -96,12 +96,18 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
-def _of_default_kind(default: Any, value: Any) -> Any:
+def _of_default_kind(name: str, default: Any, value: Any) -> Any:
     """A section that names no kind is of the kind it has where it is left out, if that kind has all its keys."""
     if not isinstance(value, dict) or not isinstance(default, Config) or "kind" in value:
         return value
     fields = type(default).model_fields
-    return {"kind": fields["kind"].default, **value} if {"kind", *value} <= set(fields) else value
+    if "kind" not in fields:
+        return value
+    kind = fields["kind"].default
+    if unknown := [str(key) for key in value if key not in fields]:
+        context = {"section": name, "key": unknown[0], "kind": kind, "hint": nearest_hint(unknown[0], fields)}
+        raise PydanticCustomError("no_key_of_default_kind", "{key}", context)
+    return {"kind": kind, **value}
 
 
 def nearest_hint(name: str, allowed: Iterable[str]) -> str:
@@ -139,6 +145,8 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
             text = f"{'.'.join([*path, 'kind'])}: got {tag!r}; {nearest_hint(tag, allowed)}"
         case "unknown_kind":
             text = f"{'.'.join([*path, 'kind'])}: {first['msg']}"
+        case "no_key_of_default_kind":
+            text = f"{'.'.join([*path, context['section'], context['key']])}: {_not_of_default_kind(**context)}"
         case "union_tag_not_found":
             text = f"{'.'.join([*path, 'kind'])}: is required but missing"
         case "value_error" | "assertion_error":
@@ -156,6 +164,11 @@ def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str
         return f"unknown key; {hint}"
     remedy = f"; to change the kind, replace the section: '{path}={section}'" if path else ""
     return f"unknown key of kind {kind}; {hint}{remedy}"
+
+
+def _not_of_default_kind(kind: str, hint: str, **_: str) -> str:
+    """What is wrong with a key of a section that names no kind."""
+    return f"unknown key; without a kind the section is of kind {kind}; {hint}"
 
 
 def _data_at_fault(error: pydantic.ValidationError) -> dict[Any, Any]:
