@@ -58,7 +58,9 @@ class Config(pydantic.BaseModel):
             section = cls._section(data["kind"]) if "kind" in data else ""
             context = {"key": str(unknown[0]), "hint": hint, "kind": str(data.get("kind")), "section": section}
             raise PydanticCustomError("unknown_key", "unknown key; {hint}", context)
-        return {key: _of_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()}
+        return {
+            key: _of_default_kind(key, cls.model_fields[key].default, _frozen(value)) for key, value in data.items()
+        }
 
     @classmethod
     def _section(cls, kind: Any) -> str:

@@ -37,6 +37,7 @@ def write_discovery(folder: Path) -> Path:
     discovery |= {"command": "widthwise discover configs/tiny.yaml", "comparison": "comparison"}
     discovery |= {
         "how": "grown where it gained most",
+        "options": {"kind": "growing", "step": 0.125, "parts": ["width", "hidden"]},
         "environment": {"torch": "2.13.0", "cpu": "a CPU", "commit": "abc"},
     }
     (folder / "discovery.json").write_text(json.dumps(discovery))

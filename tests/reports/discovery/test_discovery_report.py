@@ -1,10 +1,12 @@
 """The page of a discovery that added a layer."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_discovery import write_discovery
+from page_section import section
 
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.records.comparison import Comparison
@@ -120,3 +122,9 @@ def test_what_was_found_is_paired_with_each_other_rival(discovery, tmp_path):
     ):
         assert list(sentences(discovery, with_losses(*above)))[-1].endswith(f"with its other rivals, {words}")
     assert not any("Paired" in each for each in sentences(discovery, with_losses(0.1, 0.12)))
+
+
+def test_the_page_lists_the_options_of_the_method(discovery, tmp_path):
+    text = section(write_discovery_report(tmp_path / "discovery")["html"], "reproduce")
+    rows = dict(re.findall(r'<th scope="row">(.*?)</th><td[^>]*>(.*?)</td>', text))
+    assert rows == {"kind": "growing", "step": "0.125", "parts": "width, hidden"}

@@ -24,7 +24,7 @@ from widthwise.reports.page.html import legend, panels, render, write_all
 from widthwise.reports.page.inline import named
 from widthwise.reports.page.plots import INCHES, label_axes, layer_ticks
 from widthwise.reports.page.svg import Style, draw, line_legend, styles
-from widthwise.reports.page.tables import environment_table
+from widthwise.reports.page.tables import environment_table, settings_table
 from widthwise.reports.page.ticks import number_axis
 
 N_LINES = 4
@@ -89,6 +89,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         comparison=f"{discovery.comparison}/report.html" if comparison else None,
         has_even=comparison is not None and any(each.name == "even" for each in comparison.variants),
         environment_table=None if discovery.environment is None else environment_table(discovery.environment),
+        options_table=None if discovery.options is None else settings_table("Method", discovery.options),
         command=discovery.command,
         recipe=recipe.read_text() if recipe.is_file() else None,
         recipe_name=recipe.name,

@@ -147,14 +147,14 @@ def hidden_widths(widths: Sequence[int]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Any JSON value on one line."""
+    """Any JSON value on one line; numbers of a list are taken for the sizes of axes."""
     match value:
         case None:
             return MISSING
         case bool():
             return "yes" if value else "no"
         case list() | tuple():
-            return TIMES.join(plain(item) for item in value)
+            return (", " if any(isinstance(item, str) for item in value) else TIMES).join(map(plain, value))
         case dict():
             return ", ".join(f"{key}: {plain(item)}" for key, item in value.items())
         case _:

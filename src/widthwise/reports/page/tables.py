@@ -78,8 +78,13 @@ def curve_table(caption: str, curves: Mapping[str, Curve], n_rows: int = 12) -> 
 
 def environment_table(environment: Mapping[str, Any], name: str = "") -> Table:
     """Machine and versions. name: of the run, if runs differ."""
-    rows = [[clean(key), plain(value)] for key, value in _flattened(environment)]
-    return Table(f"Machine and versions{f' of {clean(name)}' if name else ''}", ["Item", "Value"], rows, sortable=False)
+    return settings_table(f"Machine and versions{f' of {clean(name)}' if name else ''}", environment)
+
+
+def settings_table(title: str, settings: Mapping[str, Any]) -> Table:
+    """A row for each value of a mapping, which may be nested."""
+    rows = [[clean(key), plain(value)] for key, value in _flattened(settings)]
+    return Table(title, ["Item", "Value"], rows, sortable=False)
 
 
 def _flattened(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
