@@ -4,7 +4,7 @@ from typing import Any
 from fake_comparison import cost
 
 from widthwise.records.run import Run, RunResult
-from widthwise.reports.page.data import data_table, loss_words, text_words
+from widthwise.reports.page.data import data_table, loss_words, text_key, text_words
 
 COUNTS = {"n_train_tokens": 385_542, "n_train_bytes": 1_300_311, "n_held_out_tokens": 137_669, "n_held_out_bytes": 7}
 CORPUS = {"corpus": {"name": "books", "fingerprint": "f"}, "tokenizer": {"spec": "bpe-2048", "id": "i"}}
@@ -51,3 +51,15 @@ def test_a_text_is_named_by_its_corpus_and_tokenizer() -> None:
     assert text_words({"data": CORPUS}) == "books, bpe-2048"
     assert text_words({"data": {"sources": {"web": {"weight": 3}}, "tokenizer": {"spec": "gpt2"}}}) == "web: 3, gpt2"
     assert text_words({}) == ""
+
+
+def test_a_text_is_the_same_under_other_names_of_its_files_and_another_with_another_tokenizer() -> None:
+    def key(name: str, spec: str, fingerprint: str = "a", tokenizer: str = "t") -> str:
+        source = {"weight": 1, "corpus": {"name": name, "fingerprint": fingerprint}}
+        return text_key({"data": {"tokenizer": {"spec": spec, "id": tokenizer}, "sources": {"s": source}}})
+
+    assert key("books", "data/tokenizer.json") == key("novels", "../tokenizer.json")
+    assert key("books", "tokenizer.json") != key("books", "tokenizer.json", tokenizer="u")
+    assert key("books", "tokenizer.json") != key("books", "tokenizer.json", fingerprint="b")
+    named = [text_key({"data": {"corpus": {"name": name}}}) for name in ("books", "novels", "books")]
+    assert named[0] == named[2] != named[1]

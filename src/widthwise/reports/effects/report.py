@@ -11,7 +11,7 @@ from widthwise.reports.effects.figure import effect_figure
 from widthwise.reports.effects.scales import Scales, read_scales
 from widthwise.reports.effects.sentences import sentences
 from widthwise.reports.effects.tables import effect_table, equal_loss_table, scale_table, worth_table
-from widthwise.reports.page.data import text_words
+from widthwise.reports.page.data import text_key
 from widthwise.reports.page.formats import clean, counted, percentage
 from widthwise.reports.page.html import render, sequence, write_all
 
@@ -48,7 +48,7 @@ def _record(scales: Scales, out: Path) -> Effects:
 
 def _page(scales: Scales) -> str:
     names = [clean(effect.name) for effect in scales.effects]
-    texts = {text_words(scale.comparison.environment) for scale in scales.each}
+    texts = {text_key(scale.comparison.environment) for scale in scales.each}
     return render(
         "effects/effects.html",
         title=f"{counted(len(scales.each), 'comparison')} with {clean(scales.baseline)}",

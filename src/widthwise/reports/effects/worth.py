@@ -9,7 +9,7 @@ import math
 from widthwise.records.estimate import TIE_MARGIN, Estimate
 from widthwise.records.record import finite
 from widthwise.reports.effects.scales import Effect, Scale, Scales
-from widthwise.reports.page.data import text_words
+from widthwise.reports.page.data import text_key
 
 LARGEST_EXPONENT = 700.0
 """Beyond 709 a power of e is more than a float can hold."""
@@ -48,11 +48,11 @@ def slopes(scales: Scales) -> list[float | None]:
 
 
 def _neighbour(scale: Scale, scales: Scales) -> Scale | None:
-    text = text_words(scale.comparison.environment)
+    text = text_key(scale.comparison.environment)
     others = [
         other
         for other in scales.each
-        if other.params == scale.params and text_words(other.comparison.environment) == text
+        if other.params == scale.params and text_key(other.comparison.environment) == text
     ]
     place = others.index(scale)
     return others[place - 1] if place else next(iter(others[1:]), None)

@@ -1,5 +1,6 @@
 """What runs have read: their text, and how much of it training and the held-out loss saw."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,14 @@ def text_words(environment: Mapping[str, Any]) -> str:
     """The corpus and the tokenizer, of the environment of a run or comparison: `books, bpe-4096`."""
     identity = environment.get("data")
     return ", ".join(words for _, words in _identity(identity)) if isinstance(identity, Mapping) else ""
+
+
+def text_key(environment: Mapping[str, Any]) -> str:
+    """Equal where two environments read the same text with the same tokenizer, whatever their files are called.
+
+    Names count only in records of older versions, which have no checksum beside them.
+    """
+    return json.dumps(_without_names(environment.get("data")), sort_keys=True)
 
 
 def loss_words(result: RunResult) -> str:
@@ -66,6 +75,13 @@ def _identity(identity: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "corpora and their weights", clean(", ".join(f"{name}: {weight}" for name, weight in weights.items()))
     if isinstance(tokenizer, Mapping) and tokenizer.get("spec"):
         yield "tokenizer", clean(str(tokenizer["spec"]))
+
+
+def _without_names(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    named = {name for name, checksum in (("spec", "id"), ("name", "fingerprint")) if checksum in value}
+    return {key: _without_names(each) for key, each in value.items() if key not in named}
 
 
 def _amount(n_tokens: int, n_bytes: int) -> str:
