@@ -1,4 +1,5 @@
 import os
+import pickle
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from widthwise import run_dir
 from widthwise.config_io import UserError
 from widthwise.records.run import RunResult
-from widthwise.run_dir import RunDir
+from widthwise.run_dir import RunDir, RunDiverged
 
 SIZES = {"d_model": 8, "widths": [8, 8], "average_width": 8.0, "params": {"total": 600}, "kv_bytes_per_token": 64}
 RESULT = RunResult.model_validate(
@@ -125,3 +126,8 @@ class TestLock:
         (tmp_path / "run").write_text("")
         with pytest.raises(UserError, match="run"), RunDir(tmp_path / "run").locked():
             pass
+
+
+def test_a_divergence_comes_whole_from_another_process():
+    found = pickle.loads(pickle.dumps(RunDiverged("runs/a: stopped at step 7", 7)))
+    assert (str(found), found.step) == ("runs/a: stopped at step 7", 7)

@@ -306,3 +306,7 @@ class RunDiverged(RunFailed):
     def __init__(self, message: str, step: int):
         super().__init__(message)
         self.step = step
+
+    def __reduce__(self) -> tuple[type, tuple[str, int]]:
+        """With both arguments, as it comes from another process."""
+        return type(self), (str(self), self.step)
