@@ -65,5 +65,5 @@ def test_several_comparisons_have_a_page_of_their_effects(tmp_path: Path) -> Non
     result = CliRunner().invoke(app, [*map(str, folders), "--out", str(tmp_path / "out"), "--json"])
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
-        "files": [f"{tmp_path}/out/{name}" for name in ("report.html", "table.csv", "table.tex")]
+        "files": [f"{tmp_path}/out/{name}" for name in ("report.html", "table.csv", "table.tex", "effects.json")]
     }
