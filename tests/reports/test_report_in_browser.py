@@ -35,7 +35,7 @@ BUILDERS: Mapping[str, Callable[[Path], Path | Sequence[Path]]] = {
     "discovery.json": write_discovery,
     "evaluation_table.json": write_evaluation_table,
     "growth": write_grown_run,
-    "effects": write_scales,
+    "effects.json": write_scales,
 }
 """Kind of page -> what writes a folder or several for it; a run shows its growth."""
 
@@ -76,7 +76,7 @@ def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_kind_of_page_is_opened_here() -> None:
-    assert set(BUILDERS) == {*PAGES, "growth", "effects"}
+    assert set(BUILDERS) == {*PAGES, "growth"}
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -138,5 +138,5 @@ def test_no_interval_of_a_main_table_breaks(
     n_lines = browser.evaluate(
         f"[...document.querySelectorAll('td small')].filter(each => / to /.test(each.textContent)).map{lines}"
     )
-    has_intervals = request.node.callspec.params["report"] in ("comparison.json", "effects")
+    has_intervals = request.node.callspec.params["report"] in ("comparison.json", "effects.json")
     assert set(n_lines) == {1} or not (n_lines or has_intervals)
