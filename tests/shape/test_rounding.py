@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quadratic_cost import ORACLE, params_cost
 
 from widthwise.config_io import UserError
-from widthwise.shape.rounding import TOLERANCE, round_balanced, round_nearest
+from widthwise.shape.rounding import TOLERANCE, round_balanced, round_nearest, round_whole
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.solve import solve_widths
 
@@ -63,9 +63,11 @@ def test_nearest_is_kept_where_it_meets_the_budget():
 
 
 def best_of_every_choice(widths, quantum, cost, budget):
-    """(whether the budget is met within TOLERANCE, summed distance or miss) of the best choice, by enumeration."""
+    """(whether the budget is met within TOLERANCE, summed distance or miss) of the best choice, by enumeration of those
+    whose ends are equal and that are nowhere wider than what the first layer writes, or the embedding."""
     sides = [sorted({np.floor(w / quantum) * quantum, np.ceil(w / quantum) * quantum} - {0.0}) for w in widths]
     choices = [np.array(choice) for choice in itertools.product(*sides)]
+    choices = [each for each in choices if each[0] == each[-1] and each.max() <= max(each[0], cost.d_model)]
     misses = [abs(cost.total(choice) / budget - 1) for choice in choices]
     distances = [np.abs(choice - widths).sum() for choice in choices]
     good = [distance for distance, miss in zip(distances, misses) if miss <= TOLERANCE]
@@ -113,3 +115,11 @@ def test_many_layers_are_balanced_by_moving_a_few():
     budget = cost.uniform(n_layers)
     nearest, balanced = round_nearest(widths, 32), round_balanced(widths, 32, cost, budget)
     assert abs(cost.total(nearest) / budget - 1) > TOLERANCE > abs(cost.total(balanced) / budget - 1)
+
+
+def test_rounding_widens_and_narrows_only_where_the_widths_do():
+    """Up would be nearer for 209, but lies beyond the embedding's 210 coordinates."""
+    assert round_whole(np.array([209.0, 64.0, 209.0]), 32, 210).tolist() == [192, 64, 192]
+    assert round_whole(np.array([215.0, 209.0, 215.0]), 32, 210).tolist() == [224, 224, 224]
+    assert round_whole(np.array([64.0, 215.0, 209.0]), 32, 210).tolist() == [64, 224, 192]
+    assert round_whole(np.array([209.0, 215.0, 64.0]), 32, 210).tolist() == [192, 224, 64]

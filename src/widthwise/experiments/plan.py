@@ -135,8 +135,12 @@ class ComparisonPlan:
 
     @property
     def adjustment_lines(self) -> list[str]:
-        """For each adjusted variant its numbers and its miss, in words."""
-        return [f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()]
+        """For each adjusted variant its numbers and its miss, in words, and for each with dead parameters how many."""
+        dead = {name: recipe.final_model.n_dead_params for name, recipe in self.recipes.items()}
+        return [
+            *(f"{name}: {adjustment}" for name, adjustment in self.adjustments.items()),
+            *(f"{name}: {n:,} of its parameters never learn, as its shape has it" for name, n in dead.items() if n),
+        ]
 
     def trend_values(self) -> dict[str, float]:
         """Variant -> the quantity of the trend, if there is one. Raises UserError if no line can be fitted."""

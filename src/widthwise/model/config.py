@@ -172,6 +172,26 @@ class ModelConfig(Config):
         """The cost of training, the further heads included."""
         return sum(self.costs().values(), Cost())
 
+    @property
+    def n_dead_params(self) -> int:
+        """Parameters whose gradient is 0 by construction: they read coordinates of the stream that nobody wrote, or
+        write coordinates that nobody reads. The design of some shapes, such as growing ones, and of full ends.
+        """
+        sites = [
+            site
+            for layer, d_before in zip(self.layers, self.widths_before)
+            for site in ((d_before, layer.d_in, layer.d_model), (layer.d_model, layer.d_model, layer.d_out))
+        ]
+        idle = self.residual.idle(self.d_model, sites, self.final_norm_width)
+        of_layers = sum(
+            layer.n_dead_params(n_unwritten, n_unread)
+            for layer, (n_unwritten, _), (_, n_unread) in zip(self.layers, idle.sites[::2], idle.sites[1::2])
+        )
+        has_other_reader = self.tie_embeddings or self.mtp is not None
+        of_embedding = 0 if has_other_reader else self.vocab_size * idle.n_unread
+        of_last_norm = self.final_norm.cost(max(self.final_norm_width - self.d_model, 0)).params
+        return int(of_layers + of_embedding + of_last_norm + idle.n_params)
+
     def inference_cost(self) -> Cost:
         """The cost of the model without the further heads, which its function does not need."""
         return _without_mtp(self.costs())
@@ -207,6 +227,7 @@ def cost_summary(config: ModelConfig, seq_len: int) -> CostSummary:
             "total": total.params,
             **{part: cost.params for part, cost in parts.items()},
             "active": inference.active_params,
+            "dead": config.n_dead_params,
         },
         flops_per_token=FlopsPerToken(
             forward=inference.forward_flops(seq_len),

@@ -70,6 +70,25 @@ class LayerConfig(Config):
             + Cost(params=-n_shared, active_params=-n_shared),
         }
 
+    def n_dead_params(self, n_unwritten: int, n_unread: int) -> float:
+        """Parameters without gradient where n_unwritten of the coordinates that the attention reads are always 0 and
+        n_unread of those that the feed-forward writes are never read.
+
+        A LayerNorm makes other numbers of zeros, and a norm of the update hears all of it: of these, gains alone idle.
+        """
+
+        def reading(d_in: int) -> float:
+            norm = self.attention.norm_cost(self.d_model, d_in, self.attention_norm_site)
+            return self.attention.cost(self.d_model, d_in).params + norm.params
+
+        def writing(d_out: int) -> float:
+            norm = self.ffn.norm_cost(self.d_model, d_out, self.ffn_norm_site).params
+            return norm if self.norm_placement == "reordered" else norm + self.ffn.cost(self.d_model, d_out).params
+
+        moves_zeros = self.norm_placement == "pre" and self.attention_norm.kind == "layer"
+        unread = writing(self.d_out) - writing(self.d_out - n_unread)
+        return unread if moves_zeros else unread + reading(self.d_in) - reading(self.d_in - n_unwritten)
+
     def build(self, residual: Residual, d_before: int) -> "DecoderLayer":
         from widthwise.model.layer_module import DecoderLayer
 

@@ -48,7 +48,7 @@ class CostSummary(Record):
     hidden_widths: Sequence[Sequence[int]] = ()
     """Widths of the gated maps of each layer's feed-forward."""
     params: Mapping[str, Number]
-    """Parameters by part: total, active, and one entry for each of PARTS."""
+    """Parameters by part: total, active, one entry for each of PARTS, and dead, those whose gradient is always 0."""
     flops_per_token: FlopsPerToken
     flops_by_part: Mapping[str, Number] = pydantic.Field(default_factory=dict)
     """Forward FLOPs per token by part, those of multi-token prediction included."""

@@ -53,6 +53,15 @@ QUANTITIES: Sequence[Quantity] = (
     ),
     OfModel("active_params", "parameters, active", _params("active"), column="params_active", has_ratio=True),
     OfModel(
+        "dead_params",
+        "parameters that never learn",
+        lambda cost: cost.params.get("dead") or None,
+        note="Parameters whose gradient is always 0: they read coordinates of the stream that nobody wrote, or write "
+        "coordinates that nobody reads.",
+        short="never learn",
+        is_main=True,
+    ),
+    OfModel(
         "flops",
         "FLOPs per token, forward",
         lambda cost: cost.flops_per_token.forward,

@@ -15,7 +15,7 @@ from widthwise.model.attention import AttentionTemplate
 from widthwise.model.ffn.interface import FFNTemplate
 from widthwise.shape.curve import along, with_attention_widths, with_blocks, with_hidden_ratios
 from widthwise.shape.profile import shares, with_heads, with_hidden
-from widthwise.shape.rounding import round_balanced, round_nearest
+from widthwise.shape.rounding import round_balanced, round_whole
 from widthwise.shape.schedule import SCHEDULES, Progression, Schedule
 from widthwise.shape.solve import WidthCost, scaled_widths, solve_widths
 from widthwise.sizes import Width
@@ -147,7 +147,7 @@ class SolvedShape(LayerShape, ABC):
             )
         widths = self.solved_widths(n_layers, cost)
         if self.rounding == "nearest":
-            return [int(width) for width in round_nearest(widths, quantum, least_quantum)]
+            return [int(width) for width in round_whole(widths, quantum, cost.d_model, least_quantum)]
         budget = cost.uniform(self.n_uniform_layers(n_layers))
         return [int(width) for width in round_balanced(widths, quantum, cost, budget, least_quantum)]
 

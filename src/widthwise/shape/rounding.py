@@ -35,16 +35,27 @@ def round_nearest(widths: np.ndarray, quantum: int, least_quantum: int = 1) -> n
     return rounded
 
 
+def round_whole(widths: np.ndarray, quantum: int, d_model: int, least_quantum: int = 1) -> np.ndarray:
+    """(n_layers,) widths -> those of `round_nearest`, but down where up would pass an end of the stream of d_model.
+
+    So that no layer reads coordinates that nobody wrote, or writes some that nobody reads, unless its width says so.
+    """
+    nearest = round_nearest(widths, quantum, least_quantum)
+    below = np.floor(widths / quantum).astype(np.int64) * quantum
+    return np.where((below > 0) & _strays(nearest, widths, d_model), below, nearest)
+
+
 def round_balanced(
     widths: np.ndarray, quantum: int, cost: WidthCost, budget: float, least_quantum: int = 1
 ) -> np.ndarray:
     """(n_layers,) widths -> multiples of `quantum` as integers that together cost `budget` to within TOLERANCE.
 
-    Each layer goes up or down to the next multiple. Among the choices within TOLERANCE the one with the least summed
-    distance from `widths` wins; where there is none, the one with the smallest miss. Every choice is examined for up to
-    17 layers, and for more those with few layers away from the nearest multiple. Raises what `round_nearest` raises.
+    Each layer goes up or down to the next multiple, but none outgrows the stream where its width does not, and equal
+    ends stay equal. Among the choices within TOLERANCE the one with the least summed distance from `widths` wins; where
+    there is none, the one with the smallest miss. Every choice is examined for up to 17 layers, and for more those with
+    few layers away from the nearest multiple. Raises what `round_nearest` raises.
     """
-    nearest = round_nearest(widths, quantum, least_quantum)
+    nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
     movable = np.flatnonzero((second != nearest) & (second > 0))
     if not movable.size:
@@ -53,11 +64,27 @@ def round_balanced(
     detours = (np.abs(second - widths) - np.abs(nearest - widths))[movable]
     choices = _choices(len(movable))
     misses = np.abs(cost.total(nearest) - budget + _sums(changes, choices)) / budget
-    good = misses <= max(TOLERANCE, misses.min())
-    best = choices[int(np.argmin(np.where(good, _sums(detours, choices), np.inf)))]
-    chosen = movable[best[best < len(movable)]]
-    nearest[chosen] = second[chosen]
+    for best in np.lexsort((_sums(detours, choices), np.where(misses <= TOLERANCE, 0, misses))):
+        chosen = movable[choices[best][choices[best] < len(movable)]]
+        rounded = nearest.copy()
+        rounded[chosen] = second[chosen]
+        ends_stay = widths[0] != widths[-1] or rounded[0] == rounded[-1]
+        if ends_stay and not _strays(rounded, widths, cost.d_model).any():
+            return rounded
     return nearest
+
+
+def _strays(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray:
+    """(n_layers,) whether rounding alone makes a layer wider than d_model and all layers before it, or all after it."""
+    return np.logical_or(
+        _outgrows(rounded, d_model) & ~_outgrows(widths, d_model),
+        (_outgrows(rounded[::-1], d_model) & ~_outgrows(widths[::-1], d_model))[::-1],
+    )
+
+
+def _outgrows(widths: np.ndarray, d_model: int) -> np.ndarray:
+    """(n_layers,) whether a layer is wider than d_model and all layers before it."""
+    return widths > np.maximum.accumulate(np.append(d_model, widths[:-1]))
 
 
 # Enumerated rather than left to scipy.optimize.milp, whose solver prints on standard output (in the middle of a --json

@@ -17,9 +17,11 @@ from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import (
+    Idle,
     PrefixLayout,
     ResidualConfig,
     ResidualTemplate,
+    SiteWidths,
     SlotLayout,
     register_residual,
 )
@@ -102,6 +104,14 @@ class HyperConnectionsConfig(HyperConnectionOptions, ResidualConfig):
         b = self.slot_width
         n_read, n_write = d_read // b, d_write // b
         return site_cost(b, self.n_slots, n_read, n_write, self.dynamic, self.state_every, self.writes, self.scale)
+
+    def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
+        """Slots that start at 0 have no state at the first site that could be read, carried or followed."""
+        n_empty = self.n_slots - n_blocks(d_model, self.slot_width) if self.embedding == "pad" else 0
+        _, n_read, n_write = (each // self.slot_width for each in sites[0])
+        n_written = 1 if self.writes == "own" else n_write
+        n_followed = n_read + self.n_slots + n_written if self.dynamic and self.scale == "entries" else 0
+        return super().idle(d_model, sites, width)._replace(n_params=n_empty * (n_read + self.n_slots + n_followed))
 
     def within_layers(self) -> "HyperConnectionsConfig":
         return self.model_copy(update={"state_every": min(self.state_every, 2)})  # of the two sites of a layer

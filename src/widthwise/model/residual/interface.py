@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.agreement import all_must_agree, must_stay
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
     from widthwise.model.layer import LayerConfig
     from widthwise.model.residual.interface_module import Exit, Site
+
+SiteWidths = tuple[int, int, int]
+"""Coordinates of the stream as it arrives at a site, and those that its sublayer reads and writes."""
+
+
+class Idle(NamedTuple):
+    """What no training can make use of."""
+
+    n_unread: int
+    """Coordinates of the embedding that nobody reads."""
+    sites: Sequence[tuple[int, int]]
+    """For each site the coordinates that it reads though nobody wrote them, and writes though nobody reads them."""
+    n_params: int = 0
+    """Parameters of the residual itself that multiply zeros."""
+
 
 Stream = Any
 """What flows from layer to layer. Only the variant that made it knows its type."""
@@ -84,6 +99,12 @@ class ResidualConfig(Config, ABC):
     def layer_params(self) -> int:
         """Parameters of a site that the two sites of a layer have in common."""
         return 0
+
+    def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
+        """What the sizes of a model leave without a use. sites: those of all layers, first to last. width: what the
+        last norm covers. Nothing by default: slots are mixed by coefficients that can learn to fill and to hear all.
+        """
+        return Idle(0, [(0, 0)] * len(sites))
 
     @abstractmethod
     def embedding_width(self, d_model: int) -> int:

@@ -9,12 +9,20 @@ from abc import ABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pydantic
 
 from widthwise.model.axis_sizes import Axes, size
 from widthwise.model.cost import Cost, linear
 from widthwise.model.norm import NormConfig
-from widthwise.model.residual.interface import PrefixLayout, ResidualConfig, ResidualTemplate, register_residual
+from widthwise.model.residual.interface import (
+    Idle,
+    PrefixLayout,
+    ResidualConfig,
+    ResidualTemplate,
+    SiteWidths,
+    register_residual,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,6 +120,22 @@ class PlainResidualConfig(PrefixResidual):
         axes = projected(self.resize, d_before, d_read)
         projection = PROJECTIONS[self.projections]({"d_model": d_before}, axes) if axes else None
         return PlainResidual(RESIZES[self.resize](d_read, projection), d_write, self.multiplier)
+
+    def idle(self, d_model: int, sites: Sequence[SiteWidths], width: int) -> Idle:
+        widest = max(d_model, width, *(max(site) for site in sites))
+        is_written, is_read = np.arange(widest) < d_model, np.arange(widest) < max(d_model, width)
+        unwritten, unread = [], []
+        for d_before, d_read, d_write in sites:
+            if self.resize != "carry":
+                is_written[d_before:d_read] = self.resize != "zero"
+            unwritten.append(d_read - int(is_written[:d_read].sum()))
+            is_written[:d_write] = True
+        for d_before, d_read, d_write in reversed(sites):
+            unread.append(d_write - int(is_read[:d_write].sum()))
+            is_read[:d_read] = True
+            if self.resize != "carry":
+                is_read[d_before:d_read] = False  # replaced by zeros or a projection
+        return Idle(d_model - int(is_read[:d_model].sum()), list(zip(unwritten, reversed(unread))))
 
     @property
     def layout(self) -> PrefixLayout:

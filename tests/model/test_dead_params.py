@@ -1,0 +1,103 @@
+"""Parameters that can never learn are those whose gradient autograd finds to be 0, whatever the weights."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.model.model_cases import D_MODEL, SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, WIDTHS
+
+from widthwise.config_io import UserError, parse
+from widthwise.merging import merge
+from widthwise.model.config import ModelConfig
+from widthwise.model.decoder import build
+from widthwise.shape.template import ModelTemplate
+
+
+def never_moved(config: ModelConfig) -> int:
+    """Entries without gradient in a model of random weights, so that nothing is 0 because it starts there."""
+    torch.manual_seed(3)
+    model = build(config, seed=1).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.3, 0.5)
+    tokens = torch.arange(40 * SEQ_LEN).view(40, -1) ** 2 % 37 % config.vocab_size
+    model.loss(tokens, tokens.roll(1, 1)).objective.mean().backward()
+    return sum(int((each.grad == 0).sum()) for each in model.parameters() if each.grad is not None)
+
+
+def model(widths: list[int], endpoints: str, **options: object) -> ModelConfig:
+    section = {
+        "vocab_size": 5,
+        "d_model": D_MODEL,
+        "n_layers": len(widths),
+        "shape": {"kind": "explicit", "widths": widths, "endpoints": endpoints},
+        "attention": {"head_dim": 2},
+        "ffn": {"kind": "swiglu", "d_ff": 7},
+    }
+    return parse(ModelTemplate, merge(section, options), "model").resolve(SEQ_LEN)
+
+
+@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
+@pytest.mark.parametrize("shape, endpoints", SHAPES_AND_ENDPOINTS)
+def test_counted_as_autograd_finds_them(shape, endpoints, resize):
+    config = model(WIDTHS[shape], endpoints, residual={"kind": "plain", "resize": resize})
+    assert config.n_dead_params == never_moved(config)
+
+
+@given(
+    widths=st.lists(st.integers(2, 19).map(lambda n: 2 * n), min_size=1, max_size=5),
+    endpoints=st.sampled_from(["slim", "full"]),
+)
+@settings(deadline=None, max_examples=25)
+def test_random_widths(widths, endpoints):
+    config = model(widths, endpoints)
+    assert config.n_dead_params == never_moved(config)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["gqa", "biases", "reordered", "tied", "layer_norm_reordered", "layer_norm_hourglass"],
+)
+def test_other_components(variant):
+    for shape in ("zigzag", "narrowing"):
+        options = VARIANTS[variant]
+        config = model(WIDTHS[shape], "slim", **options)
+        assert config.n_dead_params == never_moved(config)
+
+
+@pytest.mark.parametrize(
+    "n_dead, options",
+    [
+        (0, {}),
+        (0, {"dynamic": False, "embedding": "expand", "reduce": "slot"}),
+        # Five slots start empty: 3 coefficients that read them and 10 that carry them at the first site, each with a
+        # factor of what follows the state if it does, as the 3 that write to them have.
+        (5 * (2 * (3 + 10) + 3), {"embedding": "pad", "reduce": "slot"}),
+        (5 * (3 + 10), {"embedding": "pad", "dynamic": False}),
+    ],
+)
+def test_slots_can_learn_to_fill_and_to_hear_all(n_dead, options):
+    residual = {"kind": "hyper_connections", "slot_width": 4, "n_slots": 10, **options}
+    config = model([12, 36, 8, 28], "slim", residual=residual)
+    assert config.n_dead_params == never_moved(config) == n_dead
+
+
+@given(
+    d_model=st.integers(20, 60).map(lambda n: 4 * n),
+    n_layers=st.integers(3, 19),
+    where=st.floats(0.2, 0.9),
+    ratio=st.floats(0.2, 0.9),
+    quantum=st.sampled_from([None, 8, 12, 32]),
+    rounding=st.sampled_from(["nearest", "balanced"]),
+)
+@settings(deadline=None, max_examples=40)
+def test_an_x_has_none_however_it_is_rounded(d_model, n_layers, where, ratio, quantum, rounding):
+    turn = min(max(round(where * n_layers), 2), n_layers - 1) / n_layers
+    shape = {"kind": "x", "bottleneck_layer": turn, "bottleneck_width": ratio, "quantum": quantum, "rounding": rounding}
+    section = {"vocab_size": 5, "d_model": d_model, "n_layers": n_layers, "shape": shape, "attention": {"head_dim": 4}}
+    try:
+        config = parse(ModelTemplate, section, "model").resolve(SEQ_LEN)
+    except UserError:  # too narrow for the quantum
+        return
+    assert config.n_dead_params == 0
+    assert config.widths[0] == config.widths[-1]
