@@ -45,6 +45,14 @@ def test_on_a_narrow_terminal_names_are_broken_and_numbers_are_not() -> None:
     assert "".join(line.split()[0] for line in printed[3:]) == "a-long-name" * 4
 
 
+def test_a_narrow_terminal_leaves_out_columns_before_it_breaks_a_line(monkeypatch, capsys) -> None:
+    table = Table("t", ["name", "a", "b"], [["x" * 30, "1" * 20, "2" * 20]], n_essential=2)
+    for n_columns, found in ((80, ["x" * 30, "1" * 20, "2" * 20]), (60, ["x" * 30, "1" * 20])):
+        monkeypatch.setattr("widthwise.cli.tables.table_console", lambda n=n_columns: Console(width=n))
+        say_tables(table)
+        assert capsys.readouterr().out.splitlines()[-1].split() == found
+
+
 def test_verdicts_have_colours_and_brackets_are_text() -> None:
     coloured = "\n".join(lines(TABLE, force_terminal=True))
     assert "\x1b[1;32mbetter" in coloured

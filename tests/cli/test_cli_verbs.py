@@ -18,7 +18,7 @@ def test_inspect_prints_one_object_with_the_promised_keys(recipe: Path, widthwis
     assert len(summary["widths"]) == len(summary["n_heads"]) == len(summary["head_dim"]) == len(summary["layers"]) == 6
     assert summary["average_width"] == sum(summary["widths"]) / 6
     parts = {"embedding", "attention", "ffn", "norm", "residual", "head", "mtp"}
-    assert set(summary["params"]) == parts | {"total", "active"}
+    assert set(summary["params"]) == parts | {"total", "active", "dead"}
     assert summary["params"]["total"] == sum(summary["params"][part] for part in parts)
     flops = summary["flops_per_token"]
     assert flops["training"] == 3 * flops["forward"]

@@ -12,6 +12,7 @@ from widthwise.cli.track import TrackerName, TrackOption, training_progress
 from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs_asked, storage_option
 from widthwise.cli.workload import show_workload
 from widthwise.config_io import UserError
+from widthwise.reports.page.formats import duration
 from widthwise.training.launch import is_silent
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def run_and_report(
 ) -> None:
     """Trains the runs of the plan, shows their progress, and prints the result. jobs, storage, study, heartbeat, track:
     as `compare` takes them."""
-    from widthwise.experiments.compare import run_plan
+    from widthwise.experiments.compare import expected_seconds, run_plan
     from widthwise.experiments.jobs import Jobs
     from widthwise.experiments.sharing.storage import Heartbeat
     from widthwise.reports.comparison.terminal import comparison_table
@@ -91,7 +92,9 @@ def run_and_report(
 
     at_a_time = Jobs.of(plan.recipes.values(), len(plan.runs), jobs_asked(jobs))
     with training_progress(track) as observer:
-        for line in (*plan.adjustment_lines, plan.workload):
+        expected = expected_seconds(plan, folder, at_a_time)
+        here = f"; about {duration(expected / 3600)} here, by a measured step of each variant" if expected else ""
+        for line in (f"{plan.workload}{here}", *plan.adjustment_lines):
             observer.message(line)
         comparison = run_plan(plan, folder, command_line(), observer, storage, study, Heartbeat(heartbeat), at_a_time)
     if is_silent():

@@ -1,9 +1,11 @@
 """How every table looks on a terminal. What its columns and cells are, each verb says as a `Table` of text cells."""
 
+from dataclasses import replace
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from widthwise.cli.terminal import table_console
@@ -28,7 +30,18 @@ def say_tables(*tables: Table) -> None:
     for i, table in enumerate(tables):
         if i:
             console.print()
-        console.print(laid_out(table))
+        console.print(laid_out(_fitted(table, console)))
+
+
+def _fitted(table: Table, console: Console) -> Table:
+    """Without the last columns that are not essential, where a line would be broken otherwise."""
+    n_columns = len(table.header)
+    unbounded = Console(width=1000)
+    while n_columns > (table.n_essential or n_columns) and unbounded.measure(laid_out(table)).maximum > console.width:
+        n_columns -= 1
+        rows = [row[:n_columns] for row in table.rows]
+        table = replace(table, header=table.header[:n_columns], rows=rows)
+    return table
 
 
 def laid_out(table: Table) -> "RichTable":

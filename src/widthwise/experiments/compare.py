@@ -1,12 +1,16 @@
 """Matched recipes x seeds -> one comparison."""
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from widthwise.config_io import UserError
 from widthwise.experiments.agenda import Agenda, Work
@@ -21,6 +25,7 @@ from widthwise.experiments.sharing.storage import Heartbeat
 from widthwise.experiments.sharing.worker import SharedPlace, Words, Worker
 from widthwise.experiments.trend import fit_trend
 from widthwise.files import missing_folders, remove_unused
+from widthwise.recipe.recipe import Recipe
 from widthwise.records.comparison import Comparison, Trend
 from widthwise.records.estimate import CONFIDENCE, NO_VERDICT, TIE_MARGIN
 from widthwise.records.listing import PlannedRuns
@@ -29,11 +34,15 @@ from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import command_line
+from widthwise.runs.rates import step_seconds
 from widthwise.runs.train import train_or_resume
+from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
 
 WORDS = Words(experiment="comparison", task="run")
+TRIED_FLOPS = 5e10
+"""Of a step: up to this many, it is short enough to be tried before an experiment begins."""
 
 
 def run_plan(
@@ -81,6 +90,27 @@ def run_plan(
             return processes.do(work)
     finally:
         remove_unused(made, {PlannedRuns.file_name})
+
+
+def expected_seconds(plan: ComparisonPlan, folder: Path, jobs: Jobs) -> float | None:
+    """Seconds of training that the unfinished runs take here, from a measured step of each of their variants.
+
+    None where nothing is left, where steps are too long to be tried, on a GPU and under torchrun.
+    """
+    left = [key for key in plan.runs.values() if not RunDir(folder / plan.run_path(*key)).has_result]
+    recipes = [(plan.recipes[name], n_runs) for name, n_runs in Counter(name for name, _ in left).items()]
+    largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
+    if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
+        return None
+    with jobs.threads():
+        return sum(n_runs * _steps(recipe) * step_seconds(recipe) for recipe, n_runs in recipes) / jobs.n
+
+
+def _steps(recipe: Recipe) -> float:
+    """Those of a run and of its validations, whose forward passes take a third."""
+    train = recipe.train
+    n_validations = math.ceil(train.steps / (train.validate_every or train.steps))
+    return train.steps + n_validations * (train.validation_tokens or 0) / recipe.tokens_per_step / 3
 
 
 def _join(plan: ComparisonPlan, place: SharedPlace, shelf: DataShelf, observer: Observer) -> None:

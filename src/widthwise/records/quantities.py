@@ -58,7 +58,7 @@ QUANTITIES: Sequence[Quantity] = (
         lambda cost: cost.params.get("dead") or None,
         note="Parameters whose gradient is always 0: they read coordinates of the stream that nobody wrote, or write "
         "coordinates that nobody reads.",
-        short="never learn",
+        short="dead",
         is_main=True,
     ),
     OfModel(

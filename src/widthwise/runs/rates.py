@@ -21,6 +21,7 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.model.rope import Rope, rope_table
 from widthwise.recipe.optimizer import AdamWConfig
+from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.step_time import BYTES_PER_ELEMENT, predicted_step
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.rates import Rates
@@ -52,6 +53,12 @@ class Step:
 
     def __call__(self) -> None:
         optimizer_step(self.model, self.optimizer, self.batch, self.objective, self.config)
+
+
+def step_seconds(recipe: Recipe) -> float:
+    """Seconds of a training step of a recipe's model on this CPU, measured with this process's number of threads."""
+    train = recipe.train
+    return seconds(Step(recipe.explicit_model, train.batch_size, recipe.seq_len, train.precision), n_calls=2)
 
 
 def measured_rates(precision: Precision) -> Rates:

@@ -1,4 +1,4 @@
-"""The main table of a comparison for a terminal of 100 columns."""
+"""The main table of a comparison for a terminal of 100 columns; a narrower one shows fewer costs."""
 
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import Estimate
@@ -11,6 +11,7 @@ COLUMNS = (
     "difference",
     "val_bits_per_byte",
     "params",
+    "dead_params",
     "flops",
     "average_width",
     "kv_bytes",
@@ -26,7 +27,10 @@ def comparison_table(comparison: Comparison) -> Table:
         if column.name in COLUMNS:
             header += [column.short, "verdict"] if column.is_judged else [column.short]
     rows = [_row(variant, comparison) for variant in comparison.variants]
-    return Table(clean(comparison.title), header, rows, words={"verdict"}, note=_note(comparison))
+    n_essential = 1 + header.index("verdict") if "verdict" in header else None
+    return Table(
+        clean(comparison.title), header, rows, words={"verdict"}, note=_note(comparison), n_essential=n_essential
+    )
 
 
 def _row(variant: Variant, comparison: Comparison) -> list[str]:
@@ -53,6 +57,5 @@ def _ends(estimate: Estimate | None, is_signed: bool) -> str:
 def _note(comparison: Comparison) -> str:
     level, baseline = percentage(comparison.confidence), shorten(comparison.baseline, 30)
     shared = any(variant.shares_machine for variant in comparison.variants)
-    return f"below: {level} interval, (ratio to {baseline}); FLOPs: forward, per token; KV B: bytes per token" + (
-        f"\n{SHARED_NOTE}" if shared else ""
-    )
+    lines = [f"below: {level} interval, (ratio to {baseline})", "FLOPs: forward, per token; KV B: bytes per token"]
+    return "\n".join([*lines, SHARED_NOTE] if shared else lines)

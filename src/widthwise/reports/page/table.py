@@ -19,3 +19,5 @@ class Table:
     """Whether the rows are things of one kind, which a page may put into another order."""
     note: str = ""
     """Shown below the table, on a terminal only."""
+    n_essential: int | None = None
+    """Columns that a narrow terminal shows too; it leaves out as many of the further ones as it must. None: all."""
