@@ -26,7 +26,7 @@ from widthwise.training.freed_memory import keep_freed_memory
 from widthwise.training.learner import Learner
 
 SHAPES = ((1, 2), (1, 8), (2, 8), (4, 8))
-"""(times the quickstart's width, sequences of a step)."""
+"""(times 128 wide, sequences of a step)."""
 
 
 def sized(times: int, batch_size: int, precision: str, seq_len: int | None = None) -> Recipe:

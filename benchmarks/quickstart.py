@@ -1,4 +1,4 @@
-"""Training steps on the CPU: the quickstart's models beside its uniform one, as wide as there and twice as wide.
+"""Training steps on the CPU: the models of the quickstart at d_model 128 and 256 beside the uniform one.
 
 OMP_NUM_THREADS=1 python benchmarks/quickstart.py [--quick] [--out benchmarks/results/quickstart_cpu.json]
 """
@@ -35,7 +35,7 @@ SCORE_STD = 0.5
 def quickstart(
     times: int, precision: Precision, n_rounds: int, recipe: Callable[..., Recipe] = recipe_of
 ) -> dict[str, Any]:
-    """Whole steps of the quickstart's models, so many times as wide, in turn. recipe: that of a variant."""
+    """Whole steps of the quickstart's models, so many times as wide as 128, in turn. recipe: that of a variant."""
     learners, recipes = {}, {variant: recipe(variant, times, precision) for variant in VARIANTS}
     with tempfile.TemporaryDirectory() as folder:
         common = recipes["uniform"]

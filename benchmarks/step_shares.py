@@ -32,7 +32,8 @@ from widthwise.yaml_io import read_recipe
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 VARIANTS = ("uniform", "x", "hourglass", "dynamic", "virtual")
 HEAD_DIMS = {1: 16, 2: 32, 4: 64}
-"""By how many times as wide as in the quickstart."""
+"""By how many times as wide as 128."""
+SIZES = {"model": {"vocab_size": 2048}, "seq_len": 256, "train": {"batch_size": 8}}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
 CASTS = {"_to_copy", "copy_", "clone"}
@@ -102,14 +103,14 @@ def _counted_as(name: str, place: str) -> str:
 
 
 def recipe_of(variant: str, times: int, precision: str) -> Recipe:
-    """A recipe of the quickstart, so many times as wide."""
+    """A recipe of the quickstart, so many times as wide as 128, which is twice the quickstart's width."""
     data = read_recipe(QUICKSTART)
-    data = merge(data, data.pop("compare")["variants"][variant])
+    data = merge(merge(data, data.pop("compare")["variants"][variant]), SIZES)
     model = data["model"]
-    model["d_model"] *= times
+    model["d_model"] *= 2 * times
     model["attention"]["head_dim"] = HEAD_DIMS[times]
     if "d_hidden" in model["ffn"]:
-        model["ffn"]["d_hidden"] *= times
+        model["ffn"]["d_hidden"] *= 2 * times
     data["train"]["precision"] = precision
     return parse(Recipe, data, variant)
 
