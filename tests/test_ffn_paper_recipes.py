@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from widthwise.bundled import recipe_path
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.matching import matched_ratio
 from widthwise.experiments.plan import read_plan
@@ -186,6 +187,14 @@ class TestDynamicWidthPaper:
                 ablation["train"][key] = baseline["train"][key]
             assert ablation == baseline, command
         assert all(found.count(ffn) == 1 for ffn in found)
+
+    def test_table_1_compares_the_method_of_section_3_1_with_swiglu_and_nothing_else(self):
+        swiglu, own = (to_data(each) for each in read_plan(recipe_path("dynamic_width_table_1")).recipes.values())
+        written = {"kind": "dynamic", "d_ff": 1536, "score": {"kind": "ln_mean"}, "mask": {"kind": "hard"}}
+        change = {"model": {"ffn": {**written, "min_fraction": 0, "start": 0.5}}}
+        assert own["train"]["width_budget"] is None
+        assert parse(Recipe, merge(swiglu, change)) == parse(Recipe, own)
+        assert swiglu["model"] == to_data(recipe("qwen_134m_guess"))["model"]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,5 +1,7 @@
 """The models of an item at the paper's size: nothing is trained, everything is counted."""
 
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +16,41 @@ from widthwise.recipe.recipe import Recipe, load_recipe
 from widthwise.records.cost import CostSummary
 from widthwise.records.quantities import OF_MODELS
 from widthwise.records.record import Number
+from widthwise.runs.layout import Layout
+from widthwise.runs.rank_memory import ShardedModel
+
+N_GPUS = 8
+"""Those of a node, as the dynamic-width paper has them."""
+NORM_FLOPS = 4
+"""What the virtual-width paper counts for each number that is normalised; here norms are not counted."""
+
+
+def _memory_gb(recipe: Recipe) -> float:
+    """What one of the GPUs of a node holds at the moment of a step with the most."""
+    with warnings.catch_warnings(action="ignore"):  # a model that is only counted need not be a good one
+        sharded = ShardedModel.of(recipe)
+    return sharded.memory(recipe.train, recipe.seq_len, Layout.of(recipe.train, N_GPUS)).total_bytes / 1e9
+
+
+def _depth_connection_flops(recipe: Recipe) -> float:
+    """Those of the writes of a site, coefficients apart, over d_model."""
+    d_model = recipe.final_model.d_model
+    static = recipe.final_model.residual.model_copy(update={"dynamic": False})
+    return (static.cost(d_model, d_model, d_model).flops - static.cost(d_model, d_model, 0).flops) / d_model
+
+
+def _width_connection_flops(recipe: Recipe) -> float:
+    """Those of the norm, the coefficients, the reads and the carries of a site, over d_model."""
+    d_model, residual = recipe.final_model.d_model, recipe.final_model.residual
+    site = residual.cost(d_model, d_model, d_model).flops + NORM_FLOPS * math.prod(residual.slot_shape(d_model))
+    return site / d_model - _depth_connection_flops(recipe)
+
+
+def _layer_activation_bytes(recipe: Recipe, *parts: str) -> float:
+    """What the first layer, or parts of it, keep of a token for the backward pass in bf16, over d_model."""
+    costs = recipe.final_model.layer_costs()[0]
+    return sum(costs[part].activation_bytes() for part in parts or costs) / recipe.final_model.d_model
+
 
 OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
     "n_layers": lambda recipe: len(recipe.explicit_model.layers),
@@ -22,6 +59,12 @@ OF_RECIPES: Mapping[str, Callable[[Recipe], Number]] = {
     "seq_len": lambda recipe: recipe.seq_len,
     "training_flops": lambda recipe: recipe.training_flops,
     "pflops_days": lambda recipe: recipe.pflops_days,
+    "batch_size": lambda recipe: recipe.train.batch_size,
+    "memory_gb": _memory_gb,
+    "width_connection_flops": _width_connection_flops,
+    "depth_connection_flops": _depth_connection_flops,
+    "layer_activation_bytes": _layer_activation_bytes,
+    "residual_activation_bytes": lambda recipe: _layer_activation_bytes(recipe, "residual"),
 }
 """Quantity that follows from the recipe alone -> what counts it."""
 CHANGE = "_change"
@@ -39,9 +82,13 @@ class _Sized:
         return cost_summary(self.recipe.final_model, self.recipe.seq_len)
 
     def count(self, quantity: str) -> Number | None:
+        """Of the recipe, of the model, or an option of its feed-forwards that is the same in all layers."""
         if quantity in OF_RECIPES:
             return OF_RECIPES[quantity](self.recipe)
-        return OF_MODELS[quantity].of_cost(self._cost) if quantity in OF_MODELS else None
+        if quantity in OF_MODELS:
+            return OF_MODELS[quantity].of_cost(self._cost)
+        options = {getattr(layer.ffn, quantity, None) for layer in self.recipe.explicit_model.layers}
+        return options.pop() if len(options) == 1 else None
 
 
 class Sizes(Config):
