@@ -105,5 +105,5 @@ def run_and_report(
         return
     say_tables(comparison_table(comparison))
     table_console().print(comparison.sentence)
-    for file in files:
+    for file in reversed(files):  # the page comes last
         say(f"wrote {file}")
