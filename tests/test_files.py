@@ -157,7 +157,7 @@ def test_json_is_read_from_plain_files_up_to_a_length(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MAX_JSON_BYTES", 10)
     (tmp_path / "long").write_text("[0, 1, 2, 3]")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match="long: has 12 bytes; JSON is read up to 10"):
+    with pytest.raises(UserError, match="long: has 12 bytes; allowed: up to 10"):
         read_json(tmp_path / "long")
     with pytest.raises(UserError, match="pipe: is not a plain file"):
         read_json(tmp_path / "pipe")

@@ -34,16 +34,21 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def check_plain_file(path: Path) -> None:
-    """Raises UserError for a folder, and for a pipe or device, from which reading may never end."""
+def check_plain_file(path: Path, most: int | None = None) -> None:
+    """Raises UserError for a folder, a pipe or device, from which reading may never end, and more than `most` bytes."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: is not a plain file")
+    if most is not None and (n_bytes := path.stat().st_size) > most:
+        raise UserError(f"{path}: has {n_bytes:,} bytes; allowed: up to {most:,}")
 
 
-def read_text(path: Path) -> str:
-    """The text of a file. Raises UserError where it is missing, a folder, unreadable or not UTF-8."""
+def read_text(path: Path, most: int | None = None) -> str:
+    """The text of a file. Raises UserError where it is missing, unreadable or not UTF-8, and as `check_plain_file`."""
     try:
+        check_plain_file(Path(path), most)
         return Path(path).read_text(encoding="utf-8")
+    except UserError:
+        raise
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
@@ -92,11 +97,7 @@ def listed(paths: Path | str | Iterable[Path | str]) -> list[Path]:
 
 def read_json(path: Path) -> Any:
     """JSON from a file. Raises UserError where it is missing, broken or longer than MAX_JSON_BYTES."""
-    with reading(path):
-        n_bytes = path.stat().st_size
-        if n_bytes > MAX_JSON_BYTES:
-            raise UserError(f"{path}: has {n_bytes:,} bytes; JSON is read up to {MAX_JSON_BYTES:,}")
-        return parse_json(read_text(path), str(path))
+    return parse_json(read_text(path, MAX_JSON_BYTES), str(path))
 
 
 def read_json_mapping(path: Path) -> dict[str, Any]:

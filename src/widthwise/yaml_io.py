@@ -18,6 +18,9 @@ from widthwise.config_io import UserError, to_data
 from widthwise.files import read_text
 from widthwise.merging import merge, replaced_keys
 
+MAX_RECIPE_BYTES = 2**20
+"""The longest recipe that is read; those of the package have some thousands."""
+
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML in which a repeated key is an error and `1e-5` is a number.
@@ -78,7 +81,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if os.path.isdir(path):  # False of what no file can be called
         own = f", such as {path}/config.yaml, that of this run" if os.path.isfile(Path(path) / "config.yaml") else ""
         raise UserError(f"{path}: is a folder; expected a recipe file{own}")
-    data = parse_yaml(read_text(path), str(path))
+    data = parse_yaml(read_text(path, MAX_RECIPE_BYTES), str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path}: holds {type(data).__name__}, not a mapping of keys to values")
     return data

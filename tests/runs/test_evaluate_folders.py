@@ -148,6 +148,7 @@ def test_what_transformers_runs_does_not_write_texts(folder: Path) -> None:
         ({}, {}, r"llama: a Hugging Face folder brings no held-out text; name a text with --text or --data$"),
         ({}, {"max_length": 65}, r"max_length: got 65; the model reads no more than 17 tokens$"),
         ({"num_attention_heads": 0}, {"texts": [__file__]}, "transformers cannot load it"),
+        ({"text_config": {"_attn_implementation": "a/b"}}, {"texts": [__file__]}, "_attn_implementation: is not read"),
         ({"model_type": WIDTHWISE.model_type}, {"texts": [__file__]}, "config.json"),
     ],
 )

@@ -1,9 +1,12 @@
 """Tokenizers of the `tokenizers` library: a tokenizer.json whose tokens stand for known bytes, and BPE."""
 
+import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,12 +15,20 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from widthwise.config_io import UserError
 from widthwise.data.tokenizer import Tokenizer
-from widthwise.files import parse_json
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 MAX_VOCAB_SIZE = 2**24
 """A generous limit: every id up to the largest takes memory, whether it is a token or not."""
+MOST_GROWTH = 1000
+"""How many times as long the tokenizer of a stranger may make a text; the worst text grows with XLNet's 726 times."""
+GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 4}
+"""At most how many bytes come of one, by part of a tokenizer.json. Unicode's from its standard annex 15; ByteLevel
+writes a byte as up to two, and puts a space before it."""
+LONGEST_KEY = 12
+"""In bytes, of what SentencePiece's charsmaps replace; the library looks up 5."""
+ANY_TEXT = "a \ue000"
+"""With a character that no vocabulary has, so that a tokenizer without a token for the unknown shows itself."""
 MAX_TRAINING_BYTES = 64 * 2**20
 """A BPE tokenizer is trained on about this much text at most: more changes little and takes minutes."""
 
@@ -30,12 +41,11 @@ class JsonTokenizer(Tokenizer):
     def __init__(self, spec: str, definition: str, where: str, eos: str | None = None):
         """`where` names the file in errors.
 
-        Raises UserError for a broken file, a missing end-of-text token, or pieces whose bytes cannot be determined.
+        Raises UserError as `read_definition`, and for a missing end-of-text token, pieces whose bytes cannot be
+        determined, or a text that cannot be encoded.
         """
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_str(definition)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{where}: is not a tokenizer of the tokenizers library ({error})") from None
+        self._where = where
+        self._tokenizer, data = read_definition(definition, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # text that spells a special token is plain text
@@ -46,7 +56,8 @@ class JsonTokenizer(Tokenizer):
         if self.vocab_size > MAX_VOCAB_SIZE:
             raise UserError(f"{where}: has a token of id {self.vocab_size - 1}; allowed: below {MAX_VOCAB_SIZE}")
         self.eos_id = self._find_eos(eos, where)
-        self._byte_lengths = self._count_bytes(where)
+        self._byte_lengths = self._count_bytes(data.get("decoder"), where)
+        self.encode(ANY_TEXT)
 
     def _find_eos(self, eos: str | None, where: str) -> int:
         wanted = (eos,) if eos else END_OF_TEXT_NAMES
@@ -56,8 +67,8 @@ class JsonTokenizer(Tokenizer):
             raise UserError(f"{where}: {hint}; name its end-of-text token as in tokenizer.json#<token>")
         return self._vocab[found]
 
-    def _count_bytes(self, where: str) -> np.ndarray:
-        count = _piece_counter(parse_json(self._definition, where).get("decoder"), where)
+    def _count_bytes(self, decoder: dict[str, Any] | None, where: str) -> np.ndarray:
+        count = _piece_counter(decoder, where)
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for piece, index in self._vocab.items():
             lengths[index] = count(piece)
@@ -67,10 +78,13 @@ class JsonTokenizer(Tokenizer):
         return lengths
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        with _refusing(f"{self._where}: cannot encode a text"):
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([index for index in ids if index != self.eos_id], skip_special_tokens=True)
+        with _refusing(f"{self._where}: cannot decode its tokens"):
+            return self._tokenizer.decode([index for index in ids if index != self.eos_id], skip_special_tokens=True)
 
     def token_byte_lengths(self) -> np.ndarray:
         return self._byte_lengths.copy()
@@ -85,6 +99,87 @@ class JsonTokenizer(Tokenizer):
         scores = model["vocab"] if isinstance(model["vocab"], list) else None
         content = json.dumps([pieces, model.get("merges"), scores, self.eos_id])
         return hashlib.sha256(content.encode()).hexdigest()
+
+
+def read_definition(definition: str, where: str) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """A tokenizer.json that a stranger may have written, and its content.
+
+    Raises UserError, which begins with `where`, for a broken one, and for one that may make a text more than
+    MOST_GROWTH times as long, in which reading it may never end.
+    """
+    with _refusing(f"{where}: is not a tokenizer of the tokenizers library"):
+        data = json.loads(definition)
+        for parts in (("normalizer", "pre_tokenizer"), ("decoder",)):
+            growth = math.prod((_growth(part) for name in parts for part in _mappings(data.get(name))), start=1.0)
+            if growth > MOST_GROWTH:
+                made = f"{' and '.join(parts)} may make a text {growth:,.0f} times as long"
+                raise UserError(f"{where}: {made}; allowed: up to {MOST_GROWTH:,} times")
+        return tokenizers.Tokenizer.from_str(definition), data
+
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Turns what the library raises into a UserError: bare Exception, and where it panics something that is none."""
+    try:
+        yield
+    except UserError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{message} ({error})") from None
+
+
+def _mappings(node: Any) -> Iterator[dict[str, Any]]:
+    """All mappings of plain data, also those within others."""
+    if isinstance(node, dict):
+        yield node
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from _mappings(value)
+
+
+def _growth(part: dict[str, Any]) -> float:
+    """At most how many bytes a part makes of one. By its keys, because the library reads parts without a type too."""
+    match part:
+        case {"precompiled_charsmap": charsmap}:
+            try:
+                return _charsmap_growth(base64.b64decode(charsmap, validate=True))
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"precompiled_charsmap: {error}") from None
+        case {"pattern": {"String": str(pattern)}, "content": content} if pattern:
+            return max(1, len(content.encode()) / len(pattern.encode()))
+        case {"pattern": _, "content": text} | {"prepend": text} | {"replacement": text}:
+            return 1 + len(text.encode())
+    return GROWTH.get(part.get("type", ""), 1)
+
+
+def _charsmap_growth(charsmap: bytes) -> float:
+    """As `_growth`, of what SentencePiece replaces characters by: a Darts double array, and texts that end in a zero.
+
+    Raises ValueError or IndexError where a look-up would leave array or texts, at which the library panics.
+    """
+    n_units = int.from_bytes(charsmap[:4], "little") // 4
+    units = np.frombuffer(charsmap, "<u4", n_units, 4).astype(np.int64)
+    texts = charsmap[4 + 4 * n_units :]
+    texts.decode()
+    text_bytes = np.frombuffer(texts + b"\0", np.uint8)
+    begins_character, ends = text_bytes & 0xC0 != 0x80, np.flatnonzero(text_bytes == 0)
+    labels, offsets = units & 0xFF, (units >> 10) << ((units & 1 << 9) >> 6)
+    parents = np.arange(n_units) ^ labels
+    growth, bases = 1.0, offsets[:1]
+    if not n_units or n_units % 256:
+        raise ValueError(f"has {n_units} units; allowed: multiples of 256")
+    for length in range(1, LONGEST_KEY + 1):
+        is_base = np.zeros(n_units, bool)
+        is_base[bases] = True
+        reached = np.flatnonzero(is_base[parents] & (units >> 31 == 0) & (labels > 0))
+        bases = reached ^ offsets[reached]
+        values = units[bases[units[reached] >> 8 & 1 == 1]] & 2**31 - 1
+        if not begins_character[values].all():
+            raise ValueError("a text begins within a character")
+        lengths = ends[np.searchsorted(ends, values)] - values
+        growth = max(growth, lengths.max(initial=0) / length)
+    return growth
 
 
 def _piece_counter(decoder: dict[str, Any] | None, where: str) -> Callable[[str], int]:

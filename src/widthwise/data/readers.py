@@ -191,12 +191,24 @@ def _read_parquet(path: Path, name: str, field: str) -> Iterator[Document]:
 
 def _read_dataset(source: str, field: str) -> Iterator[Document]:
     datasets = require("datasets", "hf")
+    _refuse_references()
     name, _, split = source.removeprefix("hf:").partition(":")
     name, _, config = name.partition("@")
     with _refusing(source, ValueError, RuntimeError):
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
         for number, row in enumerate(rows, start=1):
             yield Document(f"{source}:{number}", _text_of_row(row, field, f"{source}: row {number}"))
+
+
+def _refuse_references() -> None:
+    """Takes from fsspec what a dataset may name and `data.remote` refuses: its templates read the environment."""
+    fsspec = require("fsspec", "hf")
+
+    class Refused(fsspec.AbstractFileSystem):
+        def __init__(self, *arguments: Any, **options: Any):
+            raise ValueError("it names files by reference://, which is not read")
+
+    fsspec.register_implementation("reference", Refused, clobber=True)
 
 
 @contextmanager

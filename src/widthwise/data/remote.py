@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, shortened
 from widthwise.data.cache import cache_folder
 from widthwise.data.documents import Counter, ProgressCallback
 from widthwise.data.extras import require
@@ -28,18 +28,28 @@ from widthwise.files import (
 )
 
 FETCHED_BYTES_AT_ONCE = 2**22
+PROTOCOLS = ("file", "http", "https", "s3", "gs", "gcs", "az", "hf")
+"""Those that a URL may name. Others of fsspec, and chains of several, do more than to read what the URL names:
+`reference` fills in templates, from which a stranger's file reaches the environment variables of this process."""
 LATEST = "latest"
 """Names the folder of the manifest that was fetched last, within the folder of a URL."""
 
 
 def is_url(path: str) -> bool:
-    """Whether a path is for fsspec: `s3://...`, `https://...`, `file://...`."""
-    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path) is not None
+    """Whether a path is a URL: `s3://...`, `https://...`, and those that are refused."""
+    return re.match(r"[^/]+://", path) is not None
 
 
 def check_url(url: str) -> str:
-    """The URL itself. Raises UserError for one with a secret in it, without showing it: URLs are stored and printed."""
-    shown = url.partition("://")[0] + "://..."
+    """The URL itself. Raises UserError for another protocol than PROTOCOLS, and for `::`, which chains several.
+
+    Also for a secret, which is not shown: URLs are stored and printed.
+    """
+    protocol = url.partition("://")[0]
+    shown = f"{protocol[:60]}://..."
+    if protocol not in PROTOCOLS or "::" in url:
+        chained = ", and '::', which chains protocols" if "::" in url else ""
+        raise UserError(f"{shown}: got protocol {shortened(protocol)}{chained}; allowed: {', '.join(PROTOCOLS)}")
     authority, query = urlsplit(url).netloc, re.search(r"[?#]", url)
     if ":" in authority.rpartition("@")[0]:
         raise UserError(f"{shown}: holds a password; leave it to the environment or to the settings of fsspec")
@@ -54,8 +64,8 @@ def fetched(url: str, progress: ProgressCallback) -> Path:
     Every file is checked against the manifest before it gets its name; what is there already is not fetched again, and
     processes that want the same folder at once wait for one of them. Where the manifest cannot be reached, the copy
     fetched last is used, with a warning. A changed manifest gets a folder of its own.
-    Raises UserError for a URL that cannot be read or holds a password, a broken manifest, and a file that is not what
-    the manifest promises.
+    Raises UserError as `check_url`, for a URL that cannot be read, a broken manifest, and a file that is not what the
+    manifest promises.
     """
     remote = _Remote(check_url(url).rstrip("/"))
     base = cache_folder() / "remote" / _cache_name(remote.url)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from widthwise.config_io import UserError, mistakes_at
+from widthwise.data.json_tokenizer import read_definition
 from widthwise.files import read_json_mapping, read_text
 from widthwise.interop.architecture import Architecture, HFTensor
 from widthwise.interop.architectures import architecture_named
@@ -140,7 +140,4 @@ def token_named(definition: str, index: int | list[int] | None, where: str) -> s
     first = index[0] if isinstance(index, list) and index else index
     if not isinstance(first, int):
         return None
-    try:
-        return Tokenizer.from_str(definition).id_to_token(first)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{where}: is not a tokenizer of the tokenizers library ({error})") from None
+    return read_definition(definition, where)[0].id_to_token(first)

@@ -1,5 +1,6 @@
 """Hugging Face folders read for use: the model, ours or that of transformers, and its tokenizer."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,8 +115,12 @@ def _device(device: torch.device | str | None) -> torch.device:
 
 
 def _check_config(path: Path) -> None:
-    """Raises UserError for sizes that transformers would take without asking, and memory with them."""
-    fields = Fields(read_json_mapping(path / CONFIG), str(path / CONFIG))
+    """Raises UserError for sizes that transformers would take without asking, and memory with them; and for the name of
+    an implementation, which it may fetch from the network and run."""
+    data = read_json_mapping(path / CONFIG)
+    if '"_attn_implementation": ' in json.dumps(data):
+        raise UserError(f"{path / CONFIG}: _attn_implementation: is not read, because it may name code; leave it out")
+    fields = Fields(data, str(path / CONFIG))
     for key in ("num_hidden_layers", "n_layer", "num_layers"):
         if fields.get(key) is not None:
             fields.n_layers(key)

