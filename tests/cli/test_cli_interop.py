@@ -218,7 +218,7 @@ def test_data_of_another_tokenizer_are_refused(widthwise: Run, source: Path, tra
     assert widthwise("import", source, tmp_path / "run", "data.tokenizer=bytes", "--recipe", training)[0] == 0
     code, _, err = widthwise("resume", tmp_path / "run")
     assert code == 2
-    assert "error: data.tokenizer: got bytes; must be that of the imported model" in err.splitlines()[-1]
+    assert "error: data.tokenizer: got bytes; must be that of the model" in err.splitlines()[-1]
 
 
 def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(
@@ -241,6 +241,23 @@ def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(
     kept = json.loads((tmp_path / "same/manifest.json").read_text())["tokenizer"]["id"]
     assert RunDir(tmp_path / "run_same").environment()["data"]["tokenizer"]["id"] == kept
     assert widthwise("generate", tmp_path / "run_same", "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+def test_data_whose_texts_end_in_another_token_are_refused(
+    widthwise: Run, source: Path, training: Path, tmp_path: Path
+) -> None:
+    spec = f"{source / 'tokenizer.json'}#<pad>"
+    assert widthwise("data", "prepare", "synthetic", "--out", tmp_path / "padded", "--tokenizer", spec)[0] == 0
+    other = f"data.path={tmp_path / 'padded'}"
+    widthwise("import", source, tmp_path / "first", "--recipe", training)
+    widthwise("import", source, tmp_path / "second", other, "--recipe", training)
+    for arguments in (
+        ("grow", tmp_path / "first", other, "--out", tmp_path / "grown"),
+        ("resume", tmp_path / "second"),
+    ):
+        code, _, err = widthwise(*arguments)
+        assert (code, "whose texts end in '<stop>' and not in '<pad>'" in err.splitlines()[-1]) == (2, True), err
+    assert not (tmp_path / "grown").exists()
 
 
 def test_a_recipe_with_a_mixture_keeps_it(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:

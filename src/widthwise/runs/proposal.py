@@ -56,8 +56,8 @@ def propose(wish: Wish, family: Family) -> Proposal:
     rate = wish.device.rate(wish.mfu)
     if rate is None and wish.days is not None and wish.n_params is None:
         names = " or ".join(f"'{each.name}'" for each in known_with(wish.device.memory_bytes))
-        named = f"--device {names}, which have about this memory, or" if names else "give"
-        raise UserError(f"--days: a memory has no speed, which says how much can be trained; {named} --tflops")
+        named = f"--device {names} (of about this memory), or " if names else ""
+        raise UserError(f"--days: needs a speed, and a memory has none; give {named}--tflops")
     flops = None if rate is None or wish.days is None else rate * wish.n_devices * wish.days * 86400
 
     def params(size: int) -> float:
