@@ -80,7 +80,7 @@ class JsonTokenizer(Tokenizer):
 
     @property
     def eos(self) -> str:
-        return self._tokenizer.id_to_token(self.eos_id)
+        return self._tokenizer.id_to_token(self.eos_id) or super().eos
 
     @property
     def vocabulary_id(self) -> str:

@@ -89,6 +89,8 @@ class Setting(Config):
         heads = {"n_heads": self.n_heads, "head_dim": self.head_dim}
         if any(value is not None for value in heads.values()):
             attention = {key: value for key, value in attention.items() if key not in heads}
+        if self.kv_group_size is not None:
+            attention = {key: value for key, value in attention.items() if key != "n_kv_heads"}
         asked = {**heads, "kv_group_size": self.kv_group_size}
         return {**attention, **{key: value for key, value in asked.items() if value is not None}}
 
