@@ -39,7 +39,8 @@ def test_grow_to_a_recipe_then_bake_and_resume(small: str, widthwise: Callable) 
         "addition)",
         "  layers 0-2, 4-6: attention.scale stays 0.353553 (the recipe would have 0.288675)",
         "function preserved (2 x 32 random tokens, float64)",
-        "wrote large, step 3; `widthwise resume large` trains on",
+        "wrote large, step 3",
+        "next: widthwise resume large",
     ):
         assert line in out.splitlines()
     assert "0 do not" in out

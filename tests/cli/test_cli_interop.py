@@ -101,6 +101,14 @@ def test_an_imported_model_leaves_as_it_came(widthwise: Run, source: Path, tmp_p
     assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
 
 
+def test_the_commands_that_come_next_work(widthwise: Run, next_command: Callable, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    generate = next_command(widthwise("import", source, tmp_path / "run")[1], TEXT="def")
+    assert widthwise(*generate, "--max-new-tokens", 2)[0] == 0
+    evaluate = next_command(widthwise("export", tmp_path / "run", tmp_path / "out")[1], FILE=str(tmp_path / "text.txt"))
+    assert widthwise(*evaluate)[0] == 0
+
+
 def test_the_run_says_where_it_came_from(widthwise: Run, source: Path, tmp_path: Path) -> None:
     widthwise("import", source, tmp_path / "run")
     origin = RunDir(tmp_path / "run").environment()["imported"]
@@ -122,10 +130,12 @@ def test_it_generates_what_transformers_does(widthwise: Run, source: Path, tmp_p
     assert json.loads(out)["continuations"][0]["continuation"] == expected
 
 
-def test_it_is_trained_further_on_a_recipe(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+def test_it_is_trained_further_on_a_recipe(
+    widthwise: Run, next_command: Callable, source: Path, training: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    assert widthwise("import", source, run, "train.steps=3", "--recipe", training)[0] == 0
-    assert widthwise("resume", run)[0] == 0
+    resume = next_command(widthwise("import", source, run, "train.steps=3", "--recipe", training)[1])
+    assert widthwise(*resume)[0] == 0
     assert [record["step"] for record in RunDir(run).metrics() if record["event"] == "train"] == [3]
     identity = RunDir(run).environment()["data"]
     assert identity["tokenizer"]["spec"].endswith("tokenizer.json#<stop>")
