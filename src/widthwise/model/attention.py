@@ -305,4 +305,12 @@ class AttentionTemplate(Config):
         )
 
 
+def in_groups(section: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's section with kv_group_size in place of n_kv_heads, over which another number of heads can be laid."""
+    if "n_kv_heads" not in section:
+        return section
+    group = {"kv_group_size": AttentionTemplate.model_validate(section).kv_group_size}
+    return {key: value for key, value in section.items() if key != "n_kv_heads"} | group
+
+
 SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}
