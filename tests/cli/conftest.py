@@ -1,5 +1,6 @@
 """A tiny recipe, and the command line called in this process."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -24,6 +25,19 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
     return path
+
+
+@pytest.fixture
+def next_command() -> Callable[..., list[str]]:
+    """What a verb prints -> the arguments of the command that it names as the next, words in capitals filled in."""
+
+    def found(out: str, **filled: str) -> list[str]:
+        (line,) = [line for line in out.splitlines() if line.startswith("next: ")]
+        program, *words = shlex.split(line.removeprefix("next: "))
+        assert program == "widthwise"
+        return [filled.get(word, word) for word in words]
+
+    return found
 
 
 @pytest.fixture

@@ -39,7 +39,8 @@ def test_grow_to_a_recipe_then_bake_and_resume(small: str, widthwise: Callable) 
         "addition)",
         "  layers 0-2, 4-6: attention.scale stays 0.353553 (the recipe would have 0.288675)",
         "function preserved (2 x 32 random tokens, float64)",
-        "wrote large, step 3; `widthwise resume large` trains on",
+        "wrote large, step 3",
+        "next: widthwise resume large",
     ):
         assert line in out.splitlines()
     assert "0 do not" in out
@@ -122,6 +123,30 @@ def test_a_run_becomes_one_of_other_kinds_that_computes_the_same(small: str, wid
         assert line in out.splitlines()
     assert "0 do not" in out
     assert widthwise("resume", "converted")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [
+        {"kind": "virtual", "width": 1.5, "embedding": "expand"},
+        {"kind": "hyper_connections", "slot_width": 8, "n_slots": 7, "reduce": "slot"},
+        {"kind": "hyper_connections", "n_slots": 2},
+    ],
+)
+def test_another_residual_is_said_as_in_a_recipe(small: str, residual: dict, widthwise: Callable) -> None:
+    """Whatever the order of the changes."""
+    d_ff = "model.layers.1.ffn.d_ff=160"
+    other = {"extends": "base.yaml", "model": {"residual": {**residual, "state_every": 3}}}
+    Path("other.yaml").write_text(yaml.safe_dump(other))
+    said = (f"model.residual={json.dumps(residual)}", "model.residual.state_every=3")
+    ways = (("--to", "other.yaml", d_ff), (*said, d_ff), (d_ff, *said))
+    plans = [widthwise("grow", small, *way, "--plan-only", "--json") for way in ways]
+    assert plans[0][0] == 0, plans[0]
+    assert plans[0] == plans[1] == plans[2]
+    code, out, err = widthwise("grow", small, *said, "train.steps=4", "--out", "large")
+    assert code == 0, err
+    assert "function preserved" in out
+    assert widthwise("resume", "large")[0] == 0
 
 
 def test_layers_say_where_added_ones_go(small: str, widthwise: Callable) -> None:
@@ -212,7 +237,13 @@ def test_pad_says_that_it_pads(small: str, widthwise: Callable) -> None:
             "--rewarmup-steps: got 9; the run has only 2",
         ),
         (("model.n_layers=7", "--out", "large"), "model.n_layers: small has every layer written out"),
-        (("model.d_model=48", "--out", "large"), "use --d-model"),
+        (
+            ("model.shape={kind: x}", "--out", "large"),
+            "give the recipe that it was trained from, as --to RECIPE 'model.shape={kind: x}'",
+        ),
+        (("model.residual={kind: virtual, width: 1.51}", "--out", "large"), "model.residual.width: got 1.51; must be"),
+        (("model.residual={kind: virtual, width: 1.2}", "--out", "large"), "model.residual.n_fractions: got 5; must"),
+        (("model.d_model=48", "--out", "large"), "or use --d-model"),
         (("--to", "wide.yaml", "--out", "small"), "small: exists already"),
         (("--to", "nowhere.yaml", "--out", "large"), "nowhere.yaml: cannot be read"),
         (("--to", "wide.yaml", "--d-ff", 192, "--out", "large"), "--to: conflicts with --d-ff"),

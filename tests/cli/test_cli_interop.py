@@ -101,6 +101,14 @@ def test_an_imported_model_leaves_as_it_came(widthwise: Run, source: Path, tmp_p
     assert (theirs.eos_token, theirs.decode(theirs(TEXT)["input_ids"])) == ("<stop>", TEXT)
 
 
+def test_the_commands_that_come_next_work(widthwise: Run, next_command: Callable, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(TEXT)
+    generate = next_command(widthwise("import", source, tmp_path / "run")[1], TEXT="def")
+    assert widthwise(*generate, "--max-new-tokens", 2)[0] == 0
+    evaluate = next_command(widthwise("export", tmp_path / "run", tmp_path / "out")[1], FILE=str(tmp_path / "text.txt"))
+    assert widthwise(*evaluate)[0] == 0
+
+
 def test_the_run_says_where_it_came_from(widthwise: Run, source: Path, tmp_path: Path) -> None:
     widthwise("import", source, tmp_path / "run")
     origin = RunDir(tmp_path / "run").environment()["imported"]
@@ -122,10 +130,12 @@ def test_it_generates_what_transformers_does(widthwise: Run, source: Path, tmp_p
     assert json.loads(out)["continuations"][0]["continuation"] == expected
 
 
-def test_it_is_trained_further_on_a_recipe(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:
+def test_it_is_trained_further_on_a_recipe(
+    widthwise: Run, next_command: Callable, source: Path, training: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
-    assert widthwise("import", source, run, "train.steps=3", "--recipe", training)[0] == 0
-    assert widthwise("resume", run)[0] == 0
+    resume = next_command(widthwise("import", source, run, "train.steps=3", "--recipe", training)[1])
+    assert widthwise(*resume)[0] == 0
     assert [record["step"] for record in RunDir(run).metrics() if record["event"] == "train"] == [3]
     identity = RunDir(run).environment()["data"]
     assert identity["tokenizer"]["spec"].endswith("tokenizer.json#<stop>")
@@ -218,7 +228,7 @@ def test_data_of_another_tokenizer_are_refused(widthwise: Run, source: Path, tra
     assert widthwise("import", source, tmp_path / "run", "data.tokenizer=bytes", "--recipe", training)[0] == 0
     code, _, err = widthwise("resume", tmp_path / "run")
     assert code == 2
-    assert "error: data.tokenizer: got bytes; must be that of the imported model" in err.splitlines()[-1]
+    assert "error: data.tokenizer: got bytes; must be that of the model" in err.splitlines()[-1]
 
 
 def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(
@@ -241,6 +251,23 @@ def test_data_of_a_tokenizer_with_the_same_vocabulary_are_taken_and_then_kept(
     kept = json.loads((tmp_path / "same/manifest.json").read_text())["tokenizer"]["id"]
     assert RunDir(tmp_path / "run_same").environment()["data"]["tokenizer"]["id"] == kept
     assert widthwise("generate", tmp_path / "run_same", "--prompt", "def", "--max-new-tokens", 2)[0] == 0
+
+
+def test_data_whose_texts_end_in_another_token_are_refused(
+    widthwise: Run, source: Path, training: Path, tmp_path: Path
+) -> None:
+    spec = f"{source / 'tokenizer.json'}#<pad>"
+    assert widthwise("data", "prepare", "synthetic", "--out", tmp_path / "padded", "--tokenizer", spec)[0] == 0
+    other = f"data.path={tmp_path / 'padded'}"
+    widthwise("import", source, tmp_path / "first", "--recipe", training)
+    widthwise("import", source, tmp_path / "second", other, "--recipe", training)
+    for arguments in (
+        ("grow", tmp_path / "first", other, "--out", tmp_path / "grown"),
+        ("resume", tmp_path / "second"),
+    ):
+        code, _, err = widthwise(*arguments)
+        assert (code, "whose texts end in '<stop>' and not in '<pad>'" in err.splitlines()[-1]) == (2, True), err
+    assert not (tmp_path / "grown").exists()
 
 
 def test_a_recipe_with_a_mixture_keeps_it(widthwise: Run, source: Path, training: Path, tmp_path: Path) -> None:

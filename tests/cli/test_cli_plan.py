@@ -110,7 +110,9 @@ def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> Non
         (("--device", "a100", "--bandwidth", "1"), "--bandwidth: got '1'; expected a size above 0"),
         (("--device", "a100", "--params", "many"), "--params: got 'many'; expected a positive number"),
         (("--device", "a100", "--shape", "round"), "model.shape"),
-        (("--device", "1MB", "--days", "1"), "--device: not even d_model = 64 can be had on the device"),
+        (("--device", "24GB", "--days", "5"), "--device 'A10' or 'L4' or 'RTX 3090' or 'RTX 4090' (of about"),
+        (("--device", "1TB", "--days", "5"), "a memory has none; give --tflops"),
+        (("--device", "1MB"), "--device: not even d_model = 64 can be had on the device"),
         (("model.d_model=64", "--device", "a100"), "model.d_model=64: is what a plan without a recipe proposes"),
     ],
 )

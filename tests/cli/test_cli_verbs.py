@@ -91,6 +91,29 @@ def test_design_writes_a_recipe_that_meets_its_budget(match: str, recipe: Path, 
     assert "exists already" in error
 
 
+def test_verbs_name_the_command_that_comes_next_which_works(
+    recipe: Path, widthwise, next_command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(recipe.parent)
+
+    def then(*arguments: object, **filled: str) -> list[str]:
+        code, out, error = widthwise(*arguments)
+        assert code == 0, error
+        return next_command(out, **filled)
+
+    train = then(*then("design", "base.yaml", "train.steps=2", "--kind", "x", RECIPE="x.yaml"))
+    assert train == ["train", "x.yaml"]
+    small = ("data.tokenizer=bpe-512", "model.vocab_size=512", "seq_len=512")
+    asked = ("plan", *small, "--params", "100k", "--device", "24GB")
+    assert then(*then(*asked, RECIPE="planned.yaml")) == ["train", "planned.yaml"]
+    assert then("plan", "x.yaml", "train.seed=4", "--device", "24GB") == ["train", "x.yaml", "train.seed=4"]
+    assert widthwise(*train, "--out", "run")[0] == 0
+    grow = ("grow", "run", "--add-layers", 1, "train.steps=3", "--plan-only")
+    resume = then(*then(*grow, RUN="grown run"))
+    assert resume == ["resume", "grown run"]
+    assert widthwise(*resume)[0] == 0
+
+
 def test_design_sizes_and_shapes_a_stream_of_slots(recipe: Path, tmp_path: Path, widthwise) -> None:
     """d_model is a multiple of head and slot, 24; no other is nearer to the budget."""
     stream = "model.residual={kind: hyper_connections, slot_width: 12, n_slots: 40}"

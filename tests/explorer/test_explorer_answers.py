@@ -104,6 +104,20 @@ def test_untouched_it_is_the_recipe(answers: Answers) -> None:
     assert (start["d_model"], start["n_layers"], start["n_heads"], start["ratio"]) == (640, 16, 16, 4)
 
 
+@pytest.mark.parametrize(
+    ("setting", "n_kv_heads"),
+    [(Setting(kv_group_size=2), {8}), (Setting(n_heads=8), {2}), (Setting(head_dim=40, shape="uniform"), {4})],
+)
+def test_counted_key_value_heads_are_groups_that_other_heads_have_too(
+    setting: Setting, n_kv_heads: set[int], tmp_path: Path
+) -> None:
+    answers = Answers("x_200m", ["model.attention.n_kv_heads=4"])
+    path = tmp_path / "explored.yaml"
+    path.write_text(answers.recipe_yaml(setting))
+    found = {layer.attention.n_kv_heads for layer in load_recipe(path).explicit_model.layers}
+    assert found == n_kv_heads == {layer["n_kv_heads"] for layer in answers.costs(setting)["inspection"]["layers"]}
+
+
 def test_a_curve_is_tried_at_other_sizes_and_left_for_another_kind() -> None:
     of_curve = Answers("x_200m", ["model.shape={kind: curve, widths: [2, 1, 1.5]}"])
     assert of_curve.controls["start"]["shape"] == "curve"

@@ -38,6 +38,7 @@ def written(tmp_path: Path, model: dict, space: dict, overrides: tuple[str, ...]
         ({"ffn": {"kind": "swiglu", "ratio": 3}}, {"n_heads": 2}),
         ({}, {"head_dim": 8}),
         ({"attention": {"head_dim": 8, "kv_group_size": 2}}, {"match": "flops"}),
+        ({"attention": {"n_heads": 4, "n_kv_heads": 2}, "ffn": {"kind": "swiglu", "ratio": 3}}, {"n_heads": 6}),
         ({"attention": {"n_heads": 3, "ratio": 0.5}}, {}),
         ({"attention": {"n_heads": 3, "d_attention": 60}}, {}),
         ({}, {"attention_ratio": [0.5, 1, 1.5]}),

@@ -57,6 +57,7 @@ def _equals_validation(run: Path) -> None:
     assert metrics["nats_per_token"]["value"] == pytest.approx(result["val_loss"], rel=1e-6)
     assert metrics["token_perplexity"]["value"] == pytest.approx(result["val_perplexity"], rel=1e-6)
     assert metrics["bits_per_byte"]["value"] == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
+    assert found["bits_per_byte"] == pytest.approx(result["val_bits_per_byte"], rel=1e-6)
     assert found["step"] == result["steps"]
 
 
@@ -83,6 +84,15 @@ def test_prepared_data_and_limits(runs: list[Path]) -> None:
     assert found[folder]["n_tokens"] == 50
     own = evaluate_run(runs[0], _asked(max_tokens=50))["texts"]
     assert own[HELD_OUT] == found[folder]
+
+
+def test_bits_per_byte_are_one_number(runs: list[Path], questions: Path) -> None:
+    """The weighted mean over texts, and null where only tasks are answered."""
+    asked = _asked(texts=[__file__, stats.__file__], max_tokens=40, weights={__file__: 3.0})
+    found = evaluate_run(runs[0], asked)
+    of_texts = [found["texts"][name]["metrics"]["bits_per_byte"]["value"] for name in asked.texts]
+    assert found["bits_per_byte"] == pytest.approx((3 * of_texts[0] + of_texts[1]) / 4)
+    assert evaluate_run(runs[0], _asked(task_files=[str(questions)]))["bits_per_byte"] is None
 
 
 def test_raw_text_is_read_document_by_document(runs: list[Path], tmp_path: Path) -> None:

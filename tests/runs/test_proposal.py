@@ -49,8 +49,17 @@ def test_where_memory_is_the_bound_compute_goes_into_tokens() -> None:
     assert days(found, wish) > 0.9
 
 
+def test_a_size_of_ones_own_gets_no_more_tokens_than_the_days_have_compute_for() -> None:
+    """Half of the days that the law needs are half of its tokens."""
+    wish = replace(WISH, days=100, n_params=2e6)
+    needed = days(proposed(wish), wish)
+    half = proposed(replace(wish, days=needed / 2))
+    assert half.recipe.n_tokens == pytest.approx(10 * half.recipe.final_model.cost().params, rel=0.02)
+    assert days(half, wish) <= 1.001 * needed / 2
+
+
 def test_a_device_without_flops_gets_the_largest_model_that_fits() -> None:
-    wish = replace(WISH, device=Device("memory", 3 * 10**8))
+    wish = replace(WISH, device=Device("memory", 3 * 10**8), days=None)
     found = proposed(wish)
     assert plan(found.recipe, wish.device).fits
     assert found.recipe.n_tokens == pytest.approx(20 * found.recipe.final_model.cost().params, rel=0.02)

@@ -1,4 +1,5 @@
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -6,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratic_cost import QuadraticCost
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig, cost_summary, pflops_days
+from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.shape.rounding import round_nearest
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.solve import solve_widths
@@ -195,6 +197,24 @@ def test_changes_to_single_layers():
         ),
         ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
         ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim"),
+        (
+            {"attention": {"n_kv_heads": 2}},
+            "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per",
+        ),
+        (
+            {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 3}},
+            "n_kv_heads: got 3; must divide n_heads = 4",
+        ),
+        (
+            {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 2, "kv_group_size": 4}},
+            "n_kv_heads: conflicts with kv_group_size",
+        ),
+        (
+            {"residual": {"kind": "virtual", "width": 1.51}},
+            "width: got 1.51; must be a fraction n/m with m up to 8, such",
+        ),
+        ({"residual": {"kind": "virtual", "width": 1}}, "width: got 1; input should be greater than 1"),
+        ({"residual": {"kind": "virtual", "width": 2, "n_slots": 4}}, "n_slots: conflicts with width"),
         ({"attention": {"ratio": 0.5, "d_attention": 32}}, "d_attention: conflicts with ratio"),
         ({"attention": {"d_attention": 30}}, "d_attention: got 30; must be a multiple of 4 (head_dim * kv_group_size)"),
         (
@@ -279,6 +299,26 @@ def test_every_group_of_query_heads_shares_one_key_value_head(kv_group_size, n_g
     attention = {"head_dim": 4, "kv_group_size": kv_group_size}
     layer = small(d_model=4 * kv_group_size * n_groups, n_layers=1, attention=attention).resolve(8).layers[0]
     assert (layer.attention.n_heads, layer.attention.n_kv_heads) == (kv_group_size * n_groups, n_groups)
+
+
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 1), (4, 2), (4, 4)])
+def test_key_value_heads_may_be_counted(n_heads: int, n_kv_heads: int) -> None:
+    """In every layer, also where widths vary, and at the matched cost of the groups that they mean."""
+    heads = {"head_dim": None, "n_heads": n_heads}
+    counted = small(attention={**heads, "n_kv_heads": n_kv_heads}, shape={"kind": "x"})
+    assert {layer.attention.n_kv_heads for layer in counted.resolve(8).layers} == {n_kv_heads}
+    assert counted == small(attention={**heads, "kv_group_size": n_heads // n_kv_heads}, shape={"kind": "x"})
+
+
+@pytest.mark.parametrize("width", [1.5, 2, 1.25, 1.3333, 8, 2.625])
+def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: float) -> None:
+    model = small(d_model=48, residual={"kind": "virtual", "width": width, "embedding": "expand"}).resolve(8)
+    residual = model.residual
+    assert isinstance(residual, HyperConnectionsConfig)
+    assert (residual.kind, residual.embedding) == ("hyper_connections", "expand")
+    assert residual.stream_width == round(48 * width)
+    assert 48 // residual.slot_width == max(2, Fraction(width).limit_denominator(8).denominator)
+    assert parse(ModelConfig, to_data(model)) == model
 
 
 def test_a_group_that_does_not_fit_the_heads_is_refused():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
 from widthwise.config_io import UserError
 from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
 
@@ -67,7 +67,12 @@ def design(
             say(budget_line(summary["budget"]))
         if "step_time" in summary:
             say(step_time_line(summary["step_time"]))
-        say(text if out is None else f"wrote {out}")
+        if out is None:
+            say(text)
+            say_next_with_out("RECIPE")
+        else:
+            say(f"wrote {out}")
+            say_next("widthwise", "train", out)
 
 
 def _fastest(

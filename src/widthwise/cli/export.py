@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from widthwise.cli.step_option import StepOption
-from widthwise.cli.terminal import remark, say, say_json
+from widthwise.cli.terminal import remark, say, say_json, say_next
 
 
 def export(
@@ -56,3 +56,5 @@ def export(
         remark(f"all heads have {padded['head_dim']} coordinates; the cache takes {after} bytes a token, not {before}")
     tokenizer = "with tokenizer.json" if summary["tokenizer"] else "without tokenizer.json, because the run has none"
     say(f"{folder}: {summary['model_type']} of step {summary['step']} in {summary['dtype']}, {tokenizer}")
+    if summary["tokenizer"]:
+        say_next("widthwise", "eval", folder, "--text", "FILE")

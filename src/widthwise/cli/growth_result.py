@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
 
 
 def show_growth(found: dict[str, Any], as_json: bool) -> None:
@@ -19,4 +19,7 @@ def show_growth(found: dict[str, Any], as_json: bool) -> None:
     unwritten = [f"parameters {before['params']:,} -> {after['params']:,}; nothing was written"]
     say(*found.get("lines", unwritten), *(f"note: {note}" for note in found["notes"]))
     if "out" in found:
-        say(f"wrote {found['out']}, step {found['step']}; `widthwise resume {found['out']}` trains on")
+        say(f"wrote {found['out']}, step {found['step']}")
+        say_next("widthwise", "resume", found["out"])
+    else:
+        say_next_with_out("RUN")

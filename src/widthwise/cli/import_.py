@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_next
 
 
 def import_(
@@ -34,3 +34,5 @@ def import_(
         return
     tokenizer = "with its tokenizer" if summary["tokenizer"] else "without a tokenizer, as there is no tokenizer.json"
     say(f"{run}: {summary['model_type']} of {summary['params']:,} parameters, {tokenizer}")
+    is_to_be_trained = recipe is not None or not summary["tokenizer"]
+    say_next("widthwise", *(("resume", run) if is_to_be_trained else ("generate", run, "--prompt", "TEXT")))

@@ -8,7 +8,7 @@ import typer
 
 from widthwise.bundled import recipe_path
 from widthwise.cli.tables import say_tables
-from widthwise.cli.terminal import say, say_json
+from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
 from widthwise.config_io import UserError
 from widthwise.files import write_atomic
 from widthwise.records.plan import Plan, Setup
@@ -96,6 +96,8 @@ def plan(
         show_plan(found, hours_on_known(planned, on.memory_bytes, n_devices, mfu) if is_unknown else ())
         if proposal is not None:
             say("", dump_yaml(proposal.data) if out is None else f"wrote {out}")
+        if any(setup.micro_batch_size for setup in found.setups):
+            _say_next(found, recipe or out, [*overrides] if recipe else [], variant)
     if all(setup.micro_batch_size is None for setup in found.setups):
         hint = f"; try train.shards={n_devices}" if planned.train.shards < n_devices else ""
         raise UserError(f"--device: not one sequence at a time fits into the {si(on.memory_bytes)}B of {on.name}{hint}")
@@ -166,6 +168,27 @@ def show_plan(found: Plan, known: Sequence[tuple[str, float]]) -> None:
     )
 
 
+def _say_next(found: Plan, recipe: Path | None, overrides: list[str], variant: str | None) -> None:
+    """How the recipe is trained, on as many devices as were asked for, or how it comes into a file first."""
+    if recipe is None:
+        say_next_with_out("RECIPE")
+        return
+    several = ("torchrun", "--standalone", f"--nproc-per-node={found.n_devices}", "-m", "widthwise")
+    of_variant = () if variant is None else ("--variant", variant)
+    program = several if found.n_devices > 1 else ("widthwise",)
+    say_next(*program, "train", recipe, *overrides, *_changes_that_fit(found), *of_variant)
+
+
+def _changes_that_fit(found: Plan) -> list[str]:
+    """What a recipe that does not fit must change, if anything helps."""
+    possible = [each for each in found.setups if each.micro_batch_size is not None]
+    if found.fits or not possible:
+        return []
+    best = min(possible, key=lambda each: each.run_hours or 0)
+    kind = best.activation_checkpointing
+    return [f"train.micro_batch_size={best.micro_batch_size}", f"train.activation_checkpointing={kind}"]
+
+
 def verdict(found: Plan) -> str:
     """Whether it fits, in one line."""
     there = f"{found.device} has {si(found.device_memory_bytes)}B"
@@ -174,14 +197,11 @@ def verdict(found: Plan) -> str:
     )
     answer = "fits" if found.fits else "does not fit"
     line = f"{answer}: a model of {si(found.params)} parameters {needs}; {there}"
-    possible = [each for each in found.setups if each.micro_batch_size is not None]
     if found.fits:
         return line
-    if not possible:
-        return f"{line}; no pass and no activation checkpointing would help"
-    best = min(possible, key=lambda each: each.run_hours or 0)
-    changes = f"train.micro_batch_size={best.micro_batch_size} train.activation_checkpointing="
-    return f"{line}; {changes}{best.activation_checkpointing} would fit"
+    changes = " ".join(_changes_that_fit(found))
+    helps = f"{changes} would fit" if changes else "no pass and no activation checkpointing would help"
+    return f"{line}; {helps}"
 
 
 def _time(found: Plan, known: Sequence[tuple[str, float]]) -> str:

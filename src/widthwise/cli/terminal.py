@@ -6,6 +6,7 @@ repaint the screen or rename its window.
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -46,6 +47,18 @@ def say(*lines: str) -> None:
     """Lines on standard output, as long as they are."""
     if not is_silent():
         print(*map(printable, lines), sep="\n")
+
+
+def say_next(*words: object) -> None:
+    """The command that usually comes next, for a shell; a word in capitals is to be filled in."""
+    say(f"next: {shlex.join(map(str, words))}")
+
+
+def say_next_with_out(place: str) -> None:
+    """The command just given as one that writes; `place` stands for where to, unless it was said."""
+    words = [word for word in sys.argv[1:] if word != "--plan-only"]
+    is_said = any(word.partition("=")[0] == "--out" for word in words)
+    say_next("widthwise", *words, *(() if is_said else ("--out", place)))
 
 
 def say_text(text: str) -> None:

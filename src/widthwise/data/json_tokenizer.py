@@ -93,6 +93,10 @@ class JsonTokenizer(Tokenizer):
         return self._definition
 
     @property
+    def eos(self) -> str:
+        return self._tokenizer.id_to_token(self.eos_id) or super().eos
+
+    @property
     def vocabulary_id(self) -> str:
         model = json.loads(self._tokenizer.to_str())["model"]  # in the library's own form, whatever that of the file
         pieces = sorted(self._vocab.items(), key=lambda item: item[1])

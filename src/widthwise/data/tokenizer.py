@@ -42,6 +42,11 @@ class Tokenizer(ABC):
         """Everything that determines the tokenization, as the content of its file."""
 
     @property
+    def eos(self) -> str:
+        """The end-of-text token as an error names it."""
+        return str(self.eos_id)
+
+    @property
     def id(self) -> str:
         """sha256 (hex) of the definition and the end-of-text token: equal ids, equal tokens."""
         return hashlib.sha256(f"{self.definition()}\n{self.eos_id}".encode()).hexdigest()

@@ -7,6 +7,7 @@ import pydantic
 
 from widthwise.config_io import Config, UserError
 from widthwise.merging import merge
+from widthwise.model.attention import in_groups
 from widthwise.model.ffn.interface import FEED_FORWARDS, HiddenWidthTemplate
 from widthwise.model.kinds import kind_of
 from widthwise.recipe.design import ShapeRequest, solved_change
@@ -87,6 +88,7 @@ class Setting(Config):
 
     def _attention(self, attention: dict[str, Any]) -> dict[str, Any]:
         heads = {"n_heads": self.n_heads, "head_dim": self.head_dim}
+        attention = in_groups(attention)
         if any(value is not None for value in heads.values()):
             attention = {key: value for key, value in attention.items() if key not in heads}
         asked = {**heads, "kv_group_size": self.kv_group_size}

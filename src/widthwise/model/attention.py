@@ -193,6 +193,8 @@ class AttentionTemplate(Config):
     """n_heads * head_dim of every layer, whatever its width."""
     kv_group_size: Count = 1
     """Query heads that share one key-value head: n_kv_heads = n_heads / kv_group_size."""
+    n_kv_heads: Count | None = None
+    """The same number of key-value heads in every layer, instead of kv_group_size, which it becomes; needs n_heads."""
     scale: Literal["1/sqrt(head_dim)", "1/head_dim"] = "1/sqrt(head_dim)"
     """Factor of the scores; 1/head_dim is muP's."""
     rope_base: pydantic.PositiveFloat | None = 10000.0
@@ -205,6 +207,8 @@ class AttentionTemplate(Config):
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "AttentionTemplate":
+        if self.n_kv_heads is not None:
+            vars(self).update(kv_group_size=self._counted_group(self.n_kv_heads), n_kv_heads=None)
         if self.n_heads is not None and self.head_dim is not None:
             raise ValueError(
                 "n_heads: conflicts with head_dim; the width, or d_attention, decides one of them, so give only the "
@@ -225,6 +229,19 @@ class AttentionTemplate(Config):
             raise ValueError(f"kv_group_size: got {self.kv_group_size}; must divide n_heads = {self.n_heads}")
         check_head_dim(self.constant_head_dim, self.rope_base is not None)
         return self
+
+    def _counted_group(self, n_kv_heads: int) -> int:
+        """Query heads for each of so many key-value heads. Raises ValueError where their number is not known."""
+        if self.n_heads is None:
+            raise ValueError(
+                "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per "
+                "key-value head"
+            )
+        if self.n_heads % n_kv_heads:
+            raise ValueError(f"n_kv_heads: got {n_kv_heads}; must divide n_heads = {self.n_heads}")
+        if self.kv_group_size not in (1, self.n_heads // n_kv_heads):
+            raise ValueError("n_kv_heads: conflicts with kv_group_size; give only one of them")
+        return self.n_heads // n_kv_heads
 
     @property
     def quantum(self) -> int:
@@ -286,6 +303,14 @@ class AttentionTemplate(Config):
             out_bias=self.out_bias,
             qk_norm=self.qk_norm,
         )
+
+
+def in_groups(section: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's section with kv_group_size in place of n_kv_heads, over which another number of heads can be laid."""
+    if "n_kv_heads" not in section:
+        return section
+    group = {"kv_group_size": AttentionTemplate.model_validate(section).kv_group_size}
+    return {key: value for key, value in section.items() if key != "n_kv_heads"} | group
 
 
 SCALES = {"1/sqrt(head_dim)": lambda head_dim: head_dim**-0.5, "1/head_dim": lambda head_dim: 1.0 / head_dim}

@@ -8,6 +8,7 @@ from typing import Any
 from widthwise.bundled import recipe_name
 from widthwise.config_io import UserError
 from widthwise.files import read_text, write_atomic
+from widthwise.model.attention import in_groups
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.shape.search import SearchResult, search
 from widthwise.shape.search_space import SearchSpace
@@ -31,6 +32,8 @@ def write_search(base: Path, overrides: Sequence[str], summary: dict[str, Any], 
     """
     recipes = folder / "recipes"
     base_data = read_recipe(base, overrides)
+    if "attention" in base_data["model"]:
+        base_data["model"]["attention"] = in_groups(base_data["model"]["attention"])
     contents = {recipes / f"{recipe_name(base)}.yaml": dump_yaml(base_data)}
     # An hourglass has no width that tokens choose.
     off = {key: None for key in ("width_budget", "nested") if base_data.get("train", {}).get(key) is not None}

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.loader import Loader
 from widthwise.files import new_folder, write_atomic
@@ -18,9 +17,10 @@ from widthwise.model.decoder import Decoder
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of, recorded_identity
+from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, has_seen_data, identity_of
 from widthwise.runs.environment import environment
 from widthwise.runs.import_ import IMPORTED
+from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint
 from widthwise.training.objective import carried_state
 from widthwise.training.observer import Observer
@@ -48,18 +48,15 @@ def continued_feed(run: RunDir, old: Recipe, new: Recipe, loader: dict[str, int]
     recorded = run.environment()
     origin = {key: recorded[key] for key in (KEY, TOKENIZER_KEY, IMPORTED) if key in recorded}
     if not has_seen_data(run):
+        if old.data != new.data and origin.get(TOKENIZER_KEY) is not None:
+            check_tokenizer(run, open_data(new.data, observer.preparing).tokenizer)
         return Feed(loader, origin)
     settings = [(recipe.data, recipe.seq_len, recipe.train.batch_size, recipe.train.seed) for recipe in (old, new)]
     if settings[0] == settings[1]:
         return Feed(loader, origin)
     data = open_data(new.data, observer.preparing)
+    check_tokenizer(run, data.tokenizer)
     identity = identity_of(data)
-    tokenizer = recorded_identity(run).tokenizer
-    if identity.tokenizer.id != tokenizer.id:
-        raise UserError(
-            f"data.tokenizer: got {identity.tokenizer.spec}; the model knows the tokens of {tokenizer.spec} "
-            f"{tokenizer.id[:12]} only"
-        )
     train = new.train
     new_loader = Loader(data.train, seq_len=new.seq_len, batch_size=train.batch_size, seed=train.seed)
     fresh, differing = new_loader.state_dict(), new_loader.differing(loader)

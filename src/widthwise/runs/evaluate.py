@@ -97,6 +97,9 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The answers of a model of a run, or of a Hugging Face folder, as plain data with every block and item.
 
+    `["bits_per_byte"]` is the number of the text, or the mean of those of several; None where none was read. Each text
+    has its metrics with standard errors in `["texts"][name]["metrics"]`, each task in `["tasks"]` or `["lm_eval"]`.
+
     say: is told what is being done. step: of the checkpoint; the run's newest good one where not given. working: is
     told how far each text and task is. Raises UserError for a path without a model or tokenizer, and for files and
     tasks that cannot be had, before the model reads anything but for tasks of lm-evaluation-harness.
@@ -125,6 +128,8 @@ def evaluate_run(
     names = [*config.tasks, *([] if suite is None else suite.harness)]
     harness, harness_items = _lm_eval(scorer, list(dict.fromkeys(names)), config, say)
     of_texts, local = ({name: each["metrics"] for name, each in found.items()} for found in (texts, of_suite))
+    means = text_means(of_texts, config.weights)
+    bits = means["metrics"]["mean_bits_per_byte"] if means else next(iter(of_texts.values()), {}).get("bits_per_byte")
     return {
         "run": str(path),
         "step": scored.step,
@@ -135,7 +140,8 @@ def evaluate_run(
         "stride": config.stride or scorer.max_length,
         "precision": config.precision_of(scored),
         "texts": texts,
-        "text_means": text_means(of_texts, config.weights),
+        "text_means": means,
+        "bits_per_byte": bits["value"] if bits else None,
         "tasks": tasks if suite is None else tasks | {suite.suite.answers(name): of_suite[name] for name in of_suite},
         "lm_eval": harness,
         "lm_eval_items": harness_items,

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import UserError, checked_copy, to_data
+from pydantic import TypeAdapter
+
+from widthwise.config_io import UserError, checked_copy, mistakes_at, to_data
 from widthwise.growth.choices import CHANGING, NewLayers, NewStd, NewWeights, Reset, ZeroSide
 from widthwise.growth.chosen import chosen_plan, with_constants_of
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.plan.model_plan import GrowthPlan
 from widthwise.growth.resized import SAME_SIZES, NewSizes, resized
 from widthwise.model.config import ModelConfig
+from widthwise.model.residual import ResidualTemplate
 from widthwise.recipe.flop_budget import FlopBudget
 from widthwise.recipe.pace import Pace, Rewarmup, RewarmupOf, usual_rewarmup
 from widthwise.recipe.recipe import Recipe, parse_recipe
@@ -80,12 +83,26 @@ def _wanted_data(
             "grow: got nothing to grow to; give --to RECIPE, sizes such as --d-ff 96, or changes such as "
             "model.layers.0.ffn.d_ff=96"
         )
-    model = resized(source.model, sizes)
+    model, where = resized(source.model, sizes), f"{source.run.path}/config.yaml"
     data = to_data(checked_copy(source.recipe, "recipe", model=model, growth=()))
     for override in overrides:
         _check_override(override, source)
+    residual = [each for each in overrides if each.startswith(("model.residual=", "model.residual."))]
+    if not any(each.startswith("model.residual=") for each in residual):
+        residual = []
+    apply_overrides(data, [each for each in overrides if each not in residual])
+    if residual:
+        data["model"]["residual"] = _residual(residual, parse_recipe(data, where).explicit_model)
+    return data, where
+
+
+def _residual(overrides: Sequence[str], model: ModelConfig) -> dict[str, Any]:
+    """Another residual, given as in a recipe, with the sizes that it has in layers of these widths."""
+    data: dict[str, Any] = {"model": {}}
     apply_overrides(data, overrides)
-    return data, f"{source.run.path}/config.yaml"
+    with mistakes_at("model.residual"):
+        template = TypeAdapter(ResidualTemplate).validate_python(data["model"]["residual"])
+        return to_data(template.at_widths(model.d_model, model.widths))
 
 
 def grow_run(
@@ -112,8 +129,9 @@ def _check_override(override: str, source: Source) -> None:
     section, name = [*key.split("."), ""][:2]
     if section == "model" and name in OF_ALL_LAYERS:
         raise UserError(
-            f"{key}: {source.run.path} has every layer written out, so that this cannot be said of all at once; name "
-            "them, as model.layers.0.ffn.d_ff=96, or use --d-model, --d-ff, --add-layers, ..., or --to RECIPE"
+            f"{key}: {source.run.path} has every layer written out, and not the rule for all; give the recipe that it "
+            f"was trained from, as --to RECIPE '{override}', name layers, as model.layers.0.ffn.d_ff=96, or use "
+            "--d-model, --d-ff, --add-layers, ..."
         )
 
 

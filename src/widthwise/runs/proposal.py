@@ -6,6 +6,7 @@ largest model of the family is taken that the compute trains so and that fits in
 tighter bound, the compute goes into more tokens.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from widthwise.computing import ActivationCheckpointing
 from widthwise.config_io import UserError
 from widthwise.recipe.family import HEAD_DIM, WIDTH_PER_LAYER, Family
 from widthwise.recipe.recipe import Recipe
-from widthwise.runs.devices import Device
+from widthwise.runs.devices import Device, known_with
 from widthwise.runs.plan import Planner
 from widthwise.runs.remarks import LAW_TOKENS_PER_PARAM
 
@@ -51,17 +52,25 @@ class Proposal:
 
 
 def propose(wish: Wish, family: Family) -> Proposal:
-    """The recipe for a wish. Raises UserError where not even the smallest model can be had."""
+    """The recipe for a wish. Raises UserError where not even the smallest model can be had, or days lack a speed."""
     rate = wish.device.rate(wish.mfu)
+    if rate is None and wish.days is not None and wish.n_params is None:
+        names = " or ".join(f"'{each.name}'" for each in known_with(wish.device.memory_bytes))
+        named = f"--device {names} (of about this memory), or " if names else ""
+        raise UserError(f"--days: needs a speed, and a memory has none; give {named}--tflops")
     flops = None if rate is None or wish.days is None else rate * wish.n_devices * wish.days * 86400
 
     def params(size: int) -> float:
         return family.uniform(size).explicit_model.cost().params
 
-    def is_trained(size: int) -> bool:
+    def affordable(size: int) -> float:
+        """Tokens per parameter that the days have compute for."""
         recipe = family.uniform(size)
         cost = recipe.explicit_model.cost()
-        return flops is None or wish.tokens_per_param * cost.params * cost.training_flops(recipe.seq_len) <= flops
+        return math.inf if flops is None else flops / cost.training_flops(recipe.seq_len) / cost.params
+
+    def is_trained(size: int) -> bool:
+        return wish.tokens_per_param <= affordable(size)
 
     def fits(size: int) -> bool:
         return _fits(family.uniform(size), wish, "layer")
@@ -69,7 +78,7 @@ def propose(wish: Wish, family: Family) -> Proposal:
     if wish.n_params is not None:
         size = _nearest(params, wish.n_params)
         law = f"the size nearest to {wish.n_params:,.0f} parameters"
-        tokens_per_param, is_short = wish.tokens_per_param, False
+        is_short = not is_trained(size)
     else:
         size = _largest(lambda size: is_trained(size) and fits(size))
         if size == 0:
@@ -78,10 +87,7 @@ def propose(wish: Wish, family: Family) -> Proposal:
             )
         is_short = flops is not None and is_trained(size + 1)  # so it is memory that ended it
         law = "the largest model that fits into the memory" if is_short or flops is None else "the largest model"
-        tokens_per_param = wish.tokens_per_param
-        if is_short and flops is not None:
-            cost = family.uniform(size).explicit_model.cost()
-            tokens_per_param = flops / cost.training_flops(family.uniform(size).seq_len) / cost.params
+    tokens_per_param = affordable(size) if is_short else wish.tokens_per_param
     uniform, n_tokens = family.uniform(size), tokens_per_param * params(size)
     kind = _cheapest(uniform, wish)
     recipe, _ = family.recipe(size, n_tokens, {"activation_checkpointing": kind})

@@ -18,13 +18,12 @@ from widthwise.runs.data_identity import (
     has_seen_data,
     identity_of,
     recorded_identity,
-    recorded_tokenizer,
 )
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
 from widthwise.runs.result import is_analysed, run_result
-from widthwise.runs.trained import tokenizer_of
+from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
 from widthwise.training.joining import joined
 from widthwise.training.launch import is_launched
@@ -222,14 +221,9 @@ class _Launch:
 
     def _take_up(self, data: OpenedData) -> None:
         """Binds a run that has seen no data to what it is given, if the model knows its tokens."""
-        own, given = recorded_tokenizer(self.run), identity_of(data)
-        if own is not None and tokenizer_of(self.run).vocabulary_id != data.tokenizer.vocabulary_id:
-            raise UserError(
-                f"data.tokenizer: got {given.tokenizer.spec}; must be that of the imported model, {own.spec}, or one "
-                "with the same tokens, merges and end of text"
-            )
+        check_tokenizer(self.run, data.tokenizer)
         data.tokenizer.save(self.run.tokenizer_folder)
-        self.run.add_to_environment(given.record())
+        self.run.add_to_environment(identity_of(data).record())
 
 
 def _use_in_words(recipe: Recipe, data: MixedData) -> str:

@@ -12,7 +12,7 @@ from widthwise.data.tokenizer_spec import restore_tokenizer
 from widthwise.model.decoder import Decoder, build
 from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs.data_identity import recorded_tokenizer
+from widthwise.runs.data_identity import has_seen_data, recorded_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
 from widthwise.training.compute import Spent, accounted
 
@@ -102,3 +102,19 @@ def tokenizer_of(run: RunDir) -> Tokenizer:
     if identity is None or not files:
         raise UserError(f"{run.tokenizer_folder}: holds no tokenizer, which text needs")
     return restore_tokenizer(identity.spec, files[0])
+
+
+def check_tokenizer(run: RunDir, given: Tokenizer) -> None:
+    """Raises UserError for the tokenizer of other data if the model of a run does not know its tokens.
+
+    A run that has seen data needs the very same; an imported one the same tokens, merges and end of text.
+    """
+    identity = recorded_tokenizer(run)
+    if identity is None or identity.id == given.id:
+        return
+    own, is_free = tokenizer_of(run), not has_seen_data(run)
+    if is_free and own.vocabulary_id == given.vocabulary_id:
+        return
+    ends = f", whose texts end in {own.eos!r} and not in {given.eos!r}" if own.eos != given.eos else ""
+    other = ", or one with the same tokens, merges and end of text" if is_free else ""
+    raise UserError(f"data.tokenizer: got {given.spec}; must be that of the model, {own.spec}{ends}{other}")

@@ -8,7 +8,8 @@ arXiv:2503.14125).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
@@ -17,6 +18,7 @@ from widthwise.model.agreement import may_be_added, must_agree, must_stay
 from widthwise.model.cost import Cost
 from widthwise.model.norm import NormConfig
 from widthwise.model.residual.interface import (
+    RESIDUALS,
     Idle,
     PrefixLayout,
     ResidualConfig,
@@ -302,4 +304,32 @@ class HyperConnectionsTemplate(HyperConnectionOptions, ResidualTemplate):
         return None if self.group_norm == "none" else self.group_norm
 
 
+LARGEST_DENOMINATOR = 8
+"""The most fractions of d_model that a virtual width may stand for; n_fractions and n_slots say any."""
+
+
+class VirtualWidthTemplate(HyperConnectionsTemplate):
+    """Another spelling of a `HyperConnectionsTemplate`, by its virtual width alone: 1.5 means 3 halves of d_model."""
+
+    kind: Literal["virtual"] = "virtual"  # pyright: ignore[reportIncompatibleVariableOverride]
+    width: Annotated[float, pydantic.Field(gt=1, le=1024)]
+    """Stream over d_model: n_slots / n_fractions in lowest terms, but at least two fractions; to two decimals."""
+
+    @pydantic.model_validator(mode="after")
+    def _in_slots(self) -> Any:
+        for key in ("n_fractions", "slot_width", "n_slots"):
+            if getattr(self, key) is not None:
+                raise ValueError(f"{key}: conflicts with width, which gives n_slots / n_fractions; give only one")
+        found = Fraction(self.width).limit_denominator(LARGEST_DENOMINATOR)
+        if abs(found - self.width) > 0.005:
+            raise ValueError(
+                f"width: got {self.width:g}; must be a fraction n/m with m up to {LARGEST_DENOMINATOR}, such as {found}"
+            )
+        m = max(2, found.denominator)
+        options = {key: getattr(self, key) for key in HyperConnectionsTemplate.model_fields}
+        meant = {"kind": "hyper_connections", "n_fractions": m, "n_slots": int(m * found)}
+        return HyperConnectionsTemplate.model_validate(options | meant)
+
+
 register_residual(HyperConnectionsConfig, HyperConnectionsTemplate)
+RESIDUALS.templates.add(VirtualWidthTemplate)
