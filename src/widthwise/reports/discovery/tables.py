@@ -124,9 +124,9 @@ def gains_table(discovery: Discovery) -> Table | None:
         [part, *(_gain(gains.get((part, place), [])) for place in range(len(header)))]
         for part in dict.fromkeys(part for part, _ in gains)
     ]
-    caption = "Gain of a step in thousandths of a nat, by layer, on average over the stages"
+    caption = "Gain of a step in each layer, mean over stages: thousandths of a nat at a rate of 1"
     errors = any(each.gain_error is not None for several in gains.values() for each in several)
-    note = "Below it, its standard error over draws of the new weights." if errors else ""
+    note = "Below a gain: its standard error over draws of the new weights." if errors else ""
     return Table(caption, ["", *header], rows, note=note)
 
 
