@@ -22,9 +22,10 @@ def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe
     assert shape.kind == "curve"
     page = (out / "report.html").read_text()
     assert 'href="comparison/report.html"' in page
-    for text in ("random_2", "times those of training one of its rivals"):
+    for text in ("permuted_2", "times those of training one of its rivals"):
         assert text in page
     assert "search" in printed
+    assert "Gain of a step" in printed
     code, printed, error = widthwise("discover", recipe, *SEARCH, "--seed", 1, "--seed", 2, "--out", out, "--json")
     assert (code, json.loads(printed)["found"]) == (0, json.loads(discovery.to_json())["found"])
 

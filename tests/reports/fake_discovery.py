@@ -16,9 +16,10 @@ def stage(step: int, widths: Sequence[int], blocks: Sequence[int], **further: An
         {"width": width, "attention": width / 2, "hidden": 4 * width, "blocks": n} for width, n in zip(widths, blocks)
     ]
     candidates = [
-        {"layer": 1, "part": "hidden", "gain": 0.03, "cost": 1e4, "is_taken": True},
+        {"layer": 1, "part": "hidden", "gain": 0.03, "gain_error": 0.004, "cost": 1e4, "is_taken": True},
         {"layer": 2, "part": "blocks", "gain": 0.01, "cost": 1e4, "is_taken": step == 30},
         {"layer": 2, "part": "layer", "gain": 0.02, "cost": 3e4, "is_taken": step == 30, "is_gap": True},
+        {"layer": 3, "part": "layer", "gain": 0.01, "gain_error": 0.0, "cost": 3e4, "is_gap": True},
     ]
     sizes = {"layers": layers, "cost": 1e5, "loss": 4.5 - step / 1e3}
     return {"step": step, **sizes, "candidates": candidates, **further}

@@ -53,7 +53,7 @@ def discover(
     from widthwise.experiments.discovery.discover import discover as search
     from widthwise.experiments.jobs import Jobs
     from widthwise.records.comparison import Comparison
-    from widthwise.reports.discovery.tables import cost_table, rivals_table, sentences, sizes_table
+    from widthwise.reports.discovery.tables import cost_table, gains_table, rivals_table, sentences, sizes_table
     from widthwise.reports.page.formats import si
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
@@ -85,7 +85,7 @@ def discover(
     if as_json:
         say_json(discovery)
         return
-    say_tables(sizes_table(discovery))
+    say_tables(*filter(None, [sizes_table(discovery), gains_table(discovery)]))
     if comparison is not None:
         say_tables(*filter(None, [cost_table(discovery, comparison), rivals_table(comparison)]))
     table_console().print("\n".join(sentences(discovery, comparison)))

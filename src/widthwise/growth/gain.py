@@ -34,8 +34,9 @@ STEPS: Mapping[str, Step] = {"gradient": along_gradient, "sign": along_sign}
 
 def first_order_gains(
     plan: GrowthPlan, old: Mapping[str, Tensor], batches: Sequence[Tensor], seed: int, step: Step = along_gradient
-) -> dict[str, float]:
-    """Parameter of the grown model -> by how much a step of its new entries that are 0 lowers the loss, per rate.
+) -> dict[str, Tensor]:
+    """Parameter of the grown model -> by how much a step of each of its new entries that are 0 lowers the loss, per
+    rate, one column after the other.
 
     old: weights of the old model; batches: an even number of (B, T + 1) tokens; seed: of the drawn entries. The batches
     are halved: a step for the mean gradient of one half meets that of the other, whose noise is independent, so that
@@ -54,9 +55,9 @@ def first_order_gains(
     return {name: _gain(halves[0][name], halves[1][name], step) for name in is_zero}
 
 
-def _gain(first: Tensor, second: Tensor, step: Step) -> float:
+def _gain(first: Tensor, second: Tensor, step: Step) -> Tensor:
     """By how much a step that follows one half lowers the loss on the other, averaged over both ways round."""
-    return float((first * step(second) + step(first) * second).sum()) / 2
+    return (first * step(second) + step(first) * second) / 2
 
 
 def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -69,5 +70,6 @@ def _mean_gradients(model: Decoder, batches: Sequence[Tensor], chosen: Mapping[s
     for name, entries in chosen.items():
         parameter = parameters[name]
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found[name] = gradient.view(entries.shape)[entries].double() / len(batches)
+        by_column = gradient.view(entries.shape).movedim(-1, 0)[entries.movedim(-1, 0)]
+        found[name] = by_column.double() / len(batches)
     return found

@@ -32,6 +32,8 @@ class Candidate(Record):
     part: str
     gain: float
     """By how much a step of its new entries that are 0 would lower the loss, to first order: nats, at a rate of 1."""
+    gain_error: float | None = None
+    """Standard error of the gain over draws of the new weights; None where nothing is drawn, or once."""
     cost: float
     """What it would add to the matched quantity."""
     is_taken: bool = False
@@ -140,6 +142,8 @@ class Discovery(StoredRecord):
     """What the method does, as in "8 layers, grown where it gained most"."""
     options: Mapping[str, Any] | None = None
     """All options of the method as the search had them, defaults included."""
+    selects_held_out: bool = False
+    """Whether the search chose among models by their loss on the held-out text that the comparison reports."""
     match: str
     """The quantity whose budget the profile meets."""
     budget: float

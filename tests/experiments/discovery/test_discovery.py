@@ -18,7 +18,7 @@ from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
 from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
-from widthwise.records.discovery import Curve, Discovery
+from widthwise.records.discovery import Curve, Discovery, Found
 from widthwise.records.run import RunResult
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import train_or_resume
@@ -45,6 +45,7 @@ RECIPE: dict[str, Any] = {
 }
 SEQ_LEN = TINY["seq_len"]
 GROWING = {"kind": "growing", "n_stages": 3, "n_batches": 2, "step": 0.3, "division": "free", "spend": 1.0}
+UNEVEN = {**GROWING, "step": 0.25}  # in steps of 0.3 the budget ends where all layers are alike
 KEPT = {"kind": "growing", "n_stages": 4, "n_batches": 2, "step": 0.125}
 
 
@@ -63,7 +64,7 @@ def found(tmp_path: Path, method: dict[str, Any], **options: Any) -> Discovery:
 def grown(tmp_path_factory) -> tuple[Path, Discovery]:
     """The folder of a discovery by growth, and what it found."""
     folder = tmp_path_factory.mktemp("growing")
-    return folder, found(folder, GROWING)
+    return folder, found(folder, UNEVEN)
 
 
 class TestGrowing:
@@ -108,10 +109,10 @@ class TestGrowing:
 
     def test_the_same_command_goes_on_and_finds_the_same(self, grown):
         folder, discovery = grown
-        assert found(folder, GROWING) == discovery
+        assert found(folder, UNEVEN) == discovery
 
     def test_at_random_the_budget_is_spent_in_another_order(self, grown, tmp_path):
-        other = found(tmp_path, {**GROWING, "order": "random"})
+        other = found(tmp_path, {**UNEVEN, "order": "random"})
         assert other.found.curve != grown[1].found.curve
         assert (grown[1].how, other.how) == ("grown where it gained most", "grown in random order")
         assert other.options is not None
@@ -129,8 +130,8 @@ class TestGrowing:
             "discovered",
             "even",
             "reversed",
-            "random_1",
-            "random_2",
+            "permuted_1",
+            "permuted_2",
         ]
         budget = matched_quantity(rivals.recipes["uniform"], "params")
         for recipe in rivals.recipes.values():
@@ -194,7 +195,7 @@ class TestGrowingDeeper:
     def test_rivals_with_a_curve_are_as_deep_and_cost_the_same(self, deeper):
         recipes = plan_of_rivals(deeper[0] / "out").recipes
         depths = {name: len(recipe.explicit_model.layers) for name, recipe in recipes.items()}
-        curves = ("discovered", "even", "reversed", "random_1", "random_2")
+        curves = ("discovered", "even", "reversed")  # all layers are alike, so that they have one order
         assert depths == {"uniform": 3, "x": 3, "diamond": 3} | dict.fromkeys(curves, deeper[1].found.n_layers)
         budget = matched_quantity(recipes["uniform"], "params")
         for recipe in recipes.values():
@@ -235,6 +236,23 @@ def test_a_folder_of_before_an_option_was_there_has_its_default(tmp_path):
     path.write_text(yaml.safe_dump(asked))
     with pytest.raises(UserError, match=r"search.yaml: match: is required but missing"):
         found(tmp_path, GROWING)
+
+
+def test_gains_are_averaged_over_draws_of_what_is_drawn(grown):
+    of_draws = [each for each in grown[1].found.stages[0].candidates if each.part != "width"]
+    assert all(each.gain_error for each in of_draws)
+    assert not any(each.gain_error for each in grown[1].found.stages[0].candidates if each.part == "width")
+    assert not grown[1].selects_held_out
+
+
+def test_a_search_that_had_grown_with_one_draw_is_not_mixed_with_five(tmp_path):
+    found(tmp_path, KEPT | {"n_draws": 1})
+    path = tmp_path / "out" / "search.yaml"
+    asked = yaml.safe_load(path.read_text())
+    del asked["method"]["n_draws"]
+    path.write_text(yaml.safe_dump(asked))
+    with pytest.raises(UserError, match=r"stage-\d: grew otherwise than this version grows it; choose another folder"):
+        found(tmp_path, KEPT)
 
 
 def test_a_search_that_could_not_grow_once_is_refused(tmp_path):
@@ -284,14 +302,29 @@ class TestRivals:
         assert not Curve(widths=widths, hidden=[0.75 / width for width in widths]).trades_kinds  # 0.75 in each layer
         assert Curve(widths=widths, attention=[1.5, 1.5, 1.5]).trades_kinds
 
-    def test_random_sizes_lie_between_the_least_and_the_largest(self, grown):
-        _, discovery = grown
-        task = plan(grown[0], GROWING).task
-        shapes = {name: change["model"]["shape"] for name, change in rivals(discovery.found, task).items() if change}
-        for name in ("random_1", "random_2"):
-            drawn = Curve(**{key: shapes[name][key] for key in ("widths", "attention", "hidden")}).sizes()
-            for key, sizes in discovery.found.curve.sizes().items():
-                assert min(sizes) * 0.999 <= min(drawn[key]) <= max(drawn[key]) <= max(sizes) * 1.001
+    @pytest.mark.parametrize("points", [8, 3])
+    def test_permuted_layers_are_those_that_were_found_and_so_divide_the_budget_alike(self, tmp_path, points):
+        """None is wider than the embedding here, so that the order costs nothing."""
+        task = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).task
+        sizes = [np.linspace(*ends, points) for ends in ((1, 0.55), (1, 2.5), (1.2, 1.9))]
+        curve = Curve(**dict(zip(("widths", "attention", "hidden"), map(list, sizes))))
+        found = Found(curve=curve, stages=[], tokens=1, flops=1.0)
+        layers = {}
+        for name, change in rivals(found, task).items():
+            model = parse_recipe(merge(to_data(task.base), change), name).explicit_model
+            assert task.cost(model) == pytest.approx(task.budget, rel=0.01)
+            layers[name] = [sizes_of(layer) for layer in model.layers]
+        permuted = {name: each for name, each in layers.items() if name.startswith("permuted")}
+        assert list(permuted) == ["permuted_1", "permuted_2"]
+        for own in permuted.values():
+            assert sorted(own, key=str) == sorted(layers["discovered"], key=str)
+            assert own not in (layers["discovered"], layers["discovered"][::-1])
+        assert len({str(each) for each in permuted.values()}) == 2
+
+    def test_other_orders_are_as_many_as_there_are(self, tmp_path):
+        task, curve = plan(tmp_path, KEPT).task, Curve(widths=[1.0, 0.5, 0.5])
+        found = rivals(Found(curve=curve, stages=[], tokens=1, flops=1.0), task)
+        assert [name for name in found if name.startswith("permuted")] == ["permuted_1"]  # 1 in the middle
 
 
 def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
@@ -375,6 +408,7 @@ class TestSurrogate:
         assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
         assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * SEQ_LEN for trial in trials)
         assert discovery.found.stages[-1].loss == best["losses"]["6"]
+        assert discovery.selects_held_out
 
     def test_matrices_of_smaller_models_learn_at_the_rate_that_mup_gives_them(self, tmp_path):
         """Their rate is lr / width_multiplier, and so that of the recipe times 24 / 16."""

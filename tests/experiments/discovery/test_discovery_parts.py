@@ -4,6 +4,7 @@ import zlib
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from tiny_runs import TINY
@@ -85,15 +86,35 @@ def test_gains_measured_at_once_are_those_measured_alone(part):
         gains = first_order_gains(planned(alone), weights(), batches, seed=7)
         wanted, found = (
             {
-                name.split(".", 2)[2]: gain
+                name.split(".", 2)[2]: float(gain.sum())
                 for name, gain in each.items()
-                if name.startswith(f"layers.{part.layer_of(model, place)}.")
+                if name.startswith(f"layers.{part.layers_of(model, place, 1)[0]}.")
             }
             for each, model in ((gains, alone), (at_once, together))
         )
         assert len(wanted) == len(gains) > 0  # nothing is grown anywhere else
         assert found == pytest.approx(wanted, rel=1e-3)
         assert sum(wanted.values()) > 0
+
+
+def test_each_of_several_steps_at_once_has_the_gain_of_a_step_alone(part):
+    """On average over seeds: each draws other weights."""
+    batches, n_draws, seeds = [tokens(seed) for seed in (1, 1)], 3, range(8)
+    place = part.places(START.model)[0]
+
+    def draws(n_steps: int, seed: int) -> list[float]:
+        grown = part.grown_at(START, [place] * n_steps)
+        plan = plan_growth(START.model, grown.model, Correspondence(grown.sources))
+        return part.draws(first_order_gains(plan, weights(), batches, seed), grown, place, n_steps)
+
+    alone = [gain for seed in seeds for gain in draws(1, seed)]
+    assert (len(set(alone)) > 1) == part.is_drawn  # otherwise seeds make no difference
+    if part.is_drawn:
+        at_once = np.array([draws(n_draws, seed) for seed in seeds])
+        assert at_once.shape == (len(seeds), n_draws)
+        for own in at_once.T:
+            error = np.hypot(own.std(), np.std(alone)) / len(seeds) ** 0.5
+            assert abs(own.mean() - np.mean(alone)) < 4 * error
 
 
 def test_growth_leaves_the_function_as_it_is(part):
@@ -114,7 +135,7 @@ def test_a_layer_comes_before_the_one_its_gap_is_named_after_and_is_as_large_as_
         assert grown is not None
         assert tuple(grown.model.widths) == widths
         assert grown.sources == (*range(place), None, *range(place, 3))
-        added = grown.model.layers[part.layer_of(grown, place)]
+        added = grown.model.layers[part.layers_of(grown, place, 1)[0]]
         assert sizes_of(added) == sizes_of(START.model.layers[max(0, place - 1)])
         near = max(1, place)  # whose factor it has, so that it does not depend on how many others are added
         assert added.attention_norm == added.ffn_norm == TASK.template.norm.over(added.d_model, near)

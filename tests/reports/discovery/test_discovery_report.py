@@ -13,7 +13,14 @@ from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import DISCOVERED, Discovery
 from widthwise.records.estimate import Estimate
 from widthwise.reports.discovery.report import write_discovery_report
-from widthwise.reports.discovery.tables import cost_table, growth_table, rivals_table, sentences, sizes_table
+from widthwise.reports.discovery.tables import (
+    cost_table,
+    gains_table,
+    growth_table,
+    rivals_table,
+    sentences,
+    sizes_table,
+)
 from widthwise.reports.page.formats import minus
 
 
@@ -37,6 +44,25 @@ def test_growth_is_counted_for_the_layers_that_were_found(discovery):
         ["blocks", "0", "0", "0", "1"],
         ["layer", "0", "0", "1", "0"],
     ]
+
+
+def test_gains_are_averaged_over_stages_and_have_the_error_of_their_draws(discovery, tmp_path):
+    table = gains_table(discovery)
+    assert table is not None
+    assert table.header == ["", "1", "2", "3", "4", "end"]
+    error = 1e3 * 0.004 / 2**0.5  # of the mean of two stages
+    assert [list(row) for row in table.rows] == [
+        ["hidden", "", f"30.00\n±{error:.2f}", "", "", ""],
+        ["blocks", "", "", "", "10.00", ""],
+        ["layer", "", "", "", "20.00", "10.00\n±0.00"],
+    ]
+    assert f"±{error:.2f}" in write_discovery_report(tmp_path / "discovery")["html"].read_text()
+
+
+def test_it_is_said_where_the_search_chose_by_the_text_that_is_reported(discovery):
+    said = "The search chose by the held-out text on which discovered and its rivals are judged, which favours it."
+    assert said not in sentences(discovery, None)
+    assert said in sentences(discovery.with_changes(selects_held_out=True), None)
 
 
 def test_the_table_of_sizes_says_which_layers_were_added(discovery):

@@ -82,6 +82,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         method=config.method.kind,
         how=config.method.in_words,
         options=to_data(config.method),
+        selects_held_out=config.method.selects_held_out,
         match=config.match,
         budget=task.budget,
         seed=task.base.train.seed,

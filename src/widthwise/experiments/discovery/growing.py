@@ -61,6 +61,8 @@ class GrowingMethod(Method):
     n_stages: pydantic.PositiveInt = 8
     n_batches: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """Batches over which gains are measured."""
+    n_draws: pydantic.PositiveInt = 5
+    """Draws of new weights over which gains are averaged; those of `width` need none."""
     gain_along: Literal["gradient", "sign"] = "gradient"
     """The step whose gain is measured: `gradient` is one of SGD, `sign` the first one of Adam."""
     order: Literal["gain", "random"] = "gain"
@@ -189,7 +191,10 @@ class _Search:
                 options = GrowOptions(layers=self.now.sources, seed=self.seed, rewarmup_steps=0)
                 carry_out(before, growth_intended(before, recipe, options), run.path, self.observer)
             resume(run.path, self.observer)
-        return Source.of(run.path)
+        source = Source.of(run.path)
+        if [*map(sizes_of, source.model.layers)] != [*map(sizes_of, self.now.model.layers)]:
+            raise UserError(f"{run.path}: grew otherwise than this version grows it; choose another folder with --out")
+        return source
 
     def _recipe(self, number: int) -> Recipe:
         """That of a stage: at a constant rate, because the search ends in a model that nobody keeps."""
@@ -214,13 +219,14 @@ class _Search:
             places = part.places(start.model)
             if not places:
                 continue
-            grown = part.grown_at(start, places)
+            n_draws = self.method.n_draws if part.is_drawn else 1
+            grown = part.grown_at(start, places * n_draws)
             plan = plan_growth(start.model, grown.model, Correspondence(grown.sources))
             gains = first_order_gains(plan, weights, batches, seed=self.seed, step=step)
             flops += plan.new.cost().training_flops(source.recipe.seq_len) * n_tokens
             for place in places:
                 added = self.task.cost(part.grown_at(start, [place]).model) - cost
-                found.append(part.candidate(place, _of_layer(gains, part.layer_of(grown, place)), added))
+                found.append(part.candidate(place, part.draws(gains, grown, place, n_draws), added))
         return found, flops
 
     def _grown(self, candidates: Sequence[Candidate], number: int) -> tuple[GrownModel, list[Candidate]]:
@@ -282,7 +288,3 @@ def _loss(source: "Source") -> float | None:
     result = source.run.result()
     assert result is not None
     return result.val_loss
-
-
-def _of_layer(gains: Mapping[str, float], index: int) -> float:
-    return sum(gain for name, gain in gains.items() if name.startswith(f"layers.{index}."))

@@ -61,6 +61,8 @@ class Method(Config, ABC):
     if TYPE_CHECKING:
         kind: Any  # a Literal of each class
 
+    selects_held_out: ClassVar[bool] = False
+    """Whether it chooses among models by their loss on the held-out text, on which what was found is then judged."""
     may_change: ClassVar[tuple[str, ...]] = ()
     """Fields with another value of which a search goes on."""
 

@@ -2,10 +2,11 @@
 hourglass, each by one step; and the model by a layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Literal, Self
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from widthwise.config_io import checked_copy
 from widthwise.experiments.discovery.method import Task, sizes_of
@@ -14,6 +15,9 @@ from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.layer import LayerConfig
 from widthwise.records.discovery import Candidate
 from widthwise.records.record import Number
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PartName = Literal["width", "attention", "hidden", "layer", "blocks"]
 
@@ -57,6 +61,8 @@ class Part(ABC):
     """Something that can grow by a step, at several places of a model, which are numbered as its layers are."""
 
     name: ClassVar[PartName]
+    is_drawn: ClassVar[bool] = True
+    """Whether a step has weights that are drawn, on which its gain depends."""
 
     @classmethod
     def is_in(cls, layer: LayerConfig) -> bool:
@@ -86,13 +92,28 @@ class Part(ABC):
         start = GrownModel.ungrown(model)
         return [place for place in range(model.n_layers) if self.grown(start, place) is not None]
 
-    def layer_of(self, grown: GrownModel, place: int) -> int:
-        """Which layer of a model has what was grown at a place."""
-        return grown.index(place)
+    def layers_of(self, grown: GrownModel, place: int, n_steps: int) -> Sequence[int]:
+        """Which layers of a model have what was grown at a place."""
+        return [grown.index(place)]
 
-    def candidate(self, place: int, gain: float, cost: float) -> Candidate:
-        """The record of a growth that could be chosen."""
-        return Candidate(layer=place, part=self.name, gain=gain, cost=cost)
+    def draws(self, gains: "Mapping[str, Tensor]", grown: GrownModel, place: int, n_steps: int) -> list[float]:
+        """What each of several steps at a place would gain. gains: of `first_order_gains`, for the grown model.
+
+        None of the steps changes the function, so that each has the gain that it would have alone, with a draw of its
+        own.
+        """
+        layers = [f"layers.{index}." for index in self.layers_of(grown, place, n_steps)]
+        found = [gain for layer in layers for name, gain in gains.items() if name.startswith(layer)]
+        return [sum(float(gain.sum()) for gain in step) for step in self._by_step(found, n_steps)]
+
+    def _by_step(self, gains: "list[Tensor]", n_steps: int) -> "Iterable[Sequence[Tensor]]":
+        """Gains of the new entries of tensors, parted by steps; here each tensor has new columns of every step."""
+        return zip(*(gain.tensor_split(n_steps) for gain in gains), strict=True)
+
+    def candidate(self, place: int, draws: Sequence[float], cost: float) -> Candidate:
+        """The record of a growth that could be chosen. draws: what it gains with each draw of its new weights."""
+        found = Candidate(layer=place, part=self.name, gain=fmean(draws), cost=cost)
+        return found if len(draws) == 1 else found.with_changes(gain_error=stdev(draws) / len(draws) ** 0.5)
 
     def sizes(self, layer: LayerConfig) -> dict[str, Number]:
         """What a search that varies it records of a layer, besides what all record."""
@@ -121,6 +142,7 @@ class WidthPart(PartOfLayer):
     writes those beyond."""
 
     name = "width"
+    is_drawn = False  # all of its new weights are 0
 
     @classmethod
     def total(cls, model: ModelConfig) -> float:
@@ -210,11 +232,14 @@ class LayerPart(Part):
     def places(self, model: ModelConfig) -> list[int]:
         return list(range(model.n_layers + 1))
 
-    def layer_of(self, grown: GrownModel, place: int) -> int:
-        return grown.index(place) - 1
+    def layers_of(self, grown: GrownModel, place: int, n_steps: int) -> Sequence[int]:
+        return range(grown.index(place) - n_steps, grown.index(place))
 
-    def candidate(self, place: int, gain: float, cost: float) -> Candidate:
-        return super().candidate(place, gain, cost).with_changes(is_gap=True)
+    def _by_step(self, gains: "list[Tensor]", n_steps: int) -> "Iterable[Sequence[Tensor]]":
+        return _in_equal_parts(gains, n_steps)
+
+    def candidate(self, place: int, draws: Sequence[float], cost: float) -> Candidate:
+        return super().candidate(place, draws, cost).with_changes(is_gap=True)
 
 
 class BlocksPart(PartOfLayer):
@@ -239,6 +264,9 @@ class BlocksPart(PartOfLayer):
         ffn = checked_copy(layer.ffn, "ffn", n_blocks=layer.ffn.n_blocks + self.step)
         return layer.model_copy(update={"ffn": ffn})
 
+    def _by_step(self, gains: "list[Tensor]", n_steps: int) -> "Iterable[Sequence[Tensor]]":
+        return _in_equal_parts(gains, n_steps)
+
     def sizes(self, layer: LayerConfig) -> dict[str, Number]:
         return {"blocks": layer.ffn.n_residual_additions}
 
@@ -246,6 +274,12 @@ class BlocksPart(PartOfLayer):
 PARTS: dict[PartName, type[Part]] = {
     part.name: part for part in (WidthPart, HeadsPart, HiddenPart, LayerPart, BlocksPart)
 }
+
+
+def _in_equal_parts(gains: "list[Tensor]", n: int) -> "Iterable[Sequence[Tensor]]":
+    """Of steps that add tensors of their own, in order."""
+    n_each = len(gains) // n
+    return (gains[first : first + n_each] for first in range(0, len(gains), n_each))
 
 
 def _uniform(task: Task) -> LayerConfig:

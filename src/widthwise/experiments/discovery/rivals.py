@@ -6,8 +6,11 @@ import numpy as np
 
 from widthwise.experiments.discovery.method import Task
 from widthwise.records.discovery import DISCOVERED, Curve, Found
+from widthwise.shape.curve import along
 
-N_RANDOM = 2
+N_PERMUTED = 2
+N_TRIES = 100
+"""Orders that are drawn before another one is taken not to exist."""
 
 
 def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
@@ -15,17 +18,17 @@ def rivals(found: Found, task: Task) -> dict[str, dict[str, Any]]:
 
     `even` has what was found on average in all layers: whether it is the profile that helps, or how much attention has
     in relation to the feed-forward; where that relation is the uniform model's, so would be `even`, which is left out.
-    `reversed` has the last layer first: whether the order of layers matters. The sizes of `random_1` and `random_2` lie
-    between the least and the largest that were found, anywhere along the depth. All these have as many layers as what
-    was found.
+    `reversed` has the last layer first, `permuted_1` and `permuted_2` have the layers in drawn orders: whether that
+    matters. They have the layers that were found, so that nothing else differs, up to what meets the budget: the first
+    layer reads and the last one writes no more than d_model, so that orders differ in cost.
     """
-    generator, curve = np.random.default_rng(task.base.train.seed), found.curve
+    curve = found.curve
     solved = {"match": task.match, "rounding": "balanced"}
     curves = {
         DISCOVERED: curve,
         **({"even": curve.even()} if curve.trades_kinds else {}),
         "reversed": curve.reversed(),
-        **{f"random_{number}": _random(curve, generator) for number in range(1, 1 + N_RANDOM)},
+        **_permuted(curve, found.n_layers or task.template.n_layers, task.base.train.seed),
     }
     return {
         "uniform": {},
@@ -44,10 +47,15 @@ def change_to(curve: Curve, n_layers: int | None, task: Task) -> dict[str, Any]:
     return {"model": {"n_layers": n_layers, "shape": {**shape, "depth": depth}}}
 
 
-def _random(curve: Curve, generator: np.random.Generator) -> Curve:
-    """Sizes drawn log-uniformly between the least and the largest of each kind."""
-    drawn = {}
-    for name, sizes in curve.sizes().items():
-        low, high = np.log([min(sizes), max(sizes)])
-        drawn[name] = np.exp(generator.uniform(low, high, len(sizes))).tolist()
-    return Curve.of_sizes(drawn)
+def _permuted(curve: Curve, n_layers: int, seed: int) -> dict[str, Curve]:
+    """The layers of a curve in drawn orders, all different from each other, from that of the curve and its reverse, as
+    far as so few layers have so many."""
+    lists = {name: along(points, n_layers) for name, points in curve.to_data().items() if points}
+    layers = list(zip(*lists.values(), strict=True))
+    known, found, generator = [layers, layers[::-1]], list[Curve](), np.random.default_rng(seed)
+    for _ in range(N_TRIES):
+        drawn = [layers[place] for place in generator.permutation(n_layers)]
+        if drawn not in known and len(found) < N_PERMUTED:
+            known.append(drawn)
+            found.append(Curve(**{name: list(map(float, sizes)) for name, sizes in zip(lists, zip(*drawn))}))
+    return {f"permuted_{number}": each for number, each in enumerate(found, start=1)}

@@ -59,9 +59,10 @@ class SurrogateMethod(Method):
     """A study over the points of two curves, of widths and of hidden widths, with models of a smaller size if wanted.
 
     A trial whose loss is above the median of earlier ones at the same step is given up there: at the validations of the
-    recipe's `train.validate_every`.
+    recipe's `train.validate_every`. Both choose by the held-out text of the recipe, on which rivals are judged too.
     """
 
+    selects_held_out = True
     may_change = ("n_trials",)
     kind: Literal["surrogate"] = "surrogate"
     n_points: Annotated[int, Field(ge=2, le=16)] = 4

@@ -13,6 +13,7 @@ from widthwise.records.discovery import DISCOVERED, Discovery, Found, Stage
 from widthwise.records.quantities import TITLES
 from widthwise.reports.discovery.tables import (
     cost_table,
+    gains_table,
     growth_table,
     has_blocks,
     rivals_table,
@@ -83,6 +84,7 @@ def _page(folder: Path, discovery: Discovery) -> str:
         figures=panels(figures),
         sizes_table=sizes_table(discovery),
         has_added=bool(discovery.found.added()),
+        gains_table=gains_table(discovery),
         growth_table=growth_table(discovery),
         cost_table=None if comparison is None else cost_table(discovery, comparison),
         rivals_table=None if comparison is None else rivals_table(comparison),

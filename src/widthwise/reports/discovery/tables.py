@@ -1,11 +1,13 @@
 """Tables and sentences of a discovery, for the page and the terminal."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import seed_interval, verdict
 from widthwise.records.comparison import Comparison, Variant
-from widthwise.records.discovery import DISCOVERED, Discovery, LayerSizes, Stage
+from widthwise.records.discovery import DISCOVERED, Candidate, Discovery, LayerSizes, Stage
 from widthwise.records.estimate import Estimate, Verdict
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.record import finite
@@ -105,6 +107,38 @@ def growth_table(discovery: Discovery) -> Table | None:
     return Table("Stages in which a part was grown, by layer", ["", *(str(n) for n in range(1, n_layers + 1))], rows)
 
 
+def gains_table(discovery: Discovery) -> Table | None:
+    """What a step of each part of each layer would have gained, on average over the stages; None without growth.
+
+    Columns are the layers that were found; a step of a part that adds layers comes before them, or behind all.
+    """
+    found, gains = discovery.found, dict[tuple[str, int], list[Candidate]]()
+    n_layers = len(found.stages[-1].layers)
+    for stage, places in zip(found.stages, found.places()):
+        for each in stage.candidates:
+            gains.setdefault((each.part, [*places, n_layers][each.layer]), []).append(each)
+    if not gains:
+        return None
+    header = [*map(str, range(1, n_layers + 1)), *["end"][: (max(place for _, place in gains) == n_layers)]]
+    rows = [
+        [part, *(_gain(gains.get((part, place), [])) for place in range(len(header)))]
+        for part in dict.fromkeys(part for part, _ in gains)
+    ]
+    caption = "Gain of a step in each layer, mean over stages: thousandths of a nat at a rate of 1"
+    errors = any(each.gain_error is not None for several in gains.values() for each in several)
+    note = "Below a gain: its standard error over draws of the new weights." if errors else ""
+    return Table(caption, ["", *header], rows, note=note)
+
+
+def _gain(candidates: Sequence[Candidate]) -> str:
+    """Their mean, and below it the standard error of that."""
+    if not candidates:
+        return ""
+    errors = [each.gain_error for each in candidates if each.gain_error is not None]
+    error = f"\n±{fixed(1e3 * math.hypot(*errors) / len(errors), 2)}" if errors else ""
+    return fixed(1e3 * fmean(each.gain for each in candidates), 2) + error
+
+
 def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[str]:
     """What was found, at what cost, and whether it wins."""
     found = discovery.found
@@ -116,6 +150,10 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
         f"the narrowest. The search took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs"
         f"{_in_trainings(found.flops, comparison)}."
     )
+    if discovery.selects_held_out:
+        yield (
+            f"The search chose by the held-out text on which {DISCOVERED} and its rivals are judged, which favours it."
+        )
     if comparison:
         for variant in comparison.variants:
             if variant.name == DISCOVERED and variant.difference is not None:
