@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.model.model_cases import D_MODEL, SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, WIDTHS
 
+from tests.model.model_cases import D_MODEL, SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, WIDTHS
 from widthwise.config_io import UserError, parse
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
@@ -38,7 +38,7 @@ def model(widths: list[int], endpoints: str, **options: object) -> ModelConfig:
 
 
 @pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
-@pytest.mark.parametrize("shape, endpoints", SHAPES_AND_ENDPOINTS)
+@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
 def test_counted_as_autograd_finds_them(shape, endpoints, resize):
     config = model(WIDTHS[shape], endpoints, residual={"kind": "plain", "resize": resize})
     assert config.n_dead_params == never_moved(config)
@@ -66,7 +66,7 @@ def test_other_components(variant):
 
 
 @pytest.mark.parametrize(
-    "n_dead, options",
+    ("n_dead", "options"),
     [
         (0, {}),
         (0, {"dynamic": False, "embedding": "expand", "reduce": "slot"}),
