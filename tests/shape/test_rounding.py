@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quadratic_cost import ORACLE, params_cost
 
 from widthwise.config_io import UserError
-from widthwise.shape.rounding import TOLERANCE, round_balanced, round_nearest, round_whole
+from widthwise.shape.rounding import FAR, TOLERANCE, round_balanced, round_nearest, round_whole
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.solve import solve_widths
 
@@ -88,7 +88,9 @@ def test_balanced_rounding_finds_the_best_choice(d_model, n_layers, where, ratio
     budget = cost.uniform(n_layers)
     balanced = round_balanced(widths, quantum, cost, budget)
     least_distance, least_miss = best_of_every_choice(widths, quantum, cost, budget)
-    if least_distance is None:
+    if least_distance is None and least_miss > FAR:  # layers may go further
+        assert abs(cost.total(balanced) / budget - 1) <= least_miss + 1e-12
+    elif least_distance is None:
         assert abs(cost.total(balanced) / budget - 1) == pytest.approx(least_miss, abs=1e-12)
     else:
         assert np.abs(balanced - widths).sum() == pytest.approx(least_distance, abs=1e-6)

@@ -11,6 +11,8 @@ from widthwise.shape.solve import WidthCost
 
 TOLERANCE = 0.0005
 """The miss of the budget, as a fraction of it, below which balanced rounding looks no further."""
+FAR = 0.005
+"""The miss above which balanced rounding lets layers go beyond the two nearest multiples; comparisons allow 0.01."""
 MOST_CHOICES = 200_000
 
 
@@ -52,26 +54,42 @@ def round_balanced(
 
     Each layer goes up or down to the next multiple, but none outgrows the stream where its width does not, and equal
     ends stay equal. Among the choices within TOLERANCE the one with the least summed distance from `widths` wins; where
-    there is none, the one with the smallest miss. Every choice is examined for up to 17 layers, and for more those with
-    few layers away from the nearest multiple. Raises what `round_nearest` raises.
+    there is none, the one with the smallest miss, and where that is above FAR because of the ends, layers may go a
+    multiple further. Every choice is examined for up to 17 moves, and for more those of few. Raises what
+    `round_nearest` raises.
     """
     nearest = round_whole(widths, quantum, cost.d_model, least_quantum)
     second = nearest + quantum * np.sign(widths - nearest).astype(np.int64)
-    movable = np.flatnonzero((second != nearest) & (second > 0))
-    if not movable.size:
-        return nearest
-    changes = (cost.per_layer(second) - cost.per_layer(nearest))[movable]
-    detours = (np.abs(second - widths) - np.abs(nearest - widths))[movable]
-    choices = _choices(len(movable))
+    found, miss, least = _best(nearest, second[None], widths, cost, budget)
+    if miss > max(FAR, least):
+        found, _, _ = _best(nearest, np.stack([second, 2 * nearest - second]), widths, cost, budget)
+    return found
+
+
+def _best(
+    nearest: np.ndarray, others: np.ndarray, widths: np.ndarray, cost: WidthCost, budget: float
+) -> tuple[np.ndarray, float, float]:
+    """The best choice of `round_balanced`, its miss, and the least miss of all choices, of refused ones too.
+
+    others: (n, n_layers) what each layer may have instead of the nearest multiple.
+    """
+    which, layers = np.nonzero((others != nearest) & (others > 0))
+    if not layers.size:
+        return nearest, 0.0, 0.0
+    targets, costs = others[which, layers], np.stack([cost.per_layer(np.maximum(other, 1)) for other in others])
+    changes = costs[which, layers] - cost.per_layer(nearest)[layers]
+    detours = np.abs(targets - widths[layers]) - np.abs(nearest - widths)[layers]
+    choices = _choices(len(layers))
     misses = np.abs(cost.total(nearest) - budget + _sums(changes, choices)) / budget
     for best in np.lexsort((_sums(detours, choices), np.where(misses <= TOLERANCE, 0, misses))):
-        chosen = movable[choices[best][choices[best] < len(movable)]]
+        moves = choices[best][choices[best] < len(layers)]
         rounded = nearest.copy()
-        rounded[chosen] = second[chosen]
+        rounded[layers[moves]] = targets[moves]
         ends_stay = widths[0] != widths[-1] or rounded[0] == rounded[-1]
-        if ends_stay and not _strays(rounded, widths, cost.d_model).any():
-            return rounded
-    return nearest
+        moves_once = len(set(layers[moves])) == len(moves)
+        if ends_stay and moves_once and not _strays(rounded, widths, cost.d_model).any():
+            return rounded, float(misses[best]), float(misses.min())
+    return nearest, float(misses[0]), float(misses.min())
 
 
 def _strays(rounded: np.ndarray, widths: np.ndarray, d_model: int) -> np.ndarray:
