@@ -36,6 +36,33 @@ def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_p
     assert RunDir(run).result()["notes"] == []
 
 
+def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, tmp_path):
+    """Of a copy, whose seals are the same, too."""
+    other, run = tmp_path / "other", unfinished_copy(finished, tmp_path / "run", 4)
+    shutil.copytree(finished, other)
+    before = sorted(other.rglob("*"))
+    (run / "checkpoints").rename(tmp_path / "aside")
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    with pytest.raises(UserError, match=f"{run}/checkpoints: leads to the checkpoints of another run, {other}"):
+        resume(run)
+    assert sorted(other.rglob("*")) == before
+    (run / "checkpoints").unlink()
+    (run / "checkpoints").symlink_to(tmp_path / "aside")  # a larger disk
+    resume(run)
+    assert outcome(run) == outcome(finished)
+
+
+def test_checkpoints_that_another_run_sealed_stay(finished, tmp_path):
+    run, other = unfinished_copy(finished, tmp_path / "run", 8), tmp_path / "other"
+    train(tiny_recipe("train.seed=4", "train.keep_last=1"), other)
+    shutil.rmtree(run / "checkpoints" / "step_00000003")
+    stranger = shutil.copytree(other / "checkpoints" / "step_00000009", run / "checkpoints" / "step_00000003")
+    manifest = json.loads((stranger / "manifest.json").read_text())
+    (stranger / "manifest.json").write_text(json.dumps({**manifest, "step": 3}))
+    resume(run, overrides=["train.keep_last=1"])
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_00000003", "step_00000009"]
+
+
 MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from widthwise.config_io import UserError
 from widthwise.recipe.train_section import TrainConfig
-from widthwise.training.checkpoint_folder import Damage, checkpoint_paths, find_damage, step_of
+from widthwise.training.checkpoint_folder import Damage, checkpoint_paths, find_damage, seal_of, step_of
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,24 @@ class KeepRules:
         return self.best(map(step_of, checkpoint_paths(folder)))
 
 
-def prune(folder: Path, rules: KeepRules, damages: Iterable[Damage] = ()) -> None:
+def prune(folder: Path, rules: KeepRules, damages: Iterable[Damage] = (), recipe: str | None = None) -> None:
     """Deletes the good checkpoints that no rule keeps. Call when the newest is complete.
 
-    damages: what `latest_valid` found; those are deleted too, unless they have been written anew since.
+    damages: what `latest_valid` found; those are deleted too, unless they have been written anew since. recipe: that of
+    the seals of this run; checkpoints sealed with another stay.
     """
-    damaged = {damage.path for damage in damages if find_damage(damage.path)}
-    good = [path for path in checkpoint_paths(folder) if path not in damaged]
+    own = [path for path in checkpoint_paths(folder) if _may_go(path, recipe)]
+    damaged = {damage.path for damage in damages if damage.path in own and find_damage(damage.path)}
+    good = [path for path in own if path not in damaged]
     kept = rules.kept([step_of(path) for path in good])
     for path in (*(path for path in good if step_of(path) not in kept), *damaged):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _may_go(path: Path, recipe: str | None) -> bool:
+    """Whether a checkpoint is this run's, or too damaged or too old to say whose it is."""
+    try:
+        seal = seal_of(path)
+    except UserError:
+        return True
+    return recipe is None or seal is None or seal.recipe == recipe

@@ -107,7 +107,7 @@ class TrainingLoop:
         with self._saver:
             self._train(watch)
         found = self._validate()
-        self._prune(self.run.checkpoints, self.keep_rules, self.processes)  # the last may be the best
+        self._prune(*self.processes.first(self._sealed), self.keep_rules, self.processes)  # the last may be the best
         return found
 
     def _train(self, watch: SignalWatch) -> None:
@@ -262,7 +262,7 @@ class TrainingLoop:
 
         def write(snapshot: checkpoint.Snapshot, processes: Processes) -> None:
             checkpoint.write(folder, step, snapshot, state, seal, processes)
-            self._prune(folder, rules, processes)
+            self._prune(folder, seal, rules, processes)
 
         self._saver.save(checkpoint.Snapshot.of(self.learner.model, self.learner.optimizer, self.processes), write)
         self._saved_step = step
@@ -273,9 +273,9 @@ class TrainingLoop:
         self.run.metrics_file.fsync()  # a resumed run writes no record again that is older than its checkpoint
         return self.run.checkpoints, self.run.seal()
 
-    def _prune(self, folder: Path, rules: KeepRules, processes: Processes) -> None:
+    def _prune(self, folder: Path, seal: Seal, rules: KeepRules, processes: Processes) -> None:
         damaged, self._damaged = self._damaged, []
-        processes.first(lambda: prune(folder, rules, damaged))
+        processes.first(lambda: prune(folder, rules, damaged, seal.recipe))
 
     @property
     def keep_rules(self) -> KeepRules:
