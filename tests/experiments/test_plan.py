@@ -8,12 +8,14 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError
 from widthwise.experiments.plan import read_plan
+from widthwise.experiments.variants import read_one
 
 BASE = {
     "model": {"vocab_size": 257, "d_model": 48, "n_layers": 6, "attention": {"head_dim": 8}},
     **TINY,
     "train": {"steps": 3, "batch_size": 4, "precision": "fp32"},
 }
+WIDER = {"model": {"d_model": 56}}
 X = {"model": {"shape": {"kind": "x", "bottleneck_layer": 0.67, "bottleneck_width": 0.4, "rounding": "balanced"}}}
 
 
@@ -58,11 +60,53 @@ def test_overrides_reach_every_variant(tmp_path: Path) -> None:
 
 
 def test_a_mismatch_is_refused_and_can_be_allowed(tmp_path: Path) -> None:
-    wider = {"model": {"d_model": 56}}
-    path = comparison(tmp_path, variants={"uniform": {}, "wider": wider})
+    path = comparison(tmp_path, variants={"uniform": {}, "wider": WIDER})
     with pytest.raises(UserError, match=r"wider: params is 1\.\d+ of uniform's"):
-        read_plan([path])
+        read_plan([path], match="params")
     assert read_plan([path], match="none").match == "none"
+
+
+def test_all_that_is_not_comparable_is_named_at_once(tmp_path: Path) -> None:
+    variants = {
+        "uniform": {},
+        "wider": WIDER,
+        "narrower": {"model": {"d_model": 40}},
+        "longer": {"train": {"steps": 4, "batch_size": 8}},
+        "deep": {"model": {"n_layers": 40}},
+    }
+    path = comparison(tmp_path, variants=variants, match={"adjust": {"deep": "ffn"}})
+    params = {name: BASE["model"] | change.get("model", {}) for name, change in variants.items()}
+    of_base = {name: n_params(model) / n_params(BASE["model"]) for name, model in params.items()}
+    with pytest.raises(UserError) as refused:
+        read_plan([path])
+    message = str(refused.value)
+    assert "\n" not in message
+    assert message.startswith("deep: params is ")
+    assert "longer: train.steps is 4, but 3 in uniform; longer: train.batch_size is 8, but 4 in uniform" in message
+    assert f"wider: params is {of_base['wider']:.4f} of uniform's" in message
+    assert f"narrower: params is {of_base['narrower']:.4f} of uniform's" in message
+    assert message.count("a matched comparison allows 1%") == 2  # for what was adjusted, and for what was not
+
+
+def n_params(model: dict) -> int:
+    """Those of a uniform SwiGLU decoder of four times its width: tables, four matrices, three matrices, norms."""
+    d, n_layers = model["d_model"], model["n_layers"]
+    return 2 * 257 * d + n_layers * (4 * d**2 + 3 * 4 * d**2 + 2 * d) + d
+
+
+def test_a_feed_forward_is_adjusted_where_nothing_is_said_and_it_must_be(tmp_path: Path) -> None:
+    """What matches stays as it is, and what cannot be adjusted is refused as if nothing had been tried."""
+    near = {"model": {"ffn": {"ratio": 4.04}}}
+    path = comparison(tmp_path, variants={"uniform": {}, "near": near, "wider": WIDER})
+    plan = read_plan([path])
+    assert set(plan.adjustments) == {"wider"}
+    assert [change.key for change in plan.adjustments["wider"].changes] == ["model.ffn.ratio"]
+    assert abs(plan.adjustments["wider"].miss) < 0.002
+    assert read_one(path, variant="wider") == plan.recipes["wider"]
+    assert plan.recipes == read_plan([path], match="params", adjust="ffn").recipes | {"near": plan.recipes["near"]}
+    deep = {"model": {"n_layers": 40}}
+    with pytest.raises(UserError, match=r"^deep: params is 6\.\d+ of uniform's, and"):
+        read_plan([comparison(tmp_path, variants={"uniform": {}, "deep": deep})])
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,8 @@ def named_in(match: MatchSection | None) -> list[str]:
 
 def match_asked(own: Any, quantity: str | None, adjust: str | None) -> Any:
     """A section's match, as data, with what the command line asks for; `none` also ends adjusting."""
+    if quantity is None and adjust is None:
+        return own
     if isinstance(own, Mapping):
         own_quantity, own_adjust = own.get("quantity", "params"), own.get("adjust")
     else:

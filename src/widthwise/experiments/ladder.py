@@ -112,8 +112,8 @@ class LadderPlan(SweepPlan):
         by_place = {(point.group, point.values[RUNG]): point for point in self.grid.values()}
         for (_, rung), point in by_place.items():
             base = by_place[self.ladder.first, rung]
-            advice = "say match: none under ladder"
-            check_matched(point.name, point.recipe, base.name, base.recipe, quantity_of(self.ladder.match), advice)
+            advice = "resize it, or say match: none under ladder"
+            check_matched({point.name: point.recipe}, base.name, base.recipe, quantity_of(self.ladder.match), advice)
 
 
 def read_ladder(path: Path, overrides: Sequence[str] = (), seeds: Sequence[int] = ()) -> LadderPlan:

@@ -1,5 +1,6 @@
 """Rules for a fair comparison: settings that recipes must share, and costs that must be equal."""
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from widthwise.config_io import UserError
@@ -42,38 +43,48 @@ def check_trainable(recipe: Recipe, name: str) -> None:
 
 def check_same_windows(name: str, recipe: Recipe, other_name: str, other: Recipe) -> None:
     """Raises UserError if two recipes are not judged on the same held-out text."""
-    _check_equal(name, recipe, other_name, other, list(HELD_OUT))
+    if found := _differences(name, recipe, other_name, other, HELD_OUT):
+        raise UserError(f"{'; '.join(found)}; not comparable")
 
 
 def check_matched(
-    name: str,
-    recipe: Recipe,
+    recipes: Mapping[str, Recipe],
     baseline_name: str,
     baseline: Recipe,
     match: Matched,
     advice: str,
     tolerance: float = LARGEST_MISMATCH,
+    refused: Iterable[str] = (),
 ) -> None:
-    """Raises UserError if a recipe is not comparable with the baseline. advice: how to turn matching off.
+    """Raises UserError, with all that differs, if some recipes are not comparable with the baseline.
 
     Recipes are comparable if data and tokens agree, and the matched quantity to within the tolerance. If that is the
-    compute of training, the tokens follow from it; the runs of a seed see the same ones as far as they go.
+    compute of training, the tokens follow from it; the runs of a seed see the same ones as far as they go. advice: how
+    to adjust, or to turn matching off; refused: what is wrong with others.
     """
     shared = [what for what in SHARED if (what, match) != ("train.steps", "training_flops")]
-    _check_equal(name, recipe, baseline_name, baseline, shared)
-    ratio = matched_ratio(recipe, baseline, match)
-    if abs(ratio - 1) > tolerance:
-        raise UserError(
-            f"{name}: {match} is {ratio:.4f} of {baseline_name}'s, and a matched comparison allows "
-            f"{tolerance:.0%}; {_remedy(recipe, ratio, match)}, or {advice}"
-        )
+    unfair, missed = [], []
+    for name, recipe in recipes.items():
+        unfair += _differences(name, recipe, baseline_name, baseline, shared)
+        ratio = matched_ratio(recipe, baseline, match)
+        if abs(ratio - 1) > tolerance:
+            missed.append(f"{name}: {match} is {ratio:.4f} of {baseline_name}'s{_steps_to_match(recipe, ratio, match)}")
+    found = [*refused]
+    if unfair:
+        found.append(f"{'; '.join(unfair)}; not comparable")
+    if missed:
+        found.append(f"{'; '.join(missed)}, and a matched comparison allows {tolerance:.0%}; {advice}")
+    if found:
+        raise UserError("; ".join(found))
 
 
-def _check_equal(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: list[str]) -> None:
-    for what in shared:
-        own, expected = SHARED[what](recipe), SHARED[what](other)
-        if own != expected:
-            raise UserError(f"{name}: {what} is {own}, but {expected} in {other_name}; not comparable")
+def _differences(name: str, recipe: Recipe, other_name: str, other: Recipe, shared: Iterable[str]) -> list[str]:
+    values = {what: (SHARED[what](recipe), SHARED[what](other)) for what in shared}
+    return [
+        f"{name}: {what} is {own}, but {expected} in {other_name}"
+        for what, (own, expected) in values.items()
+        if own != expected
+    ]
 
 
 def matched_ratio(recipe: Recipe, baseline: Recipe, match: Matched) -> float:
@@ -88,9 +99,9 @@ def matched_quantity(recipe: Recipe, match: Matched) -> float:
     return OF_MODELS[match].of_cost(cost_summary(recipe.final_model, recipe.seq_len))
 
 
-def _remedy(recipe: Recipe, ratio: float, match: Matched) -> str:
+def _steps_to_match(recipe: Recipe, ratio: float, match: Matched) -> str:
     if match != "training_flops":
-        return "resize it (a solved shape meets the budget with rounding: balanced)"
+        return ""
     per_step = recipe.training_flops - recipe.training_flops_until(recipe.train.steps - 1)
     n_steps = recipe.train.steps + round((1 / ratio - 1) * recipe.training_flops / per_step)
-    return f"train.steps: {n_steps} would match"
+    return f" (train.steps: {n_steps} would match)"

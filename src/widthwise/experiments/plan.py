@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from widthwise.experiments.adjusting import (
     parts_of,
     quantity_of,
 )
-from widthwise.experiments.matching import LARGEST_MISMATCH, Matched, check_matched, check_trainable
+from widthwise.experiments.matching import (
+    LARGEST_MISMATCH,
+    Matched,
+    check_matched,
+    check_trainable,
+    matched_ratio,
+)
 from widthwise.experiments.runs import ALLOWED_IN_NAMES, run_path, seeded
 from widthwise.experiments.trend import TrendConfig
 from widthwise.experiments.workload import counted_work
@@ -31,7 +38,6 @@ from widthwise.model.config import cost_summary
 from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.recipe.train_section import Seeds
 from widthwise.records.listing import PlannedRun, PlannedRuns
-from widthwise.shape.adjusting import Adjust
 from widthwise.yaml_io import read_recipe
 
 
@@ -41,8 +47,9 @@ class CompareConfig(Config):
     variants: dict[str, dict[str, Any]] = Field(min_length=2)
     """Name -> changes to the recipe. The first is the baseline."""
     seeds: Seeds = (1, 2, 3)
-    match: MatchSection = "params"
-    """The quantity that all variants must match within one percent, and what is adjusted to that end."""
+    match: MatchSection | None = None
+    """The quantity that all variants must match within one percent, and what is adjusted to that end. Where not given,
+    the parameters, and of a variant that misses them the feed-forward, if it can be adjusted."""
     trend: TrendConfig | None = None
     """Fits a line of the losses over the logarithm of a quantity."""
 
@@ -65,13 +72,21 @@ class CompareConfig(Config):
     @property
     def quantity(self) -> Matched:
         """The matched quantity."""
-        return quantity_of(self.match)
+        return quantity_of(self.match or "params")
 
-    @property
-    def adjusts(self) -> dict[str, tuple[Adjust, ...]]:
-        """Variant -> the parts of it that are adjusted, in turn."""
-        found = {name: parts_of(self.match, name) for name in list(self.variants)[1:]}
-        return {name: parts for name, parts in found.items() if parts}
+    def sized(self, name: str, recipe: Recipe, baseline: Recipe) -> tuple[Recipe, Adjustment | None]:
+        """A variant with what `match` adjusts of it. Raises UserError if that does not bring it near the baseline.
+
+        What is only adjusted because nothing is said stays as it is where it cannot be.
+        """
+        if name == next(iter(self.variants)):
+            return recipe, None
+        if parts := parts_of(self.match, name):
+            return adjusted(name, recipe, baseline, self.quantity, parts)
+        with suppress(UserError):
+            if self.match is None and abs(matched_ratio(recipe, baseline, self.quantity) - 1) > LARGEST_MISMATCH:
+                return adjusted(name, recipe, baseline, self.quantity, ("ffn",))
+        return recipe, None
 
     def asked(self, seeds: Sequence[int], match: str | None, adjust: str | None) -> "CompareConfig":
         """With what the command line asks for in place of its own. Raises UserError."""
@@ -91,6 +106,8 @@ class ComparisonPlan:
     trend: TrendConfig | None = None
     adjustments: Mapping[str, Adjustment] = field(default_factory=dict)
     """Variant -> what became of it."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Variant -> why it could not be adjusted as asked."""
 
     @property
     def baseline(self) -> str:
@@ -193,11 +210,15 @@ def planned(
     files = listed(paths)
     config, recipes = read_variants(files[0], overrides) if len(files) == 1 else _recipes(files, overrides)
     config = config.asked(seeds, match, adjust)
-    baseline, adjustments = next(iter(recipes.values())), {}
-    for name, parts in config.adjusts.items():
-        recipes[name], adjustments[name] = adjusted(name, recipes[name], baseline, config.quantity, parts)
+    baseline, adjustments, refused = next(iter(recipes.values())), {}, {}
+    for name in recipes:
+        try:
+            recipes[name], adjustment = config.sized(name, recipes[name], baseline)
+            adjustments |= {} if adjustment is None else {name: adjustment}
+        except UserError as error:
+            refused[name] = str(error)
     title = "-vs-".join(recipe_name(path) for path in files)
-    return ComparisonPlan(title, recipes, config.seeds, config.quantity, config.trend, adjustments)
+    return ComparisonPlan(title, recipes, config.seeds, config.quantity, config.trend, adjustments, refused)
 
 
 def read_variants(path: Path, overrides: Sequence[str]) -> tuple[CompareConfig, dict[str, Recipe]]:
@@ -222,9 +243,14 @@ def _recipes(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[CompareCo
 
 def check_fair(plan: ComparisonPlan, tolerance: float = LARGEST_MISMATCH) -> None:
     """Raises UserError, before hours of training, if a variant cannot be trained or compared."""
-    baseline = plan.recipes[plan.baseline]
-    for name, recipe in plan.recipes.items():
+    recipes = {name: recipe for name, recipe in plan.recipes.items() if name not in plan.refused}
+    for name, recipe in recipes.items():
         check_trainable(recipe, name)
-        advice = "adjust it (--adjust ffn), or say match: none under compare, or --match none"
-        check_matched(name, recipe, plan.baseline, baseline, plan.match, advice, tolerance)
+    advice = (
+        "resize (a solved shape meets the budget with rounding: balanced), adjust (--adjust ffn), or say match: none "
+        "under compare, or --match none"
+    )
+    check_matched(
+        recipes, plan.baseline, recipes[plan.baseline], plan.match, advice, tolerance, refused=plan.refused.values()
+    )
     plan.trend_values()  # raises where no line can be fitted

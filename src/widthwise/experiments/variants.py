@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from widthwise.config_io import UserError, nearest_hint
-from widthwise.experiments.adjusting import Adjustment, adjusted
+from widthwise.experiments.adjusting import Adjustment
 from widthwise.experiments.ladder import read_ladder
 from widthwise.experiments.matching import check_trainable
 from widthwise.experiments.plan import check_fair, planned, read_variants
@@ -96,10 +96,7 @@ def read_one(path: Path, overrides: Sequence[str] = (), variant: str | None = No
         return grid[variant].recipe
     config, recipes = read_variants(path, overrides)
     _check_name(variant, recipes)
-    recipe = recipes[variant]
-    if parts := config.adjusts.get(variant):
-        baseline = next(iter(recipes.values()))
-        recipe, _ = adjusted(variant, recipe, baseline, config.quantity, parts)
+    recipe, _ = config.sized(variant, recipes[variant], next(iter(recipes.values())))
     check_trainable(recipe, variant)
     return recipe
 

@@ -98,8 +98,8 @@ class SweepPlan:
         recipe, adjustment = self._adjusted(name, group, values)
         check_trainable(recipe, name)
         if self.baseline is not None:
-            advice = "say match: none under sweep, or --match none"
-            check_matched(name, recipe, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
+            advice = "resize it, or say match: none under sweep, or --match none"
+            check_matched({name: recipe}, self.baseline.name, self.baseline.recipe, self.config.matched, advice)
         else:
             check_same_windows(name, recipe, *self.reference)
         return SweepPoint(name, group, values, recipe, adjustment)
