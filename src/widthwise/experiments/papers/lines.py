@@ -13,8 +13,8 @@ from widthwise.records.quantities import QUANTITY, TITLES
 from widthwise.records.record import Number, finite
 
 DIFFERENCE = "difference"
-LOSSES = ("val_loss", "train_loss")
-"""A paper prints the one or the other; where it prints both, the held-out loss counts."""
+DIFFERENCES = {DIFFERENCE: "val_loss", "difference_train_loss": "train_loss"}
+"""Difference -> the loss whose printed values it is compared with: each with its like."""
 SCALES = ("small", "tiny")
 """Those that are looked for among results, in this order."""
 
@@ -26,7 +26,7 @@ def item_record(name: str, item: Item, results: Path, scales: Sequence[str] = SC
     lines = [
         _line(item, row, quantity, statement, experiment, measured)
         for row, own in item.statements.items()
-        for quantity, statement in _with_others(own, item.also)
+        for quantity, statement in _with_others(own, (*item.also, *DIFFERENCES))
     ]
     return PaperItem(
         name=name,
@@ -56,7 +56,7 @@ def _with_others(own: Mapping[str, Statement], also: Sequence[str]) -> Iterator[
         if statement.is_difference and quantity in also:
             yield quantity, Statement()
         yield quantity, statement
-    for quantity in also:
+    for quantity in dict.fromkeys(also):
         if quantity not in own:
             yield quantity, Statement()
 
@@ -76,8 +76,8 @@ def _line(
     # The difference of a row without a baseline would be to another model than those beside it.
     is_apart = quantity.startswith(DIFFERENCE) and baseline is None
     found = None if is_apart else _measured(experiment, measured, row, baseline, quantity)
-    value = _difference(item, row) if quantity == DIFFERENCE and not is_printed else statement.number
-    if not is_printed and value is None and found is None:
+    value = statement.number if is_printed else _difference(item, row, quantity)
+    if not is_printed and value is None and (found is None or quantity not in item.also):
         return None
     return PaperLine(
         row=row,
@@ -94,13 +94,13 @@ def _line(
     )
 
 
-def _difference(item: Item, row: str) -> float | None:
-    """The printed loss of a row minus that of its baseline; None where one of them is not printed."""
-    if (base := item.baseline_of(row)) is None:
+def _difference(item: Item, row: str, quantity: str) -> float | None:
+    """The printed loss of a row minus that of its baseline; None for what is no difference or not printed of both."""
+    loss, base = DIFFERENCES.get(quantity), item.baseline_of(row)
+    if loss is None or base is None:
         return None
-    own, other = ({name: each.number for name, each in item.statements[each_row].items()} for each_row in (row, base))
-    pairs = ((own.get(loss), other.get(loss)) for loss in LOSSES)
-    return next((a - b for a, b in pairs if a is not None and b is not None), None)
+    own, other = (item.statements[each].get(loss, Statement()).number for each in (row, base))
+    return None if own is None or other is None else own - other
 
 
 def _count(item: Item, row: str, quantity: str) -> Number | None:
@@ -122,6 +122,8 @@ def _measured(
     if base is not None and measured.value(base, quantity) is not None:  # else it is the experiment's own baseline
         return measured.difference(name, base, quantity)
     found = measured.value(name, quantity)
+    if found is None and base is not None and quantity in DIFFERENCES:  # of a record that holds no such difference
+        found = measured.difference(name, base, DIFFERENCES[quantity])
     return None if found is None or (found.low is None and not found.per_seed) else found
 
 
