@@ -75,8 +75,9 @@ class RunDir:
         return self.path / "checkpoints"
 
     def check_checkpoints_are_own(self) -> None:
-        """Raises UserError where checkpoints/ is a link into another run, whose checkpoints would be replaced. A link to
-        a folder of no run, such as one on a larger disk, is fine.
+        """Raises UserError where checkpoints/ is a link into another run, whose checkpoints would be replaced.
+
+        A link to a folder of no run, such as one on a larger disk, is fine.
         """
         owner = self.checkpoints.resolve().parent
         if owner != self.path.resolve() and (owner / "config.yaml").exists():
