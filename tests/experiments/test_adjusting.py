@@ -92,7 +92,7 @@ def test_layers_of_different_widths_are_adjusted_too(tmp_path: Path, ffn: dict) 
     assert_nearest(read(tmp_path, {"ffn": ffn, **X}, "ffn"), "ffn")
 
 
-@pytest.mark.parametrize("kind", [kind_of(each) for each in RESIDUALS.templates])
+@pytest.mark.parametrize("kind", [kind_of(each) for each in RESIDUALS.configs])
 @pytest.mark.parametrize("adjust", ["ffn", "d_model"])
 def test_every_residual_leaves_room_to_adjust(tmp_path: Path, kind: str, adjust: str) -> None:
     model = {"residual": {"kind": kind, **RESIDUAL_CASES.get(kind, {})}, "ffn": {"ratio": 2.7}}
