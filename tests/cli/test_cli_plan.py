@@ -75,12 +75,12 @@ def test_json_is_the_record(recipe: Path, widthwise) -> None:
 
 def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> None:
     out = tmp_path / "mine.yaml"
-    asked = ("--params", "2M", "--shape", "x", "--device", "rtx3060")
+    asked = ("--params", "3M", "--shape", "x", "--device", "rtx3060")
     code, text, _ = widthwise("plan", *SMALL, *asked, "--out", out)
     assert code == 0
-    assert text.startswith("proposed: the size nearest to 2,000,000 parameters, ")
+    assert text.startswith("proposed: the size nearest to 3,000,000 parameters, ")
     proposed = [int(each.replace(",", "")) for each in re.findall(r"parameters, ([\d,]+) \(", text)]
-    assert f" ({proposed[0] / 2e6 - 1:+.1%}); 20 tokens per parameter" in text
+    assert f" ({proposed[0] / 3e6 - 1:+.1%}); 20 tokens per parameter" in text
     assert f"wrote {out}" in text
     written = load_recipe(out)
     assert len(set(written.explicit_model.widths)) > 1

@@ -37,7 +37,7 @@ def test_a_run_that_grows_and_one_from_scratch_spend_the_same() -> None:
     )
     scratch, grown = budgeted(4e10, *larger), budgeted(4e10, TWICE)
     assert grown.train.steps > scratch.train.steps
-    check_matched("grown", grown, "scratch", scratch, "training_flops", "")
+    check_matched({"grown": grown}, "scratch", scratch, "training_flops", "")
 
 
 def test_what_is_said_later_replaces_it_and_it_what_was_said() -> None:

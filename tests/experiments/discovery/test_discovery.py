@@ -137,8 +137,8 @@ class TestGrowing:
         for recipe in rivals.recipes.values():
             assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
         widths = {name: recipe.explicit_model.widths for name, recipe in rivals.recipes.items()}
-        assert max(widths["even"]) - min(widths["even"]) <= 1
-        # Balanced rounding may move a layer by a channel.
+        # Balanced rounding may move a layer by a channel, to either side.
+        assert max(widths["even"]) - min(widths["even"]) <= 2
         assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
 
     def test_without_further_parts_nothing_is_recorded_of_them(self, grown):
