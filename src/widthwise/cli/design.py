@@ -80,11 +80,11 @@ def _fastest(
 ) -> tuple[str, dict[str, Any]]:
     from widthwise.recipe.fastest import design_fastest
     from widthwise.recipe.recipe import parse_recipe
-    from widthwise.runs.rates import known_rates
+    from widthwise.runs.rates import faster_precision, known_rates
     from widthwise.yaml_io import read_recipe
 
-    precision = parse_recipe(read_recipe(base, overrides), str(base)).train.precision
-    return design_fastest(base, request, known_rates(precision, rates), overrides, out)
+    recipe = parse_recipe(read_recipe(base, overrides), str(base)).settled(faster_precision)
+    return design_fastest(base, request, known_rates(recipe.train.settled_precision, rates), overrides, out)
 
 
 def step_time_line(found: dict[str, Any]) -> str:

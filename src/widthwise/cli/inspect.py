@@ -43,7 +43,8 @@ def inspect(
         show_variants(read_all(recipe, changes).summary(), recipe_name(recipe), as_json)
         return
     other = None if against is None else load_recipe(against, changes)
-    summary = inspect_recipe(read_one(recipe, changes, variant), other)
+    one = read_one(recipe, changes, variant)
+    summary = inspect_recipe(one, other)
     if as_json:
         say_json(summary)
         return
@@ -55,4 +56,5 @@ def inspect(
     for phase in summary.get("growth", ()):
         size, compute = f"{phase['params']:,} parameters", f"{phase['pflops_days']:.4g} PFLOP/s-days"
         console.print(f"after step {phase['step']:,}: {size} for {phase['n_tokens']:,} tokens, {compute}")
-    console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days")
+    chosen = ", in the precision that is faster where it starts" if one.train.precision == "auto" else ""
+    console.print(f"training: {summary['n_tokens']:,} tokens, {summary['pflops_days']:.4g} PFLOP/s-days{chosen}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import command_line
-from widthwise.runs.rates import step_seconds
+from widthwise.runs.rates import chosen_precision, step_seconds
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, Silence
@@ -64,9 +64,10 @@ def run_plan(
     Raises UserError if finished runs saw different data from the present, as after an upgrade of Python. Under torchrun
     all processes call this, and train each run together.
     """
-    folder, observer, jobs = Path(folder), observer or Silence(), jobs or Jobs()
+    asked, folder, observer, jobs = plan, Path(folder), observer or Silence(), jobs or Jobs()
 
     def work() -> Comparison:
+        plan = asked.settled(partial(chosen_precision, folder, observer))
         plan.planned_runs(command or command_line()).write(folder)
         runs = _Runs(plan, folder, processes, observer)
         if jobs.n > 1:
@@ -86,7 +87,7 @@ def run_plan(
 
     made = missing_folders(folder)
     try:
-        with crew(plan.recipes[plan.baseline]) as processes:
+        with crew(asked.recipes[asked.baseline]) as processes:
             return processes.do(work)
     finally:
         remove_unused(made, {PlannedRuns.file_name})
@@ -102,8 +103,10 @@ def expected_seconds(plan: ComparisonPlan, folder: Path, jobs: Jobs) -> float | 
     largest = max((recipe.training_flops / recipe.train.steps for recipe, _ in recipes), default=0)
     if not 0 < largest <= TRIED_FLOPS or torch.cuda.is_available() or is_launched():
         return None
+    chosen = cache(partial(chosen_precision, folder))
     with jobs.threads():
-        return sum(n_runs * _steps(recipe) * step_seconds(recipe) for recipe, n_runs in recipes) / jobs.n
+        each = (n_runs * _steps(recipe) * step_seconds(recipe.settled(chosen)) for recipe, n_runs in recipes)
+        return sum(each) / jobs.n
 
 
 def _steps(recipe: Recipe) -> float:

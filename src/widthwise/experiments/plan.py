@@ -2,9 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pydantic
 from pydantic import Field
 
 from widthwise.bundled import recipe_name
+from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, nearest_hint, parse, to_data
 from widthwise.experiments.adjusting import (
     Adjustment,
@@ -117,6 +119,11 @@ class ComparisonPlan:
     def runs(self) -> dict[str, tuple[str, int]]:
         """Name of a run's folder -> its variant and seed, in the order of training, seed by seed."""
         return {self.run_path(name, seed).name: (name, seed) for seed in self.seeds for name in self.recipes}
+
+    def settled(self, choose: Callable[[], Precision]) -> "ComparisonPlan":
+        """The same comparison in one precision that is chosen, for all recipes that say `auto`."""
+        chosen = cache(choose)
+        return replace(self, recipes={name: recipe.settled(chosen) for name, recipe in self.recipes.items()})
 
     @property
     def identity(self) -> str:

@@ -1,12 +1,13 @@
 """The recipe: everything a run needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import pydantic
 
+from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, checked_copy, parse
 from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
@@ -103,6 +104,12 @@ class Recipe(Config):
         growth = tuple(phase.growth.resolved(phase.start) for phase in self.phases if phase.growth is not None)
         return checked_copy(self, "recipe", model=self.explicit_model, growth=growth)
 
+    def settled(self, choose: Callable[[], Precision]) -> "Recipe":
+        """The same run in a precision that is chosen, where the recipe says `auto`."""
+        if self.train.precision != "auto":
+            return self
+        return checked_copy(self, "recipe", train=checked_copy(self.train, "train", precision=choose()))
+
     def lr_factor(self, step: int) -> float:
         """What the optimizer's rates are multiplied by at a step, counted from 1."""
         factor = self.schedule.factor(step, self.optimizer.lr, self.train.steps, self.tokens_per_step)
@@ -155,7 +162,7 @@ class Recipe(Config):
         train = self.train
         n_windows = min(train.sequences_per_pass, train.batch_size // n_processes)
         boundaries = self.data.boundaries(data)
-        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.precision, boundaries)
+        return HeldOut(data, self.seq_len, n_windows, train.validation_tokens, train.settled_precision, boundaries)
 
     @property
     def tokens_per_step(self) -> int:

@@ -1,6 +1,6 @@
 """The `train:` section of a recipe: how long, how much at a time, and what to keep."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 from pydantic import Field
@@ -42,8 +42,9 @@ class TrainConfig(Config):
     all. Must divide the number of processes. It may be another when a run is resumed."""
     hang_seconds: pydantic.PositiveFloat = 1800
     """How long a process waits for the others within a step before it says which one is missing, and ends."""
-    precision: Precision = "bf16"
-    """Type of the matrix products; weights and optimizer state are fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "bf16"
+    """Type of the matrix products; weights and optimizer state are fp32. `auto`: bf16 if the machine that starts the
+    run multiplies it clearly faster than fp32 (`runs.rates.faster_precision`), else fp32; predictions count bf16."""
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
     activation_checkpointing: ActivationCheckpointing = "none"
@@ -86,6 +87,12 @@ class TrainConfig(Config):
     """Nats above the lowest logged loss at which a run has diverged."""
     on_spike: SpikePolicy = StopAtSpike()
     """What becomes of a run that has diverged, and of a step with an unusual gradient."""
+
+    @property
+    def settled_precision(self) -> Precision:
+        """The type that a machine has chosen, where the recipe left it to one."""
+        assert self.precision != "auto", "Recipe.settled comes first"
+        return self.precision
 
     @pydantic.model_validator(mode="after")
     def _check(self) -> "TrainConfig":

@@ -148,7 +148,7 @@ class Planner:
 
     def _parts(self, config: ModelConfig) -> Iterator[PartMemory]:
         train, n_shards = self.recipe.train, self._layout.n_shards
-        is_bf16, whole = train.precision == "bf16", self._layout.n_passes > 1
+        is_bf16, whole = train.precision != "fp32", self._layout.n_passes > 1
         counted = _entries_by_part(self._sharded, n_shards)
         kept = RECOMPUTE[train.activation_checkpointing].kept_by_part(config)
         size, n_tokens = BF16_BYTES if is_bf16 else FP32_BYTES, self._layout.micro_batch_size * self.recipe.seq_len

@@ -87,7 +87,7 @@ class ShardedModel:
         return max(self._moments(train, seq_len, layout), key=lambda moment: moment.total_bytes)
 
     def _moments(self, train: TrainConfig, seq_len: int, layout: Layout) -> Iterator[RankMemory]:
-        n_shards, is_bf16 = layout.n_shards, train.precision == "bf16"
+        n_shards, is_bf16 = layout.n_shards, train.precision != "fp32"
         n_tokens = layout.micro_batch_size * seq_len
         packing_bytes = self._packing_bytes(layout.micro_batch_size, seq_len, BF16_BYTES if is_bf16 else FP32_BYTES)
         n_held = self.block_entries(n_shards)

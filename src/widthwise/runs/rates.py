@@ -4,6 +4,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +22,23 @@ from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
 from widthwise.model.rope import Rope, rope_table
 from widthwise.recipe.optimizer import AdamWConfig
-from widthwise.recipe.recipe import Recipe
+from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.recipe.step_time import BYTES_PER_ELEMENT, predicted_step
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.rates import Rates
+from widthwise.run_dir import RunDir
 from widthwise.runs.environment import cpu_name
 from widthwise.shape.template import ModelTemplate
 from widthwise.training.objective import Objective
+from widthwise.training.observer import Observer
 from widthwise.training.step import optimizer_step
 
 SEQ_LEN = 256
 N_SEQUENCES = 4
 WIDTH, HEAD_DIM, VOCAB_SIZE = 256, 32, 4096
 N_LINKS = 6
+BF16_GAIN = 1.3
+"""How much faster than in fp32 a CPU's products in bf16 must be for `precision: auto` to mean bf16."""
 PRODUCTS = ((64, 64), (64, 256), (128, 128), (128, 512), (256, 256), (256, 1024), (512, 512))
 """Sizes (n_in, n_out) of the products that are timed, each in a chain there and back."""
 HEADS = ((16, 128), (64, 128), (16, 512), (64, 512))
@@ -55,10 +60,39 @@ class Step:
         optimizer_step(self.model, self.optimizer, self.batch, self.objective, self.config)
 
 
+def chosen_precision(folder: Path, observer: Observer | None = None) -> Precision:
+    """That of the runs in the folder of a run or an experiment, or else the faster one: for recipes that say `auto`."""
+    for config in (folder / "config.yaml", *sorted(folder.glob("*/*/config.yaml"))):
+        if config.is_file():
+            return saved_recipe(RunDir(config.parent)).train.settled_precision
+    return faster_precision(observer)
+
+
+def faster_precision(observer: Observer | None = None) -> Precision:
+    """The type in which matrix products are faster here: bf16 on a GPU that has it, and on a CPU that multiplies it at
+    least BF16_GAIN times as fast as fp32, measured in about a tenth of a second; else fp32."""
+    if torch.cuda.is_available():
+        found, why = ("bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"), "for this GPU"
+    else:
+        gain = bf16_gain()
+        found, why = ("bf16" if gain >= BF16_GAIN else "fp32"), f"bf16 products are {gain:.2g} times as fast here"
+    if observer is not None:
+        observer.message(f"precision: auto is {found}; {why}")
+    return found
+
+
+def bf16_gain() -> float:
+    """Seconds of products in fp32 over those in bf16 on this CPU, timed in turn so that other work slows both."""
+    x, weight = torch.ones(256, WIDTH), torch.ones(WIDTH, WIDTH)
+    pairs = [(x.to(dtype), weight.to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    rounds = [[seconds(partial(nn.functional.linear, *pair), n_calls=3) for pair in pairs] for _ in range(3)]
+    return statistics.median(fp32 / bf16 for fp32, bf16 in rounds)
+
+
 def step_seconds(recipe: Recipe) -> float:
     """Seconds of a training step of a recipe's model on this CPU, measured with this process's number of threads."""
     train = recipe.train
-    return seconds(Step(recipe.explicit_model, train.batch_size, recipe.seq_len, train.precision), n_calls=2)
+    return seconds(Step(recipe.explicit_model, train.batch_size, recipe.seq_len, train.settled_precision), n_calls=2)
 
 
 def measured_rates(precision: Precision) -> Rates:

@@ -35,6 +35,8 @@ def remarks(recipe: Recipe) -> Iterator[str]:
     else:
         yield from _warmup(recipe)
     manifest = _manifest(recipe)
+    if recipe.train.precision == "auto":
+        yield "train.precision: auto is counted as bf16; a machine that multiplies it no faster trains in fp32"
     yield from _vocabulary(recipe)
     yield from _embedding(recipe)
     yield from _tokens(recipe)

@@ -17,6 +17,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, TokenizerIdentity, identity_of
 from widthwise.runs.environment import environment
+from widthwise.runs.rates import faster_precision
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import to_yaml
@@ -108,6 +109,7 @@ def write_first(
 
     recipe: resolved, with the model's config; provenance: entries of environment.json.
     """
+    recipe = recipe.settled(faster_precision)
     with new_folder(out) as folder:
         partial = RunDir(folder)
         partial.begin(to_yaml(recipe), {**environment(), **provenance})

@@ -71,7 +71,7 @@ def _of_run(path: Path, device: torch.device | str | None, step: int | None) -> 
         trained.model,
         trained.tokenizer,
         recipe.seq_len,
-        recipe.train.precision,
+        recipe.train.settled_precision,
         trained.step,
         spent_by(run, recipe, trained.step).tokens,
         damages,

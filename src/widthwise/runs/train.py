@@ -22,6 +22,7 @@ from widthwise.runs.data_identity import (
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
+from widthwise.runs.rates import chosen_precision
 from widthwise.runs.result import is_analysed, run_result
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
@@ -76,7 +77,9 @@ class _Launch:
         self.observer = observer if observer is not None and processes.is_first else Silence()
 
     def train(self, recipe: Recipe, may_resume: bool) -> RunResult:
-        recipe, path = self.processes.alike(lambda: _checked(recipe.resolved())), self.run.path
+        path = self.run.path
+        recipe = recipe.settled(lambda: self.processes.first(lambda: chosen_precision(path, self.observer)))
+        recipe = self.processes.alike(lambda: _checked(recipe.resolved()))
 
         def is_begun() -> bool:
             if path.exists() and not path.is_dir():

@@ -73,7 +73,7 @@ def optimizer_step(
             tokens, targets = rows[:, :-1], rows[:, 1:]
             documents, positions = boundaries.documents(tokens), boundaries.positions(tokens)
             teaches = index == 0 and objective.pull is not None
-            with autocast(batch.device, config.precision):
+            with autocast(batch.device, config.settled_precision):
                 found = model.loss(
                     tokens, targets, objective.z_loss, width_fraction, documents, positions, teacher, teaches
                 )

@@ -1,13 +1,15 @@
 """Finding a shape for a budget, and comparing it with its rivals, retrained from scratch."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from widthwise.bundled import recipe_name
+from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.experiments.discovery.method import Task, check_uniform
 from widthwise.experiments.discovery.rivals import change_to, rivals
@@ -37,6 +39,14 @@ class DiscoveryPlan:
     """The recipe of the uniform model, as data."""
     config: DiscoverConfig
     task: Task
+
+    def settled(self, choose: Callable[[], Precision]) -> "DiscoveryPlan":
+        """The same discovery in a precision that is chosen, where its recipe says `auto`."""
+        base = self.task.base.settled(choose)
+        if base is self.task.base:
+            return self
+        data = merge(self.data, {"train": {"precision": base.train.precision}})
+        return replace(self, data=data, task=replace(self.task, base=base))
 
 
 def plan_discovery(
@@ -72,7 +82,9 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     (discovered.yaml) and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds
     another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
+    from widthwise.runs.rates import chosen_precision
 
+    plan = plan.settled(partial(chosen_precision, folder, observer))
     task, config = plan.task, plan.config
     _begin(plan, folder)
     with interruption_adds("the same command goes on with the discovery"):

@@ -4,13 +4,14 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from widthwise.bundled import recipe_name
+from widthwise.computing import Precision
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.experiments.adjusting import Adjustment, MatchConfig, adjusted, match_asked, parts_of
 from widthwise.experiments.matching import Matched, check_matched, check_same_windows, check_trainable
@@ -169,6 +170,12 @@ class SweepPlan:
         """Number of points to train, including the baseline."""
         search = self.config.search
         return len(self.grid) + (0 if search is None else search.n_trials)
+
+    def settled(self, choose: Callable[[], Precision]) -> "SweepPlan":
+        """The same sweep in a precision that is chosen, where its recipe says `auto`."""
+        if self.data.get("train", {}).get("precision") != "auto":
+            return self
+        return replace(self, data=merge(self.data, {"train": {"precision": choose()}}))
 
     @property
     def identity(self) -> str:

@@ -19,6 +19,7 @@ from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
 from widthwise.runs.data_shelf import DataShelf
+from widthwise.runs.rates import chosen_precision
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds
@@ -46,6 +47,7 @@ def run_sweep(
 
     def work() -> Sweep:
         says, at_a_time = observer or Silence(), jobs or Jobs()
+        plan = asked.settled(partial(chosen_precision, folder, says))
         processes.check_data(plan.reference[1], says)
         url = storage_url or sqlite_url(folder / STUDY_FILE)
         place = SharedPlace(folder, url, study_name or plan.title, heartbeat)
@@ -56,7 +58,8 @@ def run_sweep(
         with at_a_time.threads():
             return _SweepWorker(plan, queue, folder, command, processes, says).work()
 
-    with crew(plan.reference[1]) as processes:
+    asked = plan
+    with crew(asked.reference[1]) as processes:
         return processes.do(work)
 
 
