@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from widthwise.computing import Precision
@@ -260,6 +259,8 @@ def _overhead(precision: Precision, rates: Rates) -> float:
 
 def _relative_fit(counts: Sequence[Sequence[float]], times: Sequence[float]) -> Sequence[float]:
     """x >= 0 with counts @ x near the times, each miss as a fraction of its time."""
+    from scipy.optimize import nnls  # slow to import, and not needed to train
+
     rows = np.array(counts) / np.array(times)[:, None]
     scales = rows.max(axis=0)
     found, _ = nnls(rows / scales, np.ones(len(times)))
