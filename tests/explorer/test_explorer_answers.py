@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse
+from widthwise.explorer import answers as module
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
@@ -172,6 +173,20 @@ def test_a_combination_that_cannot_be_had_is_a_mistake_in_one_line(
 def test_a_recipe_that_cannot_be_explored_is_refused(recipe: str, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Answers(recipe, overrides)
+
+
+def test_answers_are_remembered_as_far_as_there_is_room(monkeypatch) -> None:
+    counted = []
+
+    def count(setting: Setting) -> str:
+        counted.append(setting.d_model)
+        return "8 bytes" if setting.d_model == 3 else "four"  # as JSON, with quotes, 9 and 6 bytes
+
+    monkeypatch.setattr(module, "KEPT_BYTES", 15)
+    ask = module._one_by_one(count)
+    for d_model in (1, 2, 1, 3, 1, 3, 2):
+        assert ask(Setting(d_model=d_model)) == ("8 bytes" if d_model == 3 else "four")
+    assert counted == [1, 2, 3, 2]
 
 
 def test_memory_is_that_of_plan(answers: Answers) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from urllib.parse import urlencode
@@ -24,9 +25,9 @@ def server() -> Iterator[ExplorerServer]:
         thread.join(timeout=30)
 
 
-def _get(server: ExplorerServer, path: str, host: str | None = None) -> tuple[int, dict[str, str], str]:
+def _get(server: ExplorerServer, path: str, host: str | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    headers = {"Host": host} if host else {}
+    headers |= {"Host": host} if host else {}
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()
@@ -44,6 +45,31 @@ def test_a_name_that_leads_here_from_elsewhere_is_turned_away(server: ExplorerSe
     status, _, text = _get(server, path, host.format(port=server.server_port))
     assert status == 421
     assert "x_200m" not in text
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://[::1"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+    ],
+)
+def test_questions_of_other_pages_are_turned_away(server: ExplorerServer, headers: dict[str, str], status: int) -> None:
+    filled = {name: value.format(port=server.server_port) for name, value in headers.items()}
+    assert _get(server, "/costs", **filled)[0] == status
+    assert _get(server, "/", **headers)[0] == 200, "a link to the page works"
+
+
+def test_what_is_no_address_is_a_bad_request(server: ExplorerServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
+        connection.sendall(f"GET http://[::1/costs HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        assert b" 400 " in connection.recv(100)
+    assert capfd.readouterr().err == ""
 
 
 def test_localhost_is_answered(server: ExplorerServer) -> None:
@@ -75,6 +101,7 @@ def test_an_answer_is_that_of_the_setting_in_the_address(server: ExplorerServer)
         ({"shape": "xx"}, "model.shape.kind: got 'xx'; did you mean 'x'?"),
         ({"n_heads": 20}, "model.shape.quantum: got 32; must be a multiple of 40"),
         ({"budget": "many"}, "--budget: got 'many'"),
+        ({"n_layers": 10_000}, "setting: n_layers: got '10000'; input should be less than or equal to 256"),
         ({"n_layers": 2}, "model.n_layers: 2 is too few"),
         ({"ratio": "nan"}, "ratio: got"),
     ],

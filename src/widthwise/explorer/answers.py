@@ -1,7 +1,8 @@
 """What the page asks: the numbers of a setting, and what fits on which device."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -16,8 +17,8 @@ from widthwise.reports.page.inspection import budget_line, cost_table, layer_tab
 from widthwise.reports.page.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe
 
-N_KEPT = 256
-"""Answers that are remembered: a slider comes back to where it was."""
+KEPT_BYTES = 2**24
+"""Size, as JSON, of the answers that are remembered: a slider comes back to where it was."""
 
 
 class Answers:
@@ -82,14 +83,20 @@ class Answers:
         return _cells(Table(caption, header, rows))
 
 
-def _one_by_one(count: Any) -> Any:
+def _one_by_one(count: Callable[[Setting], Any]) -> Callable[[Setting], Any]:
     """Remembered, and one at a time: whoever asks for the same waits and finds it."""
-    lock = Lock()
-    remembered: Any = lru_cache(N_KEPT)(count)
+    lock, remembered = Lock(), OrderedDict[Setting, tuple[Any, int]]()
 
     def locked(setting: Setting) -> Any:
         with lock:
-            return remembered(setting)
+            if setting not in remembered:
+                answer = count(setting)
+                remembered[setting] = answer, len(json.dumps(answer))
+            remembered.move_to_end(setting)
+            answer, _ = remembered[setting]
+            while sum(n_bytes for _, n_bytes in remembered.values()) > KEPT_BYTES:
+                remembered.popitem(last=False)
+            return answer
 
     return locked
 

@@ -66,10 +66,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in self._own.hosts:
             self._send(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", f"open {self._own.url} instead\n")
             return
-        address = urlsplit(self.path)
+        try:
+            address = urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "not an address\n")
+            return
         if address.path in FILES:
             name, kind = FILES[address.path]
             self._send(HTTPStatus.OK, kind, _text(name))
+            return
+        # Other pages that are open in the browser could not read an answer, but keep this machine busy with questions.
+        site, origin = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Origin")
+        if site not in ("none", "same-origin") or origin not in (None, *(f"http://{host}" for host in self._own.hosts)):
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", "asked by another page\n")
             return
         try:
             self._answer(address.path, dict(parse_qsl(address.query)))

@@ -1,7 +1,7 @@
 """What the page lets a user set, and what that changes in a recipe."""
 
 import math
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import pydantic
 
@@ -15,6 +15,9 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import ModelTemplate
+
+MOST_LAYERS = 256
+"""Of a setting, because other questions wait while one is answered."""
 
 
 class Setting(Config):
@@ -38,7 +41,7 @@ class Setting(Config):
     budget: str | None = None
     """How much of what is matched, such as "30M"; d_model is solved for it."""
     d_model: int | None = None
-    n_layers: int | None = None
+    n_layers: Annotated[int, pydantic.Field(le=MOST_LAYERS)] | None = None
     n_heads: int | None = None
     """In every layer, in place of head_dim."""
     head_dim: int | None = None
