@@ -264,3 +264,12 @@ def test_mistakes_are_named_with_the_path_to_where_they_were_found():
         Box(size="x")
     with pytest.raises(UserError, match=r"^model\.width: got 0$"), mistakes_at("model"):
         raise ValueError("width: got 0")
+
+
+def test_long_values_are_shortened_and_what_stands_behind_them_stays():
+    assert str(UserError(f"kind: got {499 * 'a'}; allowed: b")) == f"kind: got {499 * 'a'}; allowed: b"
+    assert str(UserError(f"kind: got {100_000 * 'a'}; allowed: b")) == f"kind: got {100 * 'a'}...{99 * 'a'}; allowed: b"
+    of_words = str(UserError(f"kind: got {50_000 * 'a '}; allowed: b"))
+    assert of_words.startswith("kind: got a a")
+    assert of_words.endswith("a a ; allowed: b")
+    assert len(of_words) == 2003

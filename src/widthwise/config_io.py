@@ -18,11 +18,20 @@ from pydantic_core import CoreSchema, PydanticCustomError
 ConfigT = TypeVar("ConfigT", bound=pydantic.BaseModel)
 
 
+LONGEST_WORD, LONGEST_MESSAGE = 500, 5000
+"""Characters of an error; of longer values the end shows too, behind which stands what is allowed."""
+
+
 class UserError(ValueError):
     """A mistake the user can mend. Its message is one line; the command line prints it and exits with code 2."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
+        line = " ".join(_without_middle(word, LONGEST_WORD) for word in message.split())
+        super().__init__(_without_middle(line, LONGEST_MESSAGE))
+
+
+def _without_middle(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest // 5]}...{text[-longest // 5 :]}"
 
 
 @contextmanager

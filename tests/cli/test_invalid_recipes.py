@@ -94,13 +94,19 @@ def impossible_size(recipe: dict[str, Any], random_: random.Random) -> None:
     change()
 
 
-MUTATIONS = (unknown_key, wrong_type, bad_number, missing_key, wrong_choice, impossible_size)
+def long_value(recipe: dict[str, Any], random_: random.Random) -> None:
+    node, key = random_.choice([place for place in places(recipe) if not isinstance(place[0][place[1]], (dict, list))])
+    node[key] = random_.choice([100_000 * "a", 30_000 * "a b ", 1000 * [100 * "a"], {100_000 * "a": 1}])
+
+
+MUTATIONS = (unknown_key, wrong_type, bad_number, missing_key, wrong_choice, impossible_size, long_value)
 
 
 def assert_one_line(error: str) -> None:
     assert error.startswith("error: ")
     assert error.count("\n") == 1, error
     assert "Traceback" not in error
+    assert len(error) < 6000
 
 
 def test_the_recipe_that_is_spoiled_below_is_valid(tmp_path: Path, widthwise) -> None:

@@ -212,3 +212,22 @@ def test_under_torchrun_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     assert Jobs.of([load_recipe(path)], 9) == Jobs()
     with pytest.raises(UserError, match="--jobs: got 2"):
         Jobs.of([load_recipe(path)], 9, 2)
+
+
+def talk(observer: Observer) -> None:
+    for _ in range(1000):
+        observer.message("at work")
+        time.sleep(0.05)
+
+
+def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
+    script = (
+        f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_jobs import *\n"
+        "class Last(Silence):\n"
+        "    def message(self, text): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    def beside(self): return self\n"
+        "if __name__ == '__main__': do_all({'a': talk, 'b': talk}, Jobs(2), Last(), observing)\n"
+    )
+    process = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (process.returncode, process.stderr) == (-signal.SIGKILL, "")

@@ -5,7 +5,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -235,13 +235,11 @@ def _work(connection: Connection, place: int, n_threads: int | None) -> None:
         torch.set_num_threads(n_threads)
     elif torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the first process has ended, or was killed
+        while True:
             task = connection.recv()
-        except (EOFError, ConnectionResetError):
-            return
-        with watch_signals():  # one that comes before the task listens is sent again
-            connection.send((None, _error_of(partial(task, _Sender(connection)))))
+            with watch_signals():  # one that comes before the task listens is sent again
+                connection.send((None, _error_of(partial(task, _Sender(connection)))))
 
 
 def _error_of(task: Callable[[], object]) -> BaseException | None:
