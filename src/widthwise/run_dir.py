@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from widthwise.config_io import Config, UserError, differences, parse, to_data
+from widthwise.config_io import Config, UserError, parse, to_data
 from widthwise.files import (
     FileRecord,
     is_at,
@@ -35,6 +35,7 @@ from widthwise.files import (
 from widthwise.metrics_file import MetricsFile
 from widthwise.records.other_folders import other_folder
 from widthwise.records.recipe_changes import OF_PROCESSES, Continuation, changes_in_words, continued
+from widthwise.records.record import CHECKSUMS, check_unchanged, digests
 from widthwise.records.run import RunResult
 from widthwise.yaml_io import dump_yaml, parse_yaml
 
@@ -42,8 +43,6 @@ WRITTEN_WHOLE = ("config.yaml", "environment.json", "metrics.jsonl", "samples.js
 """What only the process that holds the run writes."""
 RECIPE = "recipe"
 """Where environment.json keeps the recipe, so that a config.yaml that was changed later can be told what it was."""
-CHECKSUMS = "checksums"
-"""Where result.json keeps those of its entries, and its seal."""
 CONTINUED = "continued"
 """Where environment.json says with what other settings the run was resumed, and when."""
 
@@ -221,9 +220,7 @@ class RunDir:
         if CHECKSUMS not in found:  # of a version that wrote none
             return parse(RunResult, found, str(path))
         checksums = parse(_Checksums, found.pop(CHECKSUMS), f"{path}: {CHECKSUMS}")
-        changes = [path for path, *_ in differences(checksums.entries, _digests(found))]
-        if changes:
-            raise UserError(f"{path}: {', '.join(changes[:3])} was changed after the run had finished")
+        check_unchanged(found, checksums.entries, path)
         self.check_seal(checksums.seal, "the result")
         return parse(RunResult, found, str(path))
 
@@ -232,7 +229,7 @@ class RunDir:
         self.follow()
         self.metrics_file.fsync()
         data = result.to_data()
-        content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=_digests(data)))}
+        content = {**data, CHECKSUMS: to_data(_Checksums(seal=self.seal(), entries=digests(data)))}
         write_atomic(self.path / RunResult.file_name, json.dumps(content, indent=2) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -294,11 +291,6 @@ class RunDir:
             )
         self.path = found if self.path.is_absolute() else Path(os.path.relpath(found))
         return True
-
-
-def _digests(result: Mapping[str, Any]) -> dict[str, str]:
-    """A checksum of each entry, so that the one that was changed can be named."""
-    return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in result.items()}
 
 
 class RunInUse(UserError):

@@ -18,6 +18,7 @@ from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
 from widthwise.records.comparison import Comparison
+from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
@@ -124,7 +125,19 @@ def test_sentence_names_variant_interval_and_costs(done) -> None:
 def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
     _, folder, comparison = done
     stored = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
+    assert stored.pop("checksums").keys() == stored.keys()
     assert stored == comparison.to_data()
+
+
+def test_a_changed_file_is_refused_and_made_again_by_the_same_command(done, tmp_path: Path) -> None:
+    plan, folder, comparison = done
+    changed = shutil.copytree(folder, tmp_path / "out") / "comparison.json"
+    text = changed.read_text()
+    changed.write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
+    with pytest.raises(UserError, match=rf"^{changed}: confidence: was changed after it was written; "):
+        write_report([changed.parent])
+    run_plan(plan, changed.parent, "widthwise compare recipe.yaml")
+    assert Comparison.read(changed.parent).with_changes(created=comparison.created) == comparison
 
 
 def test_finished_runs_are_not_run_again(done) -> None:

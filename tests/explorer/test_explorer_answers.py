@@ -2,7 +2,9 @@
 
 import json
 import random
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from widthwise.config_io import UserError, parse
-from widthwise.explorer import answers as module
-from widthwise.explorer.answers import Answers
+from widthwise.explorer.answers import Answers, remembered
 from widthwise.explorer.setting import Setting
 from widthwise.recipe.inspection import inspect_recipe
 from widthwise.recipe.recipe import load_recipe
@@ -175,18 +176,34 @@ def test_a_recipe_that_cannot_be_explored_is_refused(recipe: str, overrides: lis
         Answers(recipe, overrides)
 
 
-def test_answers_are_remembered_as_far_as_there_is_room(monkeypatch) -> None:
-    counted = []
+def test_answers_are_kept_up_to_a_number_of_bytes_and_the_oldest_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int | None] = []
 
     def count(setting: Setting) -> str:
         counted.append(setting.d_model)
-        return "8 bytes" if setting.d_model == 3 else "four"  # as JSON, with quotes, 9 and 6 bytes
+        return "x" * 98  # 100 bytes with its quotation marks
 
-    monkeypatch.setattr(module, "KEPT_BYTES", 15)
-    ask = module._one_by_one(count)
-    for d_model in (1, 2, 1, 3, 1, 3, 2):
-        assert ask(Setting(d_model=d_model)) == ("8 bytes" if d_model == 3 else "four")
-    assert counted == [1, 2, 3, 2]
+    monkeypatch.setattr("widthwise.explorer.answers.KEPT_BYTES", 250)
+    answer = remembered(count)
+    for d_model in (1, 2, 1, 3, 1, 2):
+        assert answer(Setting(d_model=d_model)) == f'"{"x" * 98}"'
+    assert counted == [1, 2, 3, 2]  # 1 was asked again before 3 came, so that 2 left
+
+
+def test_nobody_waits_for_the_answer_of_another_setting() -> None:
+    may_end = threading.Event()
+
+    def count(setting: Setting) -> bool:
+        return setting.d_model == 1 or may_end.wait(60)
+
+    answer = remembered(count)
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(answer, Setting(d_model=2))
+        try:
+            assert pool.submit(answer, Setting(d_model=1)).result(timeout=30) == "true"
+            assert not slow.done()
+        finally:
+            may_end.set()
 
 
 def test_memory_is_that_of_plan(answers: Answers) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pydantic
 import pytest
 
+from widthwise.config_io import UserError
+from widthwise.records.effects import Effects
 from widthwise.records.run import RunResult
 
 OF_0_1 = Path(__file__).parents[1] / "data_files" / "version_0_1" / "finished" / "dynamic" / "result.json"
@@ -36,3 +38,25 @@ def test_a_record_is_frozen_and_a_changed_copy_is_checked(data: dict) -> None:
     assert result.with_changes(seed=9).to_data() == {**data, "seed": 9}
     with pytest.raises(pydantic.ValidationError):
         result.with_changes(seed="nine")
+
+
+EFFECTS = Effects(
+    command="widthwise report ../a ../b", comparisons=["../a", "../b"], sentence="x: +0.125.\n∅ is a tie."
+)
+
+
+@pytest.mark.parametrize("key", ["command", "comparisons", "sentence", "new"])
+def test_an_entry_that_is_changed_added_or_gone_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    path = EFFECTS.write(tmp_path)
+    written = json.loads(path.read_text())
+    assert Effects.read(tmp_path) == EFFECTS
+    for changed in ({**written, key: "-"}, {name: value for name, value in written.items() if name != key}):
+        path.write_text(json.dumps(changed))
+        if changed != written:
+            with pytest.raises(UserError, match=rf"^{path}: {key}: was changed after it was written; "):
+                Effects.read(tmp_path)
+
+
+def test_a_file_without_checksums_is_of_an_older_version(tmp_path: Path) -> None:
+    (tmp_path / "effects.json").write_text(EFFECTS.to_json())
+    assert Effects.read(tmp_path) == EFFECTS

@@ -1,7 +1,6 @@
 """What the page asks: the numbers of a setting, and what fits on which device."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock
@@ -17,15 +16,13 @@ from widthwise.reports.page.inspection import budget_line, cost_table, layer_tab
 from widthwise.reports.page.table import Table
 from widthwise.yaml_io import dump_yaml, read_recipe
 
-KEPT_BYTES = 2**24
-"""Size, as JSON, of the answers that are remembered: a slider comes back to where it was."""
+KEPT_BYTES = 32 * 2**20
+"""Of answers of one sort that are remembered: a slider comes back to where it was."""
 
 
 class Answers:
     """What there is to say of one recipe, which is read once. Every method raises UserError for a setting that cannot
-    be had.
-
-    Threads may ask at the same time; what takes long is counted once.
+    be had. Threads may ask at the same time.
     """
 
     def __init__(self, recipe: Path | str, overrides: Sequence[str] = ()):
@@ -35,9 +32,9 @@ class Answers:
             "name": recipe_name(recipe),
             **controls(parse_recipe(self._base, self._where), self._where),
         }
-        self.costs = _one_by_one(self._costs)
-        self.memory = _one_by_one(self._memory)
-        self.costs(Setting())  # refuses a recipe that `inspect` refuses
+        self.costs_json = remembered(self.costs)
+        self.memory_json = remembered(self.memory)
+        self.costs_json(Setting())  # refuses a recipe that `inspect` refuses
 
     def recipe_yaml(self, setting: Setting) -> str:
         """A whole recipe that extends no other, so that it can be moved anywhere."""
@@ -46,7 +43,7 @@ class Answers:
     def recipe(self, setting: Setting) -> Recipe:
         return parse_recipe(setting.applied(self._base, self._where)[0], self._where)
 
-    def _costs(self, setting: Setting) -> dict[str, Any]:
+    def costs(self, setting: Setting) -> dict[str, Any]:
         """The inspection, as `inspect --json` prints it for the recipe, its tables, and how near a budget is."""
         data, request = setting.applied(self._base, self._where)
         recipe = parse_recipe(data, self._where)
@@ -60,7 +57,7 @@ class Answers:
             "yaml": dump_yaml(data),
         }
 
-    def _memory(self, setting: Setting) -> dict[str, Any]:
+    def memory(self, setting: Setting) -> dict[str, Any]:
         """What fits on every device known by name, as `plan` says; imports torch."""
         from widthwise.runs.devices import DEVICES
         from widthwise.runs.plan import setups_on
@@ -83,22 +80,21 @@ class Answers:
         return _cells(Table(caption, header, rows))
 
 
-def _one_by_one(count: Callable[[Setting], Any]) -> Callable[[Setting], Any]:
-    """Remembered, and one at a time: whoever asks for the same waits and finds it."""
-    lock, remembered = Lock(), OrderedDict[Setting, tuple[Any, int]]()
+def remembered(count: Callable[[Setting], Any]) -> Callable[[Setting], str]:
+    """What is counted as JSON, of which the last `KEPT_BYTES` are kept."""
+    kept: dict[Setting, str] = {}
+    lock = Lock()  # free while it counts, so that nobody waits for another's large model
 
-    def locked(setting: Setting) -> Any:
+    def answer(setting: Setting) -> str:
+        text = kept.get(setting) or json.dumps(count(setting))
         with lock:
-            if setting not in remembered:
-                answer = count(setting)
-                remembered[setting] = answer, len(json.dumps(answer))
-            remembered.move_to_end(setting)
-            answer, _ = remembered[setting]
-            while sum(n_bytes for _, n_bytes in remembered.values()) > KEPT_BYTES:
-                remembered.popitem(last=False)
-            return answer
+            kept.pop(setting, None)
+            kept[setting] = text
+            while sum(map(len, kept.values())) > KEPT_BYTES:
+                del kept[next(iter(kept))]
+        return text
 
-    return locked
+    return answer
 
 
 def _cells(table: Table) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from widthwise.explorer.answers import Answers
 from widthwise.explorer.setting import Setting
 
 ADDRESS = "127.0.0.1"
+JSON = "application/json"
 FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -39,6 +40,7 @@ class ExplorerServer(ThreadingHTTPServer):
         super().__init__((ADDRESS, port), _Handler)
         self.answers = answers
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
+        self.origins = {f"http://{host}" for host in self.hosts}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away before it has its answer is no error; others are ours, with their traceback."""
@@ -69,38 +71,43 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             address = urlsplit(self.path)
         except ValueError:
-            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "not an address\n")
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "no address\n")
+            return
+        if self._is_foreign(address.path):
+            self._send(HTTPStatus.FORBIDDEN, "text/plain", "other sites may link to the page, and no more\n")
             return
         if address.path in FILES:
             name, kind = FILES[address.path]
             self._send(HTTPStatus.OK, kind, _text(name))
             return
-        # Other pages that are open in the browser could not read an answer, but keep this machine busy with questions.
-        site, origin = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Origin")
-        if site not in ("none", "same-origin") or origin not in (None, *(f"http://{host}" for host in self._own.hosts)):
-            self._send(HTTPStatus.FORBIDDEN, "text/plain", "asked by another page\n")
-            return
         try:
             self._answer(address.path, dict(parse_qsl(address.query)))
         except UserError as error:
-            self._send_json(HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)})
+            self._send(HTTPStatus.UNPROCESSABLE_ENTITY, JSON, json.dumps({"error": str(error)}))
+
+    def _is_foreign(self, path: str) -> bool:
+        """Whether another site's page asks, which could not read the answer but keep this machine busy.
+
+        A browser says so. A link to the page itself may stand anywhere.
+        """
+        if self.headers.get("Origin", self._own.url.rstrip("/")) not in self._own.origins:
+            return True
+        is_link = path == "/" and self.headers.get("Sec-Fetch-Dest") == "document"
+        return not is_link and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
     def _answer(self, path: str, query: dict[str, str]) -> None:
         answers = self._own.answers
         match path:
             case "/controls":
-                self._send_json(HTTPStatus.OK, answers.controls)
+                self._send(HTTPStatus.OK, JSON, json.dumps(answers.controls))
             case "/costs":
-                self._send_json(HTTPStatus.OK, answers.costs(_setting(query)))
+                self._send(HTTPStatus.OK, JSON, answers.costs_json(_setting(query)))
             case "/memory":
-                self._send_json(HTTPStatus.OK, answers.memory(_setting(query)))
+                self._send(HTTPStatus.OK, JSON, answers.memory_json(_setting(query)))
             case "/recipe.yaml":
                 self._send(HTTPStatus.OK, "application/yaml", answers.recipe_yaml(_setting(query)))
             case _:
                 self._send(HTTPStatus.NOT_FOUND, "text/plain", "no such page\n")
-
-    def _send_json(self, status: HTTPStatus, data: Any) -> None:
-        self._send(status, "application/json", json.dumps(data))
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()

@@ -16,8 +16,8 @@ from widthwise.shape.kinds import Match, Shape, SolvedShape, UniformShape
 from widthwise.shape.schedule import SCHEDULES
 from widthwise.shape.template import ModelTemplate
 
-MOST_LAYERS = 256
-"""Of a setting, because other questions wait while one is answered."""
+MOST_LAYERS = 512
+"""Counted in about a second. A recipe may have more, until the slider is moved."""
 
 
 class Setting(Config):

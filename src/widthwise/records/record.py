@@ -1,14 +1,15 @@
 """Base classes of the records, which are typed, frozen, written as JSON and read from it."""
 
+import hashlib
 import json
 import math
-from collections.abc import KeysView
+from collections.abc import KeysView, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import pydantic
 
-from widthwise.config_io import parse
+from widthwise.config_io import UserError, differences, parse
 from widthwise.files import read_json_mapping, write_atomic
 
 
@@ -16,6 +17,8 @@ def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+CHECKSUMS = "checksums"
+"""Where the file of a record keeps the digests of its entries; result.json its seal beside them."""
 Number = int | float
 """An integer or a float, kept as the file has it."""
 Known = Annotated[float | None, pydantic.BeforeValidator(_finite_or_none)]
@@ -57,7 +60,7 @@ class Record(pydantic.BaseModel):
 
 
 class StoredRecord(Record):
-    """A record with a file of its own, which has one name in every folder."""
+    """A record with a file of its own, which has one name in every folder and holds checksums of its entries."""
 
     file_name: ClassVar[str]
 
@@ -65,13 +68,34 @@ class StoredRecord(Record):
     def read(cls, folder: Path) -> Self:
         """The record in a folder. Raises UserError if the file is missing, broken, or of another kind."""
         path = folder / cls.file_name
-        return parse(cls, read_json_mapping(path), str(path))
+        found = read_json_mapping(path)
+        check_unchanged(found, found.pop(CHECKSUMS, None), path)
+        return parse(cls, found, str(path))
 
     def write(self, folder: Path) -> Path:
         """Writes the file whole or not at all, and returns its path. Raises UserError if it cannot."""
-        path = folder / self.file_name
-        write_atomic(path, self.to_json() + "\n")
+        path, data = folder / self.file_name, self.to_data()
+        write_atomic(path, json.dumps({**data, CHECKSUMS: digests(data)}, indent=2) + "\n")
         return path
+
+
+def digests(data: Mapping[str, Any]) -> dict[str, str]:
+    """A checksum of each entry, so that the one that was changed can be named."""
+    return {key: hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16] for key, value in data.items()}
+
+
+def check_unchanged(data: Mapping[str, Any], written: Mapping[str, str] | None, path: Path) -> None:
+    """Raises UserError where entries of a file are not those that were written.
+
+    written: their digests; None of a version that wrote none.
+    """
+    now = digests(data)
+    changed = [] if written is None else [key for key, *_ in differences(dict(written), now)]
+    if changed:
+        raise UserError(
+            f"{path}: {', '.join(changed[:3])}: was changed after it was written; undo that, or repeat the command "
+            "that wrote it"
+        )
 
 
 def finite(value: Any) -> float:
