@@ -10,6 +10,7 @@ from widthwise.experiments.papers.demonstrating import Demonstrating
 from widthwise.experiments.papers.expanding import Expanding, as_printed, drawn_weights
 from widthwise.experiments.papers.item import read_item
 from widthwise.experiments.papers.lines import item_record
+from widthwise.records.record import finite
 from widthwise.training.observer import Silence
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -79,6 +80,9 @@ def test_it_is_stored_and_found_again(tmp_path):
     change = found.value("hidden_expansion", "change_of_logits_as_printed")
     assert change is not None
     assert change.per_seed[0] != change.per_seed[1]
+    without_eps = found.value("hidden_expansion", "change_of_logits_as_printed_without_eps")
+    assert without_eps is not None
+    assert max(finite(each) for each in without_eps.per_seed) <= EXACT
     assert found.value("hidden_expansion", "val_loss") is None
     assert found.models["mlp_expansion"] == experiment.recipe_of_model.final_model.cost().params + 3 * 11 * 25
 
@@ -90,6 +94,7 @@ def test_committed_results_say_that_all_are_exact_and_which_are_not_as_printed()
     for row in ITEM.printed:
         assert answers[row, "change_of_logits"] == "yes"
         assert answers[row, "change_of_logits_as_printed"] == ("no" if row in WIDER else "yes")
+        assert answers[row, "change_of_logits_as_printed_without_eps"] == "yes"
 
 
 def test_what_is_no_expansion_is_named():

@@ -22,6 +22,10 @@ from widthwise.records.estimate import Estimate
 from widthwise.runs.environment import command_line, environment
 from widthwise.training.observer import Observer
 
+NO_EPS = 1e-30
+"""Of norms, whose eps must be above 0; far below the rounding of any mean square."""
+WITHOUT_EPS = "change_of_logits_as_printed_without_eps"
+
 
 class Demonstrating(Experiment):
     """The model of a recipe, drawn with every seed, and expansions of it; nothing is trained."""
@@ -60,9 +64,13 @@ class Demonstrating(Experiment):
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         recipe, found = self.recipe_of_model, {}
-        for row, plan, wanted in self.plans():
+        without_eps = self.model_copy(update={"overrides": (*self.overrides, f"model.norm.eps={NO_EPS}")})
+        for (row, *models), (_, *models_without_eps) in zip(self.plans(), without_eps.plans(), strict=True):
+            plan, by_seed = models[0], []
             observer.message(f"{row}: {'; '.join(expansions(plan))}")
-            by_seed = [Expanding(plan, wanted, seed, recipe.optimizer.lr).quantities() for seed in self.seeds]
+            for seed in self.seeds:
+                own, other = (Expanding(*each, seed, recipe.optimizer.lr) for each in (models, models_without_eps))
+                by_seed.append(own.quantities() | {WITHOUT_EPS: other.change_as_printed()})
             found[row] = Demonstrated(
                 does=expansions(plan),
                 params=int(plan.new.cost().params),

@@ -70,12 +70,16 @@ class Expanding:
         return {
             "change_of_logits": certificate.logit_difference / certificate.largest_logit,
             "change_of_logits_in_usual_form": self._change(usual.new, dict(usual.weights(self._grown))),
-            "change_of_logits_as_printed": self._change(self.wanted, printed),
+            "change_of_logits_as_printed": self.change_as_printed(),
             "change_of_logits_when_copied": self._change(self.wanted, self._copied()),
             "change_of_gradients": certificate.gradient_difference,
             "share_that_learns": _share_alive(certificate.liveness),
             "share_that_learns_as_printed": _share_alive(liveness),
         }
+
+    def change_as_printed(self) -> float:
+        """The largest change of a logit, over the largest logit before, with the weights of Table 1."""
+        return self._change(self.wanted, as_printed(self.plan, self._grown))
 
     @cached_property
     def _old(self) -> Weights:
