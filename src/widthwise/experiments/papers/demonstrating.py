@@ -65,12 +65,13 @@ class Demonstrating(Experiment):
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         recipe, found = self.recipe_of_model, {}
         without_eps = self.model_copy(update={"overrides": (*self.overrides, f"model.norm.eps={NO_EPS}")})
-        for (row, *models), (_, *models_without_eps) in zip(self.plans(), without_eps.plans(), strict=True):
-            plan, by_seed = models[0], []
+        for (row, plan, wanted), (_, without, wanted_without) in zip(self.plans(), without_eps.plans(), strict=True):
             observer.message(f"{row}: {'; '.join(expansions(plan))}")
-            for seed in self.seeds:
-                own, other = (Expanding(*each, seed, recipe.optimizer.lr) for each in (models, models_without_eps))
-                by_seed.append(own.quantities() | {WITHOUT_EPS: other.change_as_printed()})
+            by_seed = [
+                Expanding(plan, wanted, seed, recipe.optimizer.lr).quantities()
+                | {WITHOUT_EPS: Expanding(without, wanted_without, seed, recipe.optimizer.lr).change_as_printed()}
+                for seed in self.seeds
+            ]
             found[row] = Demonstrated(
                 does=expansions(plan),
                 params=int(plan.new.cost().params),
