@@ -53,7 +53,7 @@ class Evaluating(OfVariants):
 
     @property
     def workload(self) -> str:
-        return f"{self.plan.workload}; each evaluated on {2 * self.n_items:,} questions"
+        return f"{self.plan.workload}; each evaluated on up to {2 * self.n_items:,} questions"
 
     def run(self, folder: Path, observer: Observer, n_jobs: int | None) -> list[Path]:
         models = folder / MODELS
