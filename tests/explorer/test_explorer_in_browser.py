@@ -134,6 +134,26 @@ def test_the_keyboard_reaches_every_control_and_moves_a_slider(browser: Page, se
     assert len(_bars(browser)) == 10
 
 
+def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: Page, server: ExplorerServer) -> None:
+    _open(browser, server)
+    _wait(browser, "byId('memory').rows.length > 10")
+    browser.evaluate("""const own = fetch; var at_work = 0, most = 0; fetch = async path => {
+      if (!path.startsWith("/memory")) return own(path);
+      most = Math.max(most, ++at_work);
+      const answer = await own(path);
+      await new Promise(done => setTimeout(done, 1000));
+      at_work--;
+      return answer;
+    }""")
+    for d_model in (704, 736, 768):
+        browser.evaluate(f"change('d_model', '{d_model}')")
+        time.sleep(0.5)
+    wanted = [row[3] for row in server.answers.memory(Setting(d_model=768))["rows"]]
+    shown = "[...byId('memory').rows].slice(1).map(row => row.cells[3].textContent)"
+    _wait(browser, f"JSON.stringify({shown}) === {json.dumps(json.dumps(wanted, separators=(',', ':')))}")
+    assert browser.evaluate("most") == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_it_fits_the_window_and_asks_nobody_else(

@@ -4,7 +4,7 @@
 const byId = id => document.getElementById(id);
 const set = new Map(new URLSearchParams(location.search));
 const query = () => { const text = String(new URLSearchParams([...set])); return text && `?${text}`; };
-let controls, shown, isAsking = false, isStale = false, memoryTimer;
+let controls, shown, isAsking = false, isStale = false, isCounting = false, memoryTimer;
 
 async function ask(path) {
   const answer = await fetch(path).catch(() => null);
@@ -82,7 +82,7 @@ async function refresh() {
   isAsking = false;
   showControls();
   clearTimeout(memoryTimer);
-  if (byId("memory_part").open && byId("error").hidden) memoryTimer = setTimeout(showMemory, 250, query());
+  if (byId("memory_part").open && byId("error").hidden) memoryTimer = setTimeout(showMemory, 250);
 }
 
 function show(answer, asked) {
@@ -104,10 +104,15 @@ function show(answer, asked) {
     (answer.budget && `; ${answer.budget}`);
 }
 
-async function showMemory(asked) {
+// One at a time too: it takes seconds, in which the sliders should stay quick.
+async function showMemory() {
+  if (isCounting) return;
+  isCounting = true;
   if (!byId("memory").rows.length) byId("memory").createCaption().textContent = "counting …";
-  const answer = await ask(`/memory${asked}`);
+  const asked = query(), answer = await ask(`/memory${asked}`);
+  isCounting = false;
   if (asked === query()) table(byId("memory"), answer.error ? { caption: answer.error, header: [], rows: [] } : answer);
+  else refresh();
 }
 
 function table(element, { caption, header, rows }) {
