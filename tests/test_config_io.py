@@ -75,7 +75,7 @@ class TestParse:
         assert "did you mean 'name'?" in refusal(parse, Item, {"nmae": "a"})
 
     def test_counts_the_other_mistakes(self):
-        assert refusal(parse, Box, {"size": "a", "text": 1, "is_open": 3}).endswith("(and 2 more)")
+        assert refusal(parse, Box, {"size": "a", "text": 1, "is_open": 3}).endswith("(and 2 more mistakes)")
 
     @pytest.mark.parametrize("data", [None, [], [1], "text", 3, True, float("nan"), {}])
     @pytest.mark.parametrize("config_class", [Item, ModelTemplate, ModelConfig])
@@ -273,3 +273,13 @@ def test_long_values_are_shortened_and_what_stands_behind_them_stays():
     assert of_words.startswith("kind: got a a")
     assert of_words.endswith("a a ; allowed: b")
     assert len(of_words) == 2003
+
+
+def test_a_value_that_none_of_several_types_takes_is_one_mistake():
+    class Several(Box):
+        either: int | list[int] | dict[str, int]
+
+    with pytest.raises(UserError, match=r"^box: either: got 'x'; [^()]*$"):
+        parse(Several, {"either": "x"}, "box")
+    with pytest.raises(UserError, match=r"\(and 1 more mistake\)$"):
+        parse(Several, {"either": "x", "size": "y"}, "box")

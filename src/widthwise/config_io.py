@@ -141,7 +141,9 @@ def parse(config_class: type[ConfigT], data: Any, where: str = "recipe") -> Conf
 
 def _describe(error: pydantic.ValidationError, data: Any) -> str:
     details = error.errors(include_url=False)
-    first, more = details[0], len(details) - 1
+    first = details[0]
+    at, places = _place(first, data), {_place(each, data) for each in details}
+    more = sum(place[: len(at)] != at[: len(place)] for place in places)  # not what holds the first, or is in it
     context = first.get("ctx", {})
     path = _data_path(first["loc"], data)
     value = first.get("input")
@@ -166,7 +168,13 @@ def _describe(error: pydantic.ValidationError, data: Any) -> str:
         case _:
             allowed = f"{first['msg'][0].lower()}{first['msg'][1:]}"
             text = f"{'.'.join(path) or 'the recipe'}: got {shortened(value)}; {allowed}"
-    return text + (f" (and {more} more)" if more else "")
+    return text + (f" (and {more} more mistake{'s' * (more > 1)})" if more else "")
+
+
+def _place(mistake: Any, data: Any) -> tuple[str, ...]:
+    """Where a mistake of pydantic stands; those of a value that has none of several types stand at one place."""
+    path = _data_path(mistake["loc"], data)
+    return (*path, str(mistake["loc"][-1])) if mistake["type"] == "missing" else tuple(path)
 
 
 def _unknown_key(path: str, kind: str, section: str, hint: str, **_: str) -> str:

@@ -70,7 +70,8 @@ def test_it_is_counted_trained_resumed_grown_baked_and_padded(run: str, widthwis
     assert code == 0, err
     code, _, err = widthwise("export", run, "exported")
     assert (code, err.count("\n")) == (2, 1)
-    assert "residual.kind: got gated; cannot be exported; allowed: plain, hyper_connections" in err
+    assert "residual.kind: got gated, which the exported model lacks; " in err
+    assert "(modeling_widthwise.py) has plain, hyper_connections, and nothing of a plugin" in err
     assert not Path("exported").exists()
 
 

@@ -10,6 +10,7 @@ from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from widthwise.recipe.spikes import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import resume, train
+from widthwise.training.spikes import doubts_of_course
 
 SKIP = "train.on_spike={kind: skip, factor: 4, window_steps: 3, max_skipped: 2}"
 
@@ -92,3 +93,26 @@ def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, monkeypatch) -
     train(tiny_recipe(SKIP, "model.shape={kind: uniform}", growth), tmp_path / "grown")
     assert [record["step"] for record in records(tmp_path / "same", "skipped")] == [6]
     assert not records(tmp_path / "grown", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("train_losses", "validations", "doubts"),
+    [
+        ([5.0, 4.0, 4.375], [4.0, 4.0], []),
+        ([5.0, 4.0, 4.625, 4.25], [4.5, 4.0], ["the training loss rose by 0.62 nats, at step 30"]),
+        ([5.0, None, 4.0], [4.0, 4.25, 4.125], ["the last validation, 4.1250, is worse than that of step 1, 4.0000"]),
+        ([], [], []),
+    ],
+)
+def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(train_losses, validations, doubts) -> None:
+    found = [{"event": "train", "step": 10 * place, "loss": loss} for place, loss in enumerate(train_losses, start=1)]
+    found += [{"event": "validation", "step": step, "loss": loss} for step, loss in enumerate(validations, start=1)]
+    assert doubts_of_course(found) == doubts
+
+
+def test_doubts_stand_in_the_result(tmp_path: Path) -> None:
+    """Of a run with far too high a learning rate."""
+    wild = ("optimizer.lr=3", "train.log_every=1", "train.validate_every=1", "train.max_loss_rise=1000")
+    result = train(tiny_recipe(*wild), tmp_path / "run")
+    assert result.doubts
+    assert list(result.doubts) == doubts_of_course(RunDir(tmp_path / "run").metrics())

@@ -37,5 +37,7 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")
     if result.best_step is not None:
         say(f"best checkpoint step {result.best_step:,}, by the held-out loss")
+    for doubt in result.doubts:
+        say(f"warning: {doubt}")
     for note in result.notes:
         say(f"note: {note}")

@@ -13,6 +13,7 @@ from widthwise.cli.workers import HeartbeatOption, JobsOption, StudyOption, jobs
 from widthwise.cli.workload import show_workload, workload_line
 from widthwise.records.quantities import QUANTITY
 from widthwise.records.sweep import FinishedPoint, Sweep
+from widthwise.reports.comparison.main_table import doubts, marked
 from widthwise.reports.page.formats import clean, interval, percentage, ratio, shown
 from widthwise.reports.page.table import Table
 from widthwise.training.launch import is_silent
@@ -174,14 +175,14 @@ def sweep_table(found: Sweep) -> Table:
     if found.baseline_words:
         ratios = " and ".join(each.brief_title for each in RATIOS)
         note = f"{percentage(found.confidence)} intervals; {ratios}: ratio to {clean(found.baseline_words)}"
-    return Table(clean(found.title), header, rows, words={"verdict"}, note=note)
+    return Table(clean(found.title), header, rows, words={"verdict"}, note="\n".join([note, *doubts(found)]).strip())
 
 
 def _cells(point: FinishedPoint) -> list[str]:
     ends = interval(point.difference, 3, with_sign=True) if point.difference else ""
     difference = shown(point.difference.mean, DIFFERENCE) if point.difference else ""
     return [
-        clean(point.name),
+        marked(point),
         shown(point.val_loss.mean, LOSS),
         f"{difference} ({ends})" if ends else difference,
         point.verdict or "",

@@ -97,7 +97,8 @@ class Change:
     after: float
 
     def __str__(self) -> str:
-        return f"{self.key} {self.before:.7g} -> {self.after:.7g}"
+        before, after = f"{self.before:.7g}", f"{self.after:.7g}"
+        return f"{self.key} stays {after}" if before == after else f"{self.key} {before} -> {after}"
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,7 @@ def variant_of(name: str, own: Trained, baseline: Trained | None) -> Variant:
         runs=own.paths,
         **{name: estimates[name] for name in fields},
         shares_machine=any(is_shared(result.other_cpu_share) for result in results),
+        doubts=[f"seed {result.seed}: {doubt}" for result in results for doubt in result.doubts],
         difference=difference,
         differences=differences,
         gap=gaps(*pair) if difference else {},

@@ -141,7 +141,10 @@ class Widthwise(Architecture):
 
 
 def _refuse(path: str, kind: str, known: tuple[str, ...]) -> None:
-    raise UserError(f"{path}: got {kind}; cannot be exported; allowed: {', '.join(known)}")
+    raise UserError(
+        f"{path}: got {kind}, which the exported model lacks; the code that goes along (modeling_widthwise.py) has "
+        f"{', '.join(known)}, and nothing of a plugin"
+    )
 
 
 def _index(fields: Fields, key: str, n_layers: int) -> int:

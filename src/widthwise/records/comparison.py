@@ -32,6 +32,8 @@ class Variant(Record):
     tokens_per_second: Estimate | None = None
     shares_machine: bool = False
     """Whether other processes used the machine while a run trained, so that tokens_per_second is not comparable."""
+    doubts: Sequence[str] = ()
+    """What casts doubt on the last loss of a run, each with its seed."""
     difference: Estimate | None = None
     """Held-out loss minus the baseline's, paired by seed; None for the baseline."""
     differences: Mapping[str, Estimate] = pydantic.Field(default_factory=dict)

@@ -126,6 +126,8 @@ class RunResult(StoredRecord):
     """Growths in order of time; empty if the model stayed the same."""
     notes: Sequence[str] = ()
     """Remarks that a reader of the numbers should know."""
+    doubts: Sequence[str] = ()
+    """What in the course of the run casts doubt on its last loss: a spike, or a better validation before."""
 
     @property
     def n_val_tokens(self) -> int | None:

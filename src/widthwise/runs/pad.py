@@ -10,6 +10,6 @@ def pad_intended(source: Source, multiples: Multiples) -> Intention:
     """Plans the padding of a run's model. Raises UserError if its sizes are multiples already, or cannot be."""
     plan = pad_plan(source.model, multiples)
     if plan.new == plan.old:
-        raise UserError(f"{source.run.path}: has sizes that are such multiples already; there is nothing to pad")
+        raise UserError(f"{source.run.path}: all sizes are multiples of what was asked for; there is nothing to pad")
     notes = pending(source)
     return Intention("padded", recipe_with(source, plan), plan, reset="new", fresh=PADDING, notes=notes)

@@ -14,7 +14,7 @@ from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
 from widthwise.training.compute import accounted
 from widthwise.training.loop import TrainingLoop
-from widthwise.training.spikes import notes_on_spikes
+from widthwise.training.spikes import doubts_of_course, notes_on_spikes
 from widthwise.training.validation import Validation
 
 
@@ -43,6 +43,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         "val_mtp_losses": validation.mtp_losses,
         "val_mtp_window_losses": validation.mtp_window_losses or None,
         "virtual_width": analyses.get("virtual_width"),
+        "doubts": doubts_of_course(records) or None,
         "growth": [_growth(record) for record in records if record["event"] == "growth"] or None,
     }
     return RunResult(

@@ -12,11 +12,15 @@ from torch import Tensor
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.train_section import TrainConfig
+from widthwise.records.record import finite
 from widthwise.records.run import DESCENTS, REWOUND
 from widthwise.run_dir import RunDiverged
 from widthwise.training.checkpoint_folder import latest_valid, step_of
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
+
+SPIKE_NATS = 0.5
+"""How far a record of the training loss must lie above an earlier one to be named; batches differ by less."""
 
 
 class Diverged(Exception):
@@ -118,6 +122,29 @@ def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
         times = "once" if last["n_rewinds"] == 1 else f"{last['n_rewinds']} times, the last time"
         notes.append(f"went back {times} from step {last['from_step']} to {last['step']}: {last['reason']}")
     return notes
+
+
+def doubts_of_course(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What casts doubt on the last loss of a run: a spike of the training loss, a better validation before.
+
+    records: of metrics.jsonl.
+    """
+
+    def course(event: str) -> list[tuple[float, int]]:
+        found = ((finite(record["loss"]), record["step"]) for record in records if record["event"] == event)
+        return [(loss, step) for loss, step in found if math.isfinite(loss)]
+
+    doubts, lowest, highest = [], math.inf, (SPIKE_NATS, 0)
+    for loss, step in course("train"):
+        lowest = min(lowest, loss)
+        highest = max(highest, (loss - lowest, step))
+    if highest[1]:
+        doubts.append(f"the training loss rose by {highest[0]:.2f} nats, at step {highest[1]}")
+    validations = course("validation")
+    if validations and (best := min(validations))[0] < validations[-1][0]:
+        (last, _), (loss, step) = validations[-1], best
+        doubts.append(f"the last validation, {last:.4f}, is worse than that of step {step}, {loss:.4f}")
+    return doubts
 
 
 def check_step(config: TrainConfig, step: int, loss: float, grad_norm: float, n_skipped: int) -> None:

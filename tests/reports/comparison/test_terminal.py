@@ -33,3 +33,14 @@ def test_names_are_neither_markup_nor_control_codes(tmp_path: Path) -> None:
     assert "[bold]b[/bold]" in text
     assert "[/nothing]" in text
     assert "\x1b" not in text
+
+
+def test_a_variant_with_a_doubtful_run_is_marked_and_explained(comparison: Path) -> None:
+    record = Comparison.read(comparison)
+    doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
+    first, second, *others = record.variants
+    record.with_changes(variants=[first, second.with_changes(doubts=[doubt]), *others]).write(comparison)
+    text = "\n".join(lines(comparison))
+    assert f"\n{second.name} ! " in text
+    assert f"! {second.name}, {doubt}." in text
+    assert "!" not in text.replace(f"{second.name} !", "").replace(f"! {second.name}", "")

@@ -86,7 +86,17 @@ def notes(comparison: Compared) -> list[str]:
         found += [VERDICT_NOTE, RATIO_NOTE]
     if not has_intervals(comparison):
         found.append(NO_INTERVALS_NOTE)
-    return [note.format(**words) for note in found]
+    return [*(note.format(**words) for note in found), *doubts(comparison)]
+
+
+def doubts(comparison: Compared) -> list[str]:
+    """What casts doubt on the last loss of single runs, whose variants are marked."""
+    return [f"! {clean(each.name)}, {doubt}." for each in comparison.variants for doubt in each.doubts]
+
+
+def marked(variant: Variant) -> str:
+    """Its name, with a mark where something casts doubt on one of its losses."""
+    return f"{clean(variant.name)}{' !' * bool(variant.doubts)}"
 
 
 def cells(variant: Variant, comparison: Compared) -> list[Cell]:
@@ -162,7 +172,7 @@ def _is_of_cost(quantity: Quantity) -> bool:
 def _row(variant: Variant, comparison: Compared, columns: Sequence[tuple[int, Quantity]], swatch: Markup) -> MainRow:
     verdict = shown_verdict(variant)
     return MainRow(
-        clean(variant.name),
+        marked(variant),
         swatch,
         [(quantity, _cell(quantity, variant, comparison)) for _, quantity in columns],
         _VERDICT_SIGNS.get(verdict, "") + verdict,

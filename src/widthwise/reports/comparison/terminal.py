@@ -2,7 +2,7 @@
 
 from widthwise.records.comparison import Comparison, Variant
 from widthwise.records.estimate import Estimate
-from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, main_columns, shown_verdict
+from widthwise.reports.comparison.main_table import SHARED_NOTE, cells, doubts, main_columns, marked, shown_verdict
 from widthwise.reports.page.formats import clean, fixed, percentage, ratio, shorten, signed
 from widthwise.reports.page.table import Table
 
@@ -34,7 +34,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _row(variant: Variant, comparison: Comparison) -> list[str]:
-    row = [shorten(variant.name, 36)]
+    row = [shorten(marked(variant), 36)]
     for column, cell in zip(main_columns(comparison), cells(variant, comparison)):
         if column.name not in COLUMNS:
             continue
@@ -58,4 +58,4 @@ def _note(comparison: Comparison) -> str:
     level, baseline = percentage(comparison.confidence), shorten(comparison.baseline, 30)
     shared = any(variant.shares_machine for variant in comparison.variants)
     lines = [f"below: {level} interval, (ratio to {baseline})", "FLOPs: forward, per token; KV B: bytes per token"]
-    return "\n".join([*lines, SHARED_NOTE] if shared else lines)
+    return "\n".join([*lines, *([SHARED_NOTE] if shared else []), *doubts(comparison)])

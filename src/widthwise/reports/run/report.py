@@ -117,7 +117,7 @@ def _notes(results: Mapping[str, RunResult]) -> list[str]:
     return [
         note if len(results) == 1 else f"{name}: {note}"
         for name, each in results.items()
-        for note in (*_on_the_best(each), *each.notes)
+        for note in (*(f"! {doubt}" for doubt in each.doubts), *_on_the_best(each), *each.notes)
     ]
 
 
