@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from widthwise.records.analysis import Analysis
+
 Run = Callable[..., tuple[int, str, str]]
 SMALL = ("model.n_layers=2", "train.steps=2")
 
@@ -40,7 +42,7 @@ def test_of_one_run_the_analysis_stands_in_its_folder(widthwise: Run, runs: Path
     found = json.loads(out)
     assert code == 0
     assert found["text"] == {"source": "runs/own.txt", "seq_len": 10, "n_tokens": 50}
-    assert json.loads((runs / "plain/analysis/analysis.json").read_text()) == found
+    assert Analysis.read(runs / "plain/analysis").to_data() == found
     assert (runs / "plain/analysis/report.html").is_file()
 
 

@@ -16,6 +16,7 @@ from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.plan import read_plan
 from widthwise.experiments.sharing.storage import sqlite_url
 from widthwise.recipe.recipe import parse_recipe
+from widthwise.records.family import Family
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir
 from widthwise.runs.source import Source
@@ -96,7 +97,7 @@ def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], t
     source, recipes = branching
     branches = plan_family(source, recipes, [], tmp_path / "out")
     found = run_family(branches, tmp_path / "out", Silence())
-    assert json.loads((tmp_path / "out" / "family.json").read_text()) == found.to_data()
+    assert Family.read(tmp_path / "out").to_data() == found.to_data()
     wide, deep = found["members"]
     assert (wide["name"], wide["start"], wide["tokens"]) == ("wide", 6, 8 * 4 * 24)
     shared = source.recipe.training_flops

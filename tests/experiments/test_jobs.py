@@ -222,7 +222,7 @@ def talk(observer: Observer) -> None:
 
 def test_workers_whose_first_process_is_killed_end_and_say_nothing() -> None:
     script = (
-        f"import os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import os, sys; sys.path[:0] = {[str(folder) for folder in Path(__file__).parents[:2]]!r}\n"
         "from test_jobs import *\n"
         "class Last(Silence):\n"
         "    def message(self, text): os.kill(os.getpid(), signal.SIGKILL)\n"

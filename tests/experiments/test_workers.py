@@ -22,7 +22,7 @@ from widthwise.run_dir import RunDir
 SCRIPT = Path(__file__).with_name("workers.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 POINTS = ["baseline", "0.002", "0.03"]
-TIME_KEYS = {"created", "command", "environment", "study", "shares_machine"}
+TIME_KEYS = {"checksums", "created", "command", "environment", "study", "shares_machine"}
 TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
 
 

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import signal
+import socket
 import threading
 from collections.abc import Iterator
 from urllib.parse import urlencode
@@ -12,6 +14,7 @@ from widthwise.config_io import UserError
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.server import ExplorerServer
 from widthwise.explorer.setting import Setting
+from widthwise.training.stopping import Interrupted
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +136,13 @@ def test_a_taken_port_is_an_error(server: ExplorerServer) -> None:
         _server(server.answers, server.server_port)
     with _server(server.answers, None) as other:
         assert other.server_port != server.server_port
+
+
+def test_a_signal_while_a_request_is_taken_in_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:
+        raise Interrupted("stopped", signal.SIGINT)
+
+    with ExplorerServer(Answers("x_200m")) as server:
+        monkeypatch.setattr(server, "process_request", stop)
+        with socket.create_connection(("127.0.0.1", server.server_port)), pytest.raises(Interrupted):
+            server.handle_request()

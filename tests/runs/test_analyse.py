@@ -17,7 +17,6 @@ from widthwise.analysis.profile import Profile
 from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
-from widthwise.files import read_json
 from widthwise.records.analysis import AnalysedModel, Analysis
 from widthwise.runs import analysed_models
 from widthwise.runs.analyse import analyse, write_analysis
@@ -100,7 +99,7 @@ def test_the_answer_names_both_and_what_it_does_not_say(both: Analysis) -> None:
 def test_what_is_written_is_what_is_said(both: Analysis, tmp_path: Path) -> None:
     path = write_analysis(both, tmp_path / "new" / "out")
     assert path == tmp_path / "new/out/analysis.json"
-    assert read_json(path) == json.loads(json.dumps(both.to_data(), allow_nan=False))
+    assert Analysis.read(path.parent).to_data() == json.loads(json.dumps(both.to_data(), allow_nan=False))
 
 
 def test_no_path_outside_the_working_folder_is_shown(

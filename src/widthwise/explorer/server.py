@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from widthwise.config_io import UserError, parse
 from widthwise.explorer.answers import Answers
 from widthwise.explorer.setting import Setting
+from widthwise.training.stopping import Interrupted
 
 ADDRESS = "127.0.0.1"
 JSON = "application/json"
@@ -43,8 +44,13 @@ class ExplorerServer(ThreadingHTTPServer):
         self.origins = {f"http://{host}" for host in self.hosts}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away before it has its answer is no error; others are ours, with their traceback."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """A browser that goes away before it has its answer is no error; others are ours, with their traceback.
+
+        A signal while a request is taken in ends the server as at any other moment.
+        """
+        if isinstance(error := sys.exception(), Interrupted):
+            raise error
+        if not isinstance(error, ConnectionError):
             super().handle_error(request, client_address)
 
     @property
