@@ -24,9 +24,6 @@ def discover(
         str | None,
         typer.Option(help="What the budget is of: params, layer_params, active_params, flops, flops_causal, kv_bytes."),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="growing, learned or surrogate; default: the recipe's, or growing.")
-    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps of the search; default: those of the recipe.")
     ] = None,
@@ -46,7 +43,7 @@ def discover(
 
     Finished parts are not repeated: the same command continues an interrupted discovery.
 
-    Example: `widthwise discover configs/small.yaml --method growing --seed 1 --seed 2 --seed 3`
+    Example: `widthwise discover configs/small.yaml --seed 1 --seed 2 --seed 3`
     """
     from widthwise.experiments.compare import run_plan
     from widthwise.experiments.discovery.discover import COMPARISON, plan_discovery, plan_of_rivals
@@ -58,7 +55,7 @@ def discover(
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
 
-    plan = plan_discovery(recipe, overrides or (), budget, method, steps, match, seed or ())
+    plan = plan_discovery(recipe, overrides or (), budget, steps, match, seed or ())
     folder = out or Path("runs") / f"{recipe_name(recipe)}-discovery"
     check_kind(folder, "discovery.json")
     n_at_a_time = jobs_asked(jobs)

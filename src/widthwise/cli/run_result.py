@@ -30,8 +30,6 @@ def show_result(result: RunResult, folder: Path, as_json: bool) -> None:
     if result.val_mtp_losses:
         places = enumerate(result.val_mtp_losses, start=2)
         say("  further heads " + ", ".join(f"next-{place} {loss:.4f}" for place, loss in places))
-    if result.prefix_widths:
-        say("learned widths  " + ", ".join(f"{width:.1f}" for width in result.prefix_widths))
     share = result.other_cpu_share
     shared = f", not comparable: other processes used {share:.0%} of the CPUs" if is_shared(share) else ""
     say(f"speed           {result.tokens_per_second:,.0f} tokens/s{shared}")

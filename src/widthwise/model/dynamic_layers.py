@@ -1,14 +1,10 @@
 """The layers of a model in which tokens can have different hidden widths, and what width costs there."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
 
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.width_choice import WidthChoosingConfig
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -36,21 +32,6 @@ class DynamicLayer:
         """Forward FLOPs per token at full width, without the score."""
         return self.flops_per_unit * self.d_ff
 
-    def share(self, prefix: Any, hidden: Any) -> Any:
-        """The share of these FLOPs that a hidden width takes, a fraction of the full one. prefix: is 1 here."""
-        return hidden
-
-    def used(self, choices: "Mapping[str, Tensor]") -> "Tensor":
-        """The share of these FLOPs that is used, by each token, from the layer's choices or their means."""
-        return self.share(1.0, choices["width_fraction"])
-
-
-class HasFullFlops(Protocol):
-    """A layer that costs something at full width."""
-
-    @property
-    def full_flops(self) -> float: ...
-
 
 def dynamic_layers(model: ModelConfig) -> tuple[DynamicLayer, ...]:
     """The dynamic-width layers of a model, first to last."""
@@ -66,7 +47,7 @@ def chooses_width(model: ModelConfig) -> bool:
     return any(layer.narrowest < 1 for layer in dynamic_layers(model))
 
 
-def flops_shares(layers: Sequence[HasFullFlops]) -> list[float]:
+def flops_shares(layers: Sequence[DynamicLayer]) -> list[float]:
     """What each layer has of the FLOPs of them all at full width. The shares sum to 1."""
     total = sum(layer.full_flops for layer in layers)
     return [layer.full_flops / total for layer in layers]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from widthwise.model.config import pflops_days
-from widthwise.model.priced_layers import priced_layers
+from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.width_budget import TargetedBudget
 from widthwise.shape.breakdown import inspection
@@ -25,7 +25,7 @@ def inspect_recipe(recipe: Recipe, against: Recipe | None = None) -> dict[str, A
     summary = inspection(recipe.final_model, baseline, recipe.seq_len)
     summary["n_tokens"] = recipe.n_tokens
     summary["pflops_days"] = recipe.pflops_days
-    if priced_layers(recipe.final_model):
+    if dynamic_layers(recipe.final_model):
         summary["chosen_flops"] = _chosen_flops(recipe)
     if recipe.growth:
         summary["growth"] = _phase_costs(recipe)
@@ -43,7 +43,7 @@ def _chosen_flops(recipe: Recipe) -> dict[str, float]:
     """
     model, budget = recipe.final_model, recipe.train.width_budget
     full = model.inference_cost().forward_flops(recipe.seq_len)
-    layers = priced_layers(model)
+    layers = dynamic_layers(model)
     of_choice = sum(layer.full_flops for layer in layers)
     narrowest = sum(layer.narrowest * layer.full_flops for layer in layers)
     found = {"narrowest": full - of_choice + narrowest}

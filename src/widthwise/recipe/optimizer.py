@@ -61,10 +61,6 @@ class AdamWConfig(Config):
         """The same with another `scaled`."""
         return self.model_copy(update={"scaled": factors})
 
-    def with_rate_of(self, part: str, lr: float) -> "AdamWConfig":
-        """The same, but that a part of the model, which is no hidden matrix, learns at that rate."""
-        return self.model_copy(update={"lr_factors": {**self.lr_factors, part: lr / self.lr}})
-
     def groups(self, model: "Decoder") -> "list[ParameterGroup]":
         """Raises ValueError where `scaled` or `lr_factors` names no parameter."""
         from widthwise.model.mup import grouped_parameters
@@ -146,10 +142,6 @@ class MuonConfig(Config):
     def with_factors(self, factors: dict[str, float]) -> "MuonConfig":
         """The same with another `adamw.scaled`."""
         return self.model_copy(update={"adamw": self.adamw.with_factors(factors)})
-
-    def with_rate_of(self, part: str, lr: float) -> "MuonConfig":
-        """The same, but that a part of the model, which is no hidden matrix, learns at that rate."""
-        return self.model_copy(update={"adamw": self.adamw.with_rate_of(part, lr)})
 
     def hidden_matrices(self, model: "Decoder") -> "tuple[torch.nn.Parameter, ...]":
         """The parameters that a step needs whole, and keeps the momentum of alone."""

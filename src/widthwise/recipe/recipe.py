@@ -13,7 +13,7 @@ from widthwise.data.config import DataConfig, DataSection
 from widthwise.data.held_out import HeldOut
 from widthwise.data.mixture import OpenedData
 from widthwise.model.config import ModelConfig, pflops_days
-from widthwise.model.priced_layers import has_price
+from widthwise.model.dynamic_layers import chooses_width
 from widthwise.recipe.flop_budget import with_steps_solved
 from widthwise.recipe.growth_events import GrowthEvent, Phase, grown_phases
 from widthwise.recipe.model_section import ModelSection
@@ -149,7 +149,7 @@ class Recipe(Config):
             )
         if model.mtp is not None and model.mtp.n_depths >= self.seq_len:
             raise UserError(f"model.mtp.n_depths: got {model.mtp.n_depths}; must be less than seq_len = {self.seq_len}")
-        if self.train.width_budget is not None and (has_price(model) or model is self.final_model):
+        if self.train.width_budget is not None and (chooses_width(model) or model is self.final_model):
             self.train.width_budget.check(model)  # a model that becomes dynamic by growth has no widths before
         if self.train.nested is not None:
             self.train.nested.check(model)

@@ -1,5 +1,4 @@
-"""A price on width: what layers pay in the objective for the hidden units that their tokens use, and for the width of
-the stream that they use themselves where `residual.kind: learned_prefix` lets them learn it.
+"""A price on width: what layers pay in the objective for the hidden units that their tokens use.
 
 The loss alone does not reward a narrow width. The fraction of a layer's width is differentiable even where its mask is
 not, so these terms always have a gradient. They join the objective only, never a reported loss.
@@ -14,19 +13,14 @@ from pydantic import Field
 
 from widthwise.config_io import Config, UserError
 from widthwise.model.config import ModelConfig
-from widthwise.model.dynamic_layers import flops_shares
-from widthwise.model.priced_layers import has_price, priced_layers
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 class _Budget(Config, ABC):
-    """A function of the mean fraction of a layer's width, averaged over the tokens of a forward pass.
-
-    In dynamic-width layers it is the hidden width over d_ff; in layers that learn their width in the stream, the share
-    of the FLOPs of their matrices, attention and feed-forward, that is used.
-    """
+    """A function of the mean fraction of a layer's hidden width, averaged over the tokens of a forward pass."""
 
     has_price: ClassVar[bool] = False
     """Whether its price moves, and is worth a record."""
@@ -40,11 +34,10 @@ class _Budget(Config, ABC):
 
     def check(self, model: ModelConfig) -> None:
         """Raises UserError where the model has no width to choose, or none that this could ask for."""
-        if not has_price(model):
+        if not chooses_width(model):
             raise UserError(
                 "train.width_budget: no layer of the model chooses its width; those of ffn.kind 'dynamic' and "
-                "'dynamic_hourglass' do, with a mask and min_fraction below 1, and those of residual.kind "
-                "'learned_prefix'"
+                "'dynamic_hourglass' do, with a mask and min_fraction below 1"
             )
 
     @abstractmethod
@@ -83,7 +76,7 @@ class TargetedBudget(_Budget):
     def check(self, model: ModelConfig) -> None:
         """Also where not even the narrowest widths meet the target."""
         super().check(model)
-        layers = priced_layers(model)
+        layers = dynamic_layers(model)
         narrowest = [layer.narrowest for layer in layers]
         if self.is_layerwise:
             least = max(each for each in narrowest if each < 1)  # a layer without a choice has nothing to bring down
@@ -92,7 +85,7 @@ class TargetedBudget(_Budget):
         if self.target <= least:
             raise UserError(
                 f"train.width_budget.target: got {self.target}; must be above {least:.4g}, the narrowest that the "
-                "model allows (min_fraction of ffn or residual)"
+                "model allows (min_fraction of ffn)"
             )
 
 

@@ -142,8 +142,6 @@ class Discovery(StoredRecord):
     """What the method does, as in "8 layers, grown where it gained most"."""
     options: Mapping[str, Any] | None = None
     """All options of the method as the search had them, defaults included."""
-    selects_held_out: bool = False
-    """Whether the search chose among models by their loss on the held-out text that the comparison reports."""
     match: str
     """The quantity whose budget the profile meets."""
     budget: float

@@ -114,8 +114,6 @@ class RunResult(StoredRecord):
     """None for a model without dynamic-width layers."""
     expert_loads: Sequence[Sequence[float] | None] | None = None
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
-    prefix_widths: Sequence[float] | None = None
-    """Width that each layer has learned to use of the stream, in channels; None where layers do not learn it."""
     val_mtp_losses: Sequence[float] | None = None
     """Held-out losses of multi-token prediction, nearest token first; None for a model without it."""
     val_mtp_window_losses: Sequence[Sequence[float]] = ()

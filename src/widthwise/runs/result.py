@@ -39,7 +39,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         or None,
         "token_widths": analyses.get("token_widths"),
         "expert_loads": validation.expert_loads,
-        "prefix_widths": _in_channels(validation.prefix_fractions, recipe.final_model),
         "val_mtp_losses": validation.mtp_losses,
         "val_mtp_window_losses": validation.mtp_window_losses or None,
         "virtual_width": analyses.get("virtual_width"),
@@ -69,12 +68,6 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
         **{key: value for key, value in found.items() if value is not None},
         notes=[*state.notes, *notes_on_spikes(records)],
     )
-
-
-def _in_channels(prefix_fractions: Sequence[float] | None, model: ModelConfig) -> list[float] | None:
-    if prefix_fractions is None:
-        return None
-    return [fraction * width for fraction, width in zip(prefix_fractions, model.widths, strict=True)]
 
 
 def _text_result(text: Validation) -> TextResult:

@@ -27,7 +27,6 @@ def _same(value: Tensor) -> Tensor:
 
 REPORTED = {
     "width_fraction": _Reported("width_fraction", Tensor.mean, _same),
-    "prefix_fraction": _Reported("prefix_fraction", Tensor.mean, _same),
     "expert_load": _Reported("expert_load_max", _same, Tensor.max),
     "balance_loss": _Reported("balance_loss", _same, _same),
     "router_z_loss": _Reported("router_z_loss", _same, _same),

@@ -12,8 +12,7 @@ from widthwise.kernels import Teacher
 from widthwise.model.choices import Choices
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Loss
-from widthwise.model.dynamic_layers import dynamic_layers, flops_shares, forced_fractions
-from widthwise.model.priced_layers import has_price, priced_layers
+from widthwise.model.dynamic_layers import chooses_width, dynamic_layers, flops_shares, forced_fractions
 from widthwise.recipe.nested import NestedConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import WidthBudgetConfig
@@ -24,13 +23,13 @@ class Objective:
     """The objective of one model: the sum over the passes of a step.
 
     Most models have one pass and nothing that joins its loss; a width budget and nested training need dynamic-width
-    layers, or a residual that learns widths. A budget waits until growth lets tokens choose.
+    layers. A budget waits until growth lets tokens choose.
     """
 
     def __init__(self, config: TrainConfig, model: ModelConfig, device: torch.device):
         budget, nested = config.width_budget, config.nested
         self.z_loss, self.pull = config.z_loss, None if nested is None else nested.pull
-        self._budget = None if budget is None or not has_price(model) else WidthBudget(budget, model, device)
+        self._budget = None if budget is None or not chooses_width(model) else WidthBudget(budget, model, device)
         self._nested = None if nested is None else NestedPasses(nested, model)
 
     def draw_passes(self) -> Sequence[float | None]:
@@ -95,7 +94,7 @@ class WidthBudget:
 
     def __init__(self, config: WidthBudgetConfig, model: ModelConfig, device: torch.device):
         self.config = config
-        self._layers = priced_layers(model)
+        self._layers = dynamic_layers(model)
         shares = torch.tensor(flops_shares(self._layers), dtype=torch.float64, device=device)
         self._shares = shares
         self._averages = torch.diag(torch.ones_like(shares)) if config.is_layerwise else shares[None]
@@ -115,8 +114,8 @@ class WidthBudget:
         return term
 
     def used(self, choices: Sequence[Choices]) -> list[Tensor]:
-        """The fraction that each priced layer uses. choices: those of all layers, or their means."""
-        return [layer.used(choices[layer.index]) for layer in self._layers]
+        """The fraction that each dynamic layer uses. choices: those of all layers, or their means."""
+        return [choices[layer.index]["width_fraction"] for layer in self._layers]
 
     def state(self) -> list[float]:
         """The prices, as a checkpoint keeps them. Waits for the device."""
@@ -129,14 +128,14 @@ class WidthBudget:
         self.prices = self.prices.new_tensor(prices)
 
     def record(self) -> dict[str, Any]:
-        """What a training record says. width_price: the price of the next step, or one for each priced layer."""
+        """What a training record says. width_price: the price of the next step, or one for each dynamic layer."""
         if not self.config.has_price:
             return {}
         prices = self.state()
         return {"width_price": prices if self.config.is_layerwise else prices[0]}
 
     def end_step(self, means: Sequence[Tensor]) -> None:
-        """Moves the prices. means: each priced layer's mean fraction over the whole batch."""
+        """Moves the prices. means: each dynamic layer's mean fraction over the whole batch."""
         self.prices = self.config.next_price(self._averages @ torch.stack(list(means)).double(), self.prices)
 
 

@@ -37,8 +37,6 @@ class Validation:
     """The result of `WidthMeter.summary`; None without dynamic-width layers."""
     expert_loads: list[list[float] | None] | None
     """For each layer, every expert's share of the routed tokens; None if no layer routes."""
-    prefix_fractions: list[float] | None
-    """For each layer, what it has learned to use of its width in the stream; None where layers do not learn widths."""
     losses_by_source: dict[str, float]
     """Mean loss over the windows of each source of a mixture that has some; empty where the data have one source."""
     mtp_losses: list[float] | None
@@ -59,8 +57,6 @@ class Validation:
             record["mtp_losses"] = self.mtp_losses
         if self.token_widths is not None:
             record |= {"width_fraction": self.token_widths["mean_fraction"], "token_widths": self.token_widths}
-        if self.prefix_fractions is not None:
-            record["prefix_fractions"] = self.prefix_fractions
         if self.texts:
             record["val_texts"] = {name: text.numbers() for name, text in self.texts.items()}
         if self.tasks:
@@ -111,7 +107,6 @@ def validate(model: Decoder, held_out: HeldOut, processes: Processes = ALONE) ->
         losses_by_source=held_out.means_by_source(window_losses),
         token_widths=widths.summary(),
         expert_loads=_lists(choices.by_layer("expert_load")),
-        prefix_fractions=[float(mean) for mean in choices.by_layer("prefix_fraction") if mean is not None] or None,
         mtp_losses=[float(np.mean(windows)) for windows in mtp_window_losses] or None,
         mtp_window_losses=mtp_window_losses,
     )

@@ -11,9 +11,10 @@ import pydantic
 from widthwise.bundled import recipe_name
 from widthwise.computing import Precision
 from widthwise.config_io import Config, UserError, parse, to_data
-from widthwise.experiments.discovery.method import Task, check_uniform
+from widthwise.experiments.discovery.growing import GrowingMethod
 from widthwise.experiments.discovery.rivals import change_to, rivals
-from widthwise.experiments.discovery.section import AnyMethod, DiscoverConfig
+from widthwise.experiments.discovery.section import DiscoverConfig
+from widthwise.experiments.discovery.task import Task, check_uniform
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.files import read_text, write_atomic
 from widthwise.merging import merge
@@ -53,15 +54,13 @@ def plan_discovery(
     path: Path,
     overrides: Sequence[str] = (),
     budget: str | None = None,
-    method: str | None = None,
     steps: int | None = None,
     match: str | None = None,
     seeds: Sequence[int] = (),
 ) -> DiscoveryPlan:
     """The discovery that a recipe and the command line ask for. budget: such as "30M", of the matched quantity; the
     uniform model is then sized to it. Raises UserError."""
-    own = DiscoverConfig.of_recipe(read_recipe(path), str(path))
-    data = read_recipe(path, [*own.override_for(method), *overrides])
+    data = read_recipe(path, overrides)
     config = DiscoverConfig.of_recipe(data, str(path)).asked(steps, match, list(seeds))
     data.pop("discover", None)
     base = parse_recipe(data, str(path))
@@ -94,7 +93,6 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
         method=config.method.kind,
         how=config.method.in_words,
         options=to_data(config.method),
-        selects_held_out=config.method.selects_held_out,
         match=config.match,
         budget=task.budget,
         seed=task.base.train.seed,
@@ -117,7 +115,7 @@ class _Asked(Config):
 
     match: Match
     steps: pydantic.PositiveInt
-    method: AnyMethod
+    method: GrowingMethod
     recipe: dict[str, Any]
 
     @classmethod
@@ -126,22 +124,15 @@ class _Asked(Config):
         asked = parse(cls, parse_yaml(read_text(path), str(path)), str(path))
         return asked.model_copy(update={"recipe": to_data(parse_recipe(asked.recipe, f"{path}: recipe"))})
 
-    @property
-    def fixed(self) -> dict[str, Any]:
-        """All that must stay for a search to go on, as data."""
-        data = to_data(self)
-        method = {key: value for key, value in data["method"].items() if key not in self.method.may_change}
-        return data | {"method": method}
-
 
 def _begin(plan: DiscoveryPlan, folder: Path) -> None:
     """Writes down what is searched, or raises UserError where it was something else."""
     path, task = folder / ASKED, plan.task
     asked = _Asked(match=task.match, steps=task.steps, method=plan.config.method, recipe=to_data(task.base))
     if not path.exists():
-        write_atomic(path, dump_yaml(asked.fixed))
+        write_atomic(path, dump_yaml(to_data(asked)))
         return
-    if changes := changes_in_words(_Asked.read(path).fixed, asked.fixed):
+    if changes := changes_in_words(to_data(_Asked.read(path)), to_data(asked)):
         raise UserError(f"{folder}: holds another search ({', '.join(changes[:3])}); choose another folder with --out")
 
 

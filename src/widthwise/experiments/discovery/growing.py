@@ -8,9 +8,9 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
-from widthwise.config_io import UserError, checked_copy
-from widthwise.experiments.discovery.method import Method, Task, sizes_of
+from widthwise.config_io import Config, UserError, checked_copy
 from widthwise.experiments.discovery.parts import PARTS, GrownModel, Part, PartName
+from widthwise.experiments.discovery.task import Task, sizes_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.residual.interface import PrefixLayout
 from widthwise.recipe.recipe import Recipe
@@ -42,7 +42,7 @@ def _at_random(candidates: Sequence[Candidate], generator: np.random.Generator) 
 ORDERS = {"gain": Order("grown where it gained most", _by_gain), "random": Order("grown in random order", _at_random)}
 
 
-class GrowingMethod(Method):
+class GrowingMethod(Config):
     """Trains a narrow model, and at the end of each stage grows what has the largest first-order gain per unit of the
     matched cost, exactly, until the search's part of the budget is spent.
 
@@ -87,6 +87,7 @@ class GrowingMethod(Method):
         return ORDERS[self.order].in_words
 
     def check(self, task: Task) -> None:
+        """Raises UserError for a uniform model whose sizes it cannot search."""
         residual = task.base.explicit_model.residual
         if not isinstance(residual.layout, PrefixLayout):
             raise UserError(f"model.residual.kind: got {residual.kind!r}; layers of different width need plain")
@@ -136,6 +137,7 @@ class GrowingMethod(Method):
         return first + self.spend * (task.budget - first)
 
     def find(self, task: Task, folder: Path, observer: Observer) -> Found:
+        """Searches, in a folder of its own, where it resumes if it was interrupted."""
         return _Search(self, task, folder, observer).found()
 
     def start(self, task: Task) -> ModelConfig:

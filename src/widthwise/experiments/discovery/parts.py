@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from widthwise.config_io import checked_copy
-from widthwise.experiments.discovery.method import Task, sizes_of
+from widthwise.experiments.discovery.task import Task, sizes_of
 from widthwise.model.config import ModelConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.layer import LayerConfig

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from widthwise.experiments.discovery.method import Task
+from widthwise.experiments.discovery.task import Task
 from widthwise.records.discovery import DISCOVERED, Curve, Found
 from widthwise.shape.curve import along
 

@@ -5,7 +5,7 @@
 
 from typing import Annotated
 
-from widthwise.model.residual import hyper_connections, learned_prefix, plain  # noqa: F401  (imported to be registered)
+from widthwise.model.residual import hyper_connections, plain  # noqa: F401  (imported to be registered)
 from widthwise.model.residual.interface import RESIDUALS, ResidualConfig, register_residual
 from widthwise.model.residual.interface import ResidualTemplate as _ResidualTemplate
 

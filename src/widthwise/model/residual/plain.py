@@ -5,7 +5,6 @@ Eq. (1) of the variable-width paper. The stream is stored as its current prefix 
 parked, so that narrowing is a view and widening one concatenation.
 """
 
-from abc import ABC
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,8 +39,32 @@ def projected(resize: Resize, d_before: int, d_after: int) -> Axes:
     return {"projection": {"d_widened": d_after - d_before}, "full_projection": {"d_model": d_after}}.get(resize, {})
 
 
-class PrefixResidual(ResidualConfig, ResidualTemplate, ABC):
-    """The ends of a stream that is one vector, whose first coordinates are the embedding and what the head reads."""
+class PlainResidualConfig(ResidualConfig, ResidualTemplate):
+    """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
+
+    It has no sizes, so one class is both template and resolved config.
+    """
+
+    final_norm_spans_layer = True
+    kept = ("resize",)
+    is_sum = True
+    kind: Literal["plain"] = "plain"
+    resize: Resize = "carry"
+    """What a layer wider than its predecessor finds in the extra coordinates; with full_projection, in all."""
+    projections: Literal["as_matrices", "as_released"] = "as_matrices"
+    """How projections start and learn: as all hidden matrices, or as in the paper's release, which leaves them to
+    torch's start, uniform within 1 / sqrt(d_before), and gives them the rate of embedding and head."""
+    multiplier: pydantic.PositiveFloat = 1.0
+    """Factor of every update."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> "PlainResidualConfig":
+        if self.projections != "as_matrices" and not self.resize.endswith("projection"):
+            raise ValueError(
+                f"projections: got {self.projections}; resize {self.resize} has none, only projection and "
+                "full_projection"
+            )
+        return self
 
     def embedding_width(self, d_model: int) -> int:
         return d_model
@@ -72,34 +95,6 @@ class PrefixResidual(ResidualConfig, ResidualTemplate, ABC):
         from widthwise.model.residual.plain_module import Stream
 
         return Stream(slots.squeeze(-2))
-
-
-class PlainResidualConfig(PrefixResidual):
-    """prefix += multiplier * update. After the last layer, coordinates are always restored as with `carry`.
-
-    It has no sizes, so one class is both template and resolved config.
-    """
-
-    final_norm_spans_layer = True
-    kept = ("resize",)
-    is_sum = True
-    kind: Literal["plain"] = "plain"
-    resize: Resize = "carry"
-    """What a layer wider than its predecessor finds in the extra coordinates; with full_projection, in all."""
-    projections: Literal["as_matrices", "as_released"] = "as_matrices"
-    """How projections start and learn: as all hidden matrices, or as in the paper's release, which leaves them to
-    torch's start, uniform within 1 / sqrt(d_before), and gives them the rate of embedding and head."""
-    multiplier: pydantic.PositiveFloat = 1.0
-    """Factor of every update."""
-
-    @pydantic.model_validator(mode="after")
-    def _check(self) -> "PlainResidualConfig":
-        if self.projections != "as_matrices" and not self.resize.endswith("projection"):
-            raise ValueError(
-                f"projections: got {self.projections}; resize {self.resize} has none, only projection and "
-                "full_projection"
-            )
-        return self
 
     def matched_cost(self, d_model: int, d_read: Any, d_write: Any) -> Cost:
         return Cost()

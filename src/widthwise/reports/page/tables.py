@@ -26,14 +26,11 @@ def cost_table(models: Mapping[str, Variant | RunResult]) -> Table:
     return Table("Cost of each model", ["Quantity", *map(clean, models)], rows, sortable=False)
 
 
-def layer_table(name: str, cost: CostSummary, learned_widths: Sequence[float] | None = None) -> Table:
-    """Sizes per layer; neighbouring layers that are equal share a row. learned_widths: of the stream, in channels."""
+def layer_table(name: str, cost: CostSummary) -> Table:
+    """Sizes per layer; neighbouring layers that are equal share a row."""
     header = ["Layer", "width", "n_heads", "n_kv_heads", "head_dim", "FFN hidden"]
     hidden = [hidden_widths(widths) for widths in cost.hidden_widths]
     columns = [cost.widths, cost.n_heads, cost.n_kv_heads, cost.head_dim, hidden]
-    if learned_widths:
-        header.append("width it learned")
-        columns.append([fixed(width, 1) for width in learned_widths])
     rows: list[list[str]] = []
     spans: list[list[int]] = []
     for layer in range(1, len(cost.widths) + 1):

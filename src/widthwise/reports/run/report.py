@@ -103,10 +103,7 @@ def _page(runs: Sequence[Run], refresh_seconds: int | None) -> str:
         growth=growth_section({name: [run] for name, run in named.items()}, chosen),
         widths=panels(width_figures(costs, chosen, used_widths(results))) if costs else [],
         cost_table=tables.cost_table(results),
-        layer_tables=[
-            tables.layer_table(name, cost, results[name].prefix_widths if name in results else None)
-            for name, cost in costs.items()
-        ],
+        layer_tables=[tables.layer_table(name, cost) for name, cost in costs.items()],
         environment_tables=_environments(named),
         recipes=[FoldedRecipe(name, run.path, run.config_yaml) for name, run in named.items()],
     )

@@ -1,20 +1,16 @@
-"""What every method of discovery is: a search for the sizes of layers, from a recipe to points on curves."""
+"""The task of a discovery: sizes of layers for a budget, from a recipe to points on curves."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
 
-from widthwise.config_io import Config, UserError
+from widthwise.config_io import UserError
 from widthwise.model.config import ModelConfig, cost_summary
 from widthwise.model.layer import LayerConfig
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.discovery import Curve, Found, LayerSizes
+from widthwise.records.discovery import Curve, LayerSizes
 from widthwise.records.quantities import OF_MODELS
 from widthwise.shape.kinds import Match
 from widthwise.shape.template import ModelTemplate
-from widthwise.training.observer import Observer
 
 
 @dataclass(frozen=True)
@@ -53,30 +49,6 @@ class Task:
             "hidden": [each.hidden / uniform.hidden / n for each, n in zip(layers, blocks)],
         }
         return Curve.of_sizes(sizes if layers[0].blocks is None else sizes | {"blocks": blocks})
-
-
-class Method(Config, ABC):
-    """A way to find sizes of layers."""
-
-    if TYPE_CHECKING:
-        kind: Any  # a Literal of each class
-
-    selects_held_out: ClassVar[bool] = False
-    """Whether it chooses among models by their loss on the held-out text, on which what was found is then judged."""
-    may_change: ClassVar[tuple[str, ...]] = ()
-    """Fields with another value of which a search goes on."""
-
-    @property
-    @abstractmethod
-    def in_words(self) -> str:
-        """What it does with layers."""
-
-    def check(self, task: Task) -> None:
-        """Raises UserError for a uniform model whose sizes it cannot search."""
-
-    @abstractmethod
-    def find(self, task: Task, folder: Path, observer: Observer) -> Found:
-        """Searches, in a folder of its own, where it goes on if it was interrupted."""
 
 
 def sizes_of(layer: LayerConfig) -> LayerSizes:
