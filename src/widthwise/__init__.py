@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from widthwise.shape.search import search
     from widthwise.shape.search_space import SearchSpace
     from widthwise.shape.template import ModelTemplate
-    from widthwise.training.tracking.tracked import tracked
+    from widthwise.training.tracked import tracked
 
 __version__ = "0.1.0"
 
@@ -77,7 +77,7 @@ _HOMES = {
     "shape.search": ("search",),
     "shape.search_space": ("SearchSpace",),
     "shape.template": ("ModelTemplate",),
-    "training.tracking.tracked": ("tracked",),
+    "training.tracked": ("tracked",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from widthwise.records.run import REWOUND
 from widthwise.reports.page.formats import clock
 from widthwise.training.launch import is_silent
 
@@ -214,11 +213,7 @@ def _skipped(record: dict[str, Any]) -> str:
     return f"skipped, gradient norm {'not finite' if norm is None else f'{norm:.4g}'}"
 
 
-def _rewound(record: dict[str, Any]) -> str:
-    return f"went back from step {record['from_step']}: {record['reason']}"
-
-
-_SENTENCES = {"growth": _growth, "skipped": _skipped, REWOUND: _rewound}
+_SENTENCES = {"growth": _growth, "skipped": _skipped}
 """What is said of events that are not a loss."""
 
 

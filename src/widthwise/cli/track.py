@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 
 
 class TrackerName(StrEnum):
-    """What records can be sent to; the keys of `training.tracking.tracked.TRACKERS`."""
+    """What records can be sent to; the keys of `training.tracked.TRACKERS`."""
 
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
-    TRACKIO = "trackio"
-    MLFLOW = "mlflow"
 
 
 TrackOption = Annotated[
@@ -35,7 +33,7 @@ def training_progress(track: Sequence[TrackerName] | None) -> Iterator["Observer
     Raises UserError where the extra of a tracker is not installed.
     """
     from widthwise.cli.progress import shown_progress
-    from widthwise.training.tracking.tracked import tracked
+    from widthwise.training.tracked import tracked
 
     with shown_progress(progress_console()) as shown, tracked(shown, [str(name) for name in track or ()]) as observer:
         yield observer

@@ -27,16 +27,6 @@ class _SpikePolicy(Config, ABC):
         """How many gradient norms `admits` looks back on."""
         return 0
 
-    @property
-    def n_steps_back(self) -> int:
-        """How far before a divergence a checkpoint must lie to go back to; as far back checkpoints are kept."""
-        return 0
-
-    @property
-    def most_rewinds(self) -> int:
-        """How often a run may go back."""
-        return 0
-
     def admits(self, grad_norm: float, earlier: Sequence[float]) -> bool:
         """Whether a step makes its update. earlier: norms of the last steps that made theirs, at most `n_norms`."""
         return True
@@ -81,26 +71,4 @@ class SkipSpike(_SpikePolicy):
         return n_skipped <= self.max_skipped
 
 
-class RewindBeforeSpike(_SpikePolicy):
-    """A run that has diverged goes back to a checkpoint from before, and on from there with other data.
-
-    The batches between are left out, so that the model never sees those again that led it astray. That is how PaLM was
-    trained (arXiv:2204.02311, section 5.1). What the lost steps cost stays in the account of the run.
-    """
-
-    kind: Literal["rewind"] = "rewind"
-    margin_steps: pydantic.PositiveInt = 100
-    """How many steps at least lie between the checkpoint and the divergence, because a spike shows late."""
-    max_rewinds: pydantic.PositiveInt = 3
-    """Most rewinds in a run; at the next divergence it stops."""
-
-    @property
-    def n_steps_back(self) -> int:
-        return self.margin_steps
-
-    @property
-    def most_rewinds(self) -> int:
-        return self.max_rewinds
-
-
-SpikePolicy = Annotated[StopAtSpike | SkipSpike | RewindBeforeSpike, Field(discriminator="kind")]
+SpikePolicy = Annotated[StopAtSpike | SkipSpike, Field(discriminator="kind")]

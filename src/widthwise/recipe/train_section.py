@@ -102,8 +102,6 @@ class TrainConfig(Config):
             )
         if self.width_budget is not None and self.nested is not None and not self.nested.chosen:
             raise ValueError("width_budget: has nothing to work on where nested.chosen is false")
-        if self.on_spike.most_rewinds and self.checkpoint_every is None:
-            raise ValueError("checkpoint_every: got null; must be given where on_spike goes back to checkpoints")
         self._check_kept()
         return self
 

@@ -16,9 +16,6 @@ Descent = Literal["grown", "baked", "padded"]
 """Event that opens the records of a run made by a command from the state of another run."""
 DESCENTS: tuple[Descent, ...] = get_args(Descent)
 
-REWOUND = "rewound"
-"""Event of a run that went back to a checkpoint."""
-
 
 class GrowthRecord(Record):
     """A step at which the model of a run was replaced by another one, usually a larger one."""

@@ -12,7 +12,7 @@ from widthwise.model.config import ModelConfig, cost_summary, pflops_days
 from widthwise.model.decoder import Decoder
 from widthwise.model.dynamic_layers import dynamic_layers
 from widthwise.records.run import DESCENTS, DataCounts, GrowthRecord, RunResult, TaskResult, TextResult
-from widthwise.training.compute import accounted
+from widthwise.training.compute import inherited
 from widthwise.training.loop import TrainingLoop
 from widthwise.training.spikes import doubts_of_course, notes_on_spikes
 from widthwise.training.validation import Validation
@@ -29,7 +29,7 @@ def run_result(loop: TrainingLoop, validation: Validation, model: Decoder | None
     recipe, state, records = loop.recipe, loop.state, loop.run.metrics()
     analyses = {} if model is None else model_analyses(model, loop.held_out, validation.token_widths)
     state.wall_seconds = loop.wall_seconds
-    spent = accounted(records).until(recipe, recipe.train.steps)
+    spent = inherited(records).until(recipe, recipe.train.steps)
     step_seconds = [record["step_seconds"] for record in _of_last_model(records)]
     found = {
         "best_step": loop.keep_rules.best_in(loop.run.checkpoints),

@@ -189,7 +189,6 @@ def load(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> RunSta
 def _load_optimizer(path: Path, model: Decoder, optimizer: torch.optim.Optimizer) -> None:
     """Fills the optimizer. Each parameter must have its whole state in the file, or, like a new one, none of it."""
     parameters, shapes = dict(model.named_parameters()), state_shapes(optimizer)
-    optimizer.state.clear()  # a run that goes back leaves behind what it has since
     with _opened(path, OPTIMIZER) as saved:
         begun = {key.rpartition(".")[0] for key in saved.names} & parameters.keys()
         saved.check({f"{name}.{part}": shape for name in begun for part, shape in shapes[parameters[name]].items()})

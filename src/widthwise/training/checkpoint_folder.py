@@ -1,7 +1,5 @@
 """The folder of a run's checkpoints: which there are, which are whole, which may go."""
 
-import math
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,16 +71,13 @@ def _step(name: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 20 else -1
 
 
-def latest_valid(
-    folder: Path, processes: Processes = ALONE, last_step: float = math.inf
-) -> tuple[Path | None, list[Damage]]:
+def latest_valid(folder: Path, processes: Processes = ALONE) -> tuple[Path | None, list[Damage]]:
     """The newest checkpoint whose files are what its manifest says, or None; and the newer ones that are not.
 
-    Each of several processes reads its part of the files. last_step: later checkpoints are not looked at.
+    Each of several processes reads its part of the files.
     """
     damages: list[Damage] = []
-    candidates = processes.first(lambda: checkpoint_paths(folder))
-    for path in (each for each in candidates if step_of(each) <= last_step):
+    for path in processes.first(lambda: checkpoint_paths(folder)):
         found = processes.together(lambda path=path: find_damage(path, processes.rank, processes.world_size))
         reason = next((each for each in found if each is not None), None)
         if reason is None:
@@ -117,15 +112,6 @@ def find_damage(path: Path, part: int = 0, n_parts: int = 1) -> str | None:
 def seal_of(path: Path) -> Seal | None:
     """What a valid checkpoint belongs to, if it says so."""
     return manifest_of(path).seal
-
-
-def discard_after(folder: Path, step: int) -> None:
-    """Deletes the checkpoints after a step, newest first, so that at any moment the newest is whole."""
-    for path in checkpoint_paths(folder):
-        if step_of(path) > step:
-            partial = partial_of(folder, step_of(path))
-            os.replace(path, partial)
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def remove_partial(folder: Path) -> None:

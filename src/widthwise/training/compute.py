@@ -1,10 +1,10 @@
 """What a run has cost by a step, including the cost of the run that it comes from."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.run import DESCENTS, REWOUND
+from widthwise.records.run import DESCENTS
 
 
 class Spent(NamedTuple):
@@ -24,14 +24,5 @@ class Spent(NamedTuple):
 
 def inherited(records: Iterable[Mapping[str, Any]]) -> Spent:
     """What was spent when a run began: nothing, unless it began where another one stood. records: of metrics.jsonl."""
-    return _last_account(records, DESCENTS)
-
-
-def accounted(records: Iterable[Mapping[str, Any]]) -> Spent:
-    """The same, or what was spent when a run last went back, the steps included that it then lost."""
-    return _last_account(records, (*DESCENTS, REWOUND))
-
-
-def _last_account(records: Iterable[Mapping[str, Any]], events: Sequence[str]) -> Spent:
-    found = [record for record in records if record["event"] in events]
+    found = [record for record in records if record["event"] in DESCENTS]
     return Spent(**{key: found[-1][key] for key in Spent._fields}) if found else Spent()

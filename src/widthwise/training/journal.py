@@ -4,12 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from widthwise.recipe.recipe import Recipe
-from widthwise.records.run import REWOUND
 from widthwise.run_dir import RunDir
-from widthwise.training.compute import Spent, accounted
+from widthwise.training.compute import Spent, inherited
 from widthwise.training.observer import Observer
 from widthwise.training.processes import Processes
-from widthwise.training.spikes import Diverged, last_rewind
 
 
 class Journal:
@@ -24,7 +22,6 @@ class Journal:
         self.held_out_losses: dict[int, float] = {}
         """Step -> loss of each validation on record."""
         self._account = Spent()
-        self.n_rewinds, self._loader_step = 0, (-1, -1)
 
     def take_up(self, step: int) -> None:
         """Goes on after a step: drops the records of later ones."""
@@ -38,9 +35,7 @@ class Journal:
         records = self._processes.first(rewound)
         self._steps = {record["event"]: record["step"] for record in records}
         self.held_out_losses = {r["step"]: r["loss"] for r in records if r["event"] == "validation"}
-        self._account, rewind = accounted(records), last_rewind(records)
-        if rewind is not None:
-            self.n_rewinds, self._loader_step = rewind["n_rewinds"], (rewind["step"], rewind["loader_step"])
+        self._account = inherited(records)
 
     def write(self, step: int, event: str, **values: Any) -> None:
         """Adds a record."""
@@ -81,27 +76,5 @@ class Journal:
         return self._steps.get(event, 0)
 
     def spent(self, step: int) -> Spent:
-        """Tokens and compute by a step, those included that were spent in vain."""
+        """Tokens and compute by a step, those included that the run it comes from spent."""
         return self._account.until(self._recipe, step)
-
-    def rewind(self, spike: Diverged, failed_step: int, step: int, n_batches: int, loader_step: int) -> None:
-        """Goes back to a step, and says so: steps and `n_batches` of data are lost, their costs are not."""
-        n_rewinds, spent = self.n_rewinds + 1, self.spent(failed_step)
-        self.take_up(step)
-        self.write(
-            step,
-            REWOUND,
-            from_step=failed_step,
-            reason=spike.reason,
-            n_rewinds=n_rewinds,
-            n_batches_left_out=n_batches,
-            loader_step=loader_step,
-            tokens=spent.tokens,
-            training_flops=spent.training_flops,
-        )
-        self._account, self.n_rewinds = Spent(step, spent.tokens, spent.training_flops), n_rewinds
-
-    def loader_step_at(self, step: int, saved: int) -> int:
-        """Where the data go on after a step. saved: by its checkpoint, which a rewind to it may be younger than."""
-        rewound_to, loader_step = self._loader_step
-        return loader_step if rewound_to == step else saved

@@ -18,8 +18,6 @@ class KeepRules:
 
     last: int
     """The newest, so many."""
-    n_steps_back: int = 0
-    """What is newer than the newest that lies so far back is kept with it."""
     every: int | None = None
     """Those of its multiples, for good."""
     losses: Mapping[int, float] = field(default_factory=dict)
@@ -37,12 +35,11 @@ class KeepRules:
             for step, loss in held_out_losses.items()
             if config.keep_best and every is not None and (step % every == 0 or step == config.steps)
         }
-        return cls(config.keep_last, config.on_spike.n_steps_back, config.keep_every, candidates)
+        return cls(config.keep_last, config.keep_every, candidates)
 
     def kept(self, steps: Sequence[int]) -> set[int]:
         """The steps of those kept. steps: of all good ones, newest first."""
-        n_within = sum(step > steps[0] - self.n_steps_back for step in steps)
-        kept = set(steps[: max(self.last, n_within + 1)])
+        kept = set(steps[: self.last])
         kept |= {step for step in steps if self.every is not None and step % self.every == 0}
         best = self.best(steps)
         return kept if best is None else kept | {best}

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -22,7 +23,7 @@ from widthwise.training.pending_steps import PendingSteps, ReadStep
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.samples import Sampler
 from widthwise.training.saving import Saver
-from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record, way_back
+from widthwise.training.spikes import Diverged, check_step, checked_loss, skipped_record
 from widthwise.training.state import RunState
 from widthwise.training.stopping import SignalWatch, stopped_by
 from widthwise.training.validation import Validation, validate
@@ -78,7 +79,6 @@ class TrainingLoop:
         for damage in self._damaged:
             self.note(f"{damage}; went on from step {self.state.step} instead")
         self.journal.take_up(self.state.step)
-        self.loader.step = self.journal.loader_step_at(self.state.step, self.loader.step)
         self._started -= self.state.wall_seconds
 
     def _load(self, path: Path) -> None:
@@ -123,8 +123,7 @@ class TrainingLoop:
                 received = self._agreed_signal(watch)
                 self._save_if_due(must_save=received > 0 or self.state.step == self.config.steps)
             except Diverged as spike:
-                self._go_back(spike)
-                continue
+                self._stop(spike)
             if received:
                 self._saver.wait()
                 raise self.processes.said(stopped_by(received, self.run.path, self.state.step, self.config.steps))
@@ -224,27 +223,12 @@ class TrainingLoop:
             **learner.objective.record(),
         )
 
-    def _go_back(self, spike: Diverged) -> None:
-        """To a checkpoint from before, and on from there behind the batch of the spike; see `train.on_spike`.
-
-        Raises RunFailed where the run is to stop. Killed at any moment, the run comes here again or has the record.
-        """
+    def _stop(self, spike: Diverged) -> NoReturn:
+        """Raises RunFailed, after the last checkpoint is written."""
         self._saver.wait()
-        failed, folder = self.state, self.run.checkpoints
-        try:
-            path = way_back(spike, failed.step, self.journal.n_rewinds, self.recipe, folder, self.processes)
-        except Diverged as last:
-            self.journal.write(last.step, "stopped", reason=last.reason)
-            lr, steps = self.learner.lr(last.step), self.config.steps
-            raise self.processes.said(last.failure(self.run.path, steps, lr, self._saved_step)) from None
-        loader_step = self.loader.step - (failed.step - spike.step)
-        self._load(path)
-        self.state.notes = failed.notes
-        n_batches, self.loader.step = loader_step - self.loader.step, loader_step
-        self._pending.clear()
-        self.processes.first(lambda: checkpoint_folder.discard_after(folder, self.state.step))
-        self.journal.rewind(spike, failed.step, self.state.step, n_batches, loader_step)
-        self.observer.starting(self.name, self.state.step, self.config.steps)
+        self.journal.write(spike.step, "stopped", reason=spike.reason)
+        lr, steps = self.learner.lr(spike.step), self.config.steps
+        raise self.processes.said(spike.failure(self.run.path, steps, lr, self._saved_step)) from None
 
     def _save_if_due(self, must_save: bool) -> None:
         """Saves a checkpoint unless the loss says that it would be of a failed run."""

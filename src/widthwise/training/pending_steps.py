@@ -25,10 +25,6 @@ class PendingSteps:
     def add(self, outcome: StepOutcome) -> None:
         self._outcomes.append(outcome)
 
-    def clear(self) -> None:
-        """Drops the outcomes without waiting for the device, as after a step back."""
-        self._outcomes.clear()
-
     def read(self, last_step: int) -> list[ReadStep]:
         """Waits for the device, and returns all of them in order. last_step: the number of the newest."""
         outcomes, self._outcomes = self._outcomes, []

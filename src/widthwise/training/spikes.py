@@ -1,21 +1,18 @@
-"""What a run does about spikes: which steps make their update, and where it goes on after it has diverged."""
+"""What a run does about spikes: which steps make their update, and when it has diverged."""
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from widthwise.recipe.recipe import Recipe
 from widthwise.recipe.spikes import SpikePolicy, StopAtSpike
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.records.record import finite
-from widthwise.records.run import DESCENTS, REWOUND
 from widthwise.run_dir import RunDiverged
-from widthwise.training.checkpoint_folder import latest_valid, step_of
 from widthwise.training.processes import ALONE, Processes
 from widthwise.training.state import RunState
 
@@ -38,10 +35,6 @@ class Diverged(Exception):
             f"lower optimizer.lr or more schedule.warmup_steps; {kept}"
         )
         return RunDiverged(message, self.step)
-
-    def but(self, why: str) -> "Diverged":
-        """The same, with why the run did not go back."""
-        return Diverged(self.step, f"{self.reason}; {why}")
 
 
 class Gate:
@@ -82,30 +75,6 @@ class Gate:
 ALWAYS_OPEN = Gate(StopAtSpike(), ALONE)
 
 
-def way_back(spike: Diverged, step: int, n_rewinds: int, recipe: Recipe, folder: Path, processes: Processes) -> Path:
-    """The checkpoint that a run goes back to. Raises Diverged where it is to stop instead.
-
-    It is never one of before a growth: that would have to be made again. step: where the run stands; n_rewinds: how
-    often it went back before; folder: of the checkpoints.
-    """
-    policy = recipe.train.on_spike
-    if n_rewinds >= policy.most_rewinds:
-        raise spike.but(f"it went back {n_rewinds} times before (train.on_spike.max_rewinds)") if n_rewinds else spike
-    path, _ = latest_valid(folder, processes, spike.step - policy.n_steps_back)
-    if path is None:
-        margin = f"train.on_spike.margin_steps = {policy.n_steps_back}"
-        raise spike.but(f"no good checkpoint to go back to lies {margin} steps before it")
-    if recipe.phase_at(step_of(path)).start != recipe.phase_at(step).start:
-        raise spike.but(f"the model has grown since the checkpoint of step {step_of(path)}, to which it cannot go back")
-    return path
-
-
-def last_rewind(records: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The record of the last time that a run itself, not one that it comes from, went back. records: metrics.jsonl."""
-    *_, last = (None, *(record for record in records if record["event"] in (*DESCENTS, REWOUND)))
-    return last if last is not None and last["event"] == REWOUND else None
-
-
 def skipped_record(loss: float, grad_norm: float) -> dict[str, float | None]:
     """What is recorded of a step that made no update. A number that is not finite is None."""
     found = {"loss": loss, "grad_norm": grad_norm}
@@ -118,9 +87,6 @@ def notes_on_spikes(records: Sequence[Mapping[str, Any]]) -> list[str]:
     if steps:
         first = ", ".join(map(str, steps[:5])) + (", ..." if len(steps) > 5 else "")
         notes.append(f"{len(steps)} step{'s' * (len(steps) > 1)} without an update, because of the gradient: {first}")
-    if (last := last_rewind(records)) is not None:
-        times = "once" if last["n_rewinds"] == 1 else f"{last['n_rewinds']} times, the last time"
-        notes.append(f"went back {times} from step {last['from_step']} to {last['step']}: {last['reason']}")
     return notes
 
 

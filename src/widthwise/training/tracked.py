@@ -10,22 +10,15 @@ from typing import Any
 from widthwise.config_io import UserError
 from widthwise.data.extras import require
 from widthwise.files import read_json_mapping, read_text, write_atomic
-from widthwise.records.run import REWOUND
 from widthwise.run_dir import RunDir
 from widthwise.training.launch import is_silent
 from widthwise.training.observer import Observer, Relay, Silence
-from widthwise.training.tracking.interface import TrackedRun, Tracker, values_of
-from widthwise.training.tracking.mlflow_tracker import MLflowTracker
-from widthwise.training.tracking.tensorboard_tracker import TensorBoardTracker
-from widthwise.training.tracking.trackio_tracker import TrackioTracker
-from widthwise.training.tracking.wandb_tracker import WandbTracker
+from widthwise.training.trackers import TensorBoardTracker, TrackedRun, Tracker, WandbTracker, values_of
 from widthwise.yaml_io import parse_yaml
 
 TRACKERS: Mapping[str, type[Tracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandbTracker,
-    "trackio": TrackioTracker,
-    "mlflow": MLflowTracker,
 }
 STATE = "tracking.json"
 """File of a run: for each tracker what it calls the run, and how far it has been told of it."""
@@ -110,7 +103,7 @@ class _Follower:
         with self._harmless():
             before = dict(self._sent)
             for record in records:
-                if _place(record) > self._sent.get(record["event"], -1):
+                if record["step"] > self._sent.get(record["event"], -1):
                     self._send(record)
             if self._sent != before:
                 self._keep_state()
@@ -118,11 +111,8 @@ class _Follower:
     def _send(self, record: Mapping[str, Any]) -> None:
         if self._tracker is None:
             return
-        if record["event"] == REWOUND:
-            self._tracker.rewind(record["step"])
-            self._sent = {event: min(place, record["step"]) for event, place in self._sent.items() if event != REWOUND}
         self._tracker.log(record["step"], values_of(record))
-        self._sent[record["event"]] = _place(record)
+        self._sent[record["event"]] = record["step"]
 
     def close(self) -> None:
         with self._harmless():
@@ -149,8 +139,3 @@ class _Follower:
             self._tracker = None
             reason = " ".join(str(error).split()) or type(error).__name__
             self._say(f"{self._folder}: --track {self._name} has failed, and the run goes on without it ({reason})")
-
-
-def _place(record: Mapping[str, Any]) -> int:
-    """Grows with the records of one event; a run may go back twice to the same step."""
-    return record["n_rewinds"] if record["event"] == REWOUND else record["step"]

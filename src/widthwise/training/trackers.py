@@ -1,10 +1,15 @@
-"""What a tracker is: it receives the records of a run and keeps them for a program that draws them."""
+"""Trackers: each gives the records of a run to a program that draws them."""
 
+import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
+
+from widthwise.data.extras import require
 
 PROJECT = "widthwise"
 """Under which trackers file runs, where the user's environment says nothing else."""
@@ -55,12 +60,63 @@ class Tracker(ABC):
     def log(self, step: int, values: Values) -> None:
         """Takes the numbers of one record of metrics.jsonl. step: of the record."""
 
-    def rewind(self, step: int) -> None:  # noqa: B027 (most cannot take anything back)
-        """The run goes back to a step: later values are void, if they can still be withdrawn."""
-
     @abstractmethod
     def close(self, is_finished: bool) -> None:
         """Writes what is not written yet. is_finished: whether the run has a result."""
+
+
+class TensorBoardTracker(Tracker):
+    """Event files in the folder of the run, which `tensorboard --logdir runs` shows: numbers as scalars of double
+    precision, words as text."""
+
+    module, extra = "tensorboard", "tensorboard"
+
+    def __init__(self, run: TrackedRun):
+        writing = require("torch.utils.tensorboard", self.extra)
+        self._writer = writing.SummaryWriter(str(run.folder / "tensorboard"), flush_secs=10)
+        self.id = "tensorboard"
+        if run.id is None:
+            self._writer.add_text("recipe", f"```\n{json.dumps(run.recipe, indent=2)}\n```", 0)
+
+    def log(self, step: int, values: Values) -> None:
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, step)
+            else:
+                self._writer.add_scalar(name, value, step, new_style=True, double_precision=True)
+
+    def close(self, is_finished: bool) -> None:
+        self._writer.close()
+
+
+class WandbTracker(Tracker):
+    """One row of the history for each record: offline in the folder of the run, unless WANDB_MODE says otherwise;
+    `wandb sync` sends it."""
+
+    module, extra = "wandb", "wandb"
+
+    def __init__(self, run: TrackedRun):
+        wandb = require("wandb", self.extra)
+        self.id = run.id or uuid4().hex[:12]
+        self._run = wandb.init(
+            id=self.id,
+            resume="allow",
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=run.name,
+            group=run.group,
+            dir=str(run.folder),
+            config=dict(run.recipe),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            reinit="create_new",  # several runs may be at work in one process
+            settings=wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Values) -> None:
+        self._run.log({**values, "step": step})
+
+    def close(self, is_finished: bool) -> None:
+        self._run.finish(exit_code=0 if is_finished else 1)
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float | str]:
