@@ -1,18 +1,16 @@
 """`widthwise design`: solve a shape for a budget and write a recipe."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
-from widthwise.config_io import UserError
 from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
 
 if TYPE_CHECKING:
-    from widthwise.recipe.design import ShapeRequest
+    pass
 
 
 def design(
@@ -29,14 +27,9 @@ def design(
         str,
         typer.Option(
             help="What to match: params, layer_params (attention and feed-forward), active_params, flops, flops_causal "
-            "or kv_bytes; or step_time: params, with the turn, where not given, chosen so that a training step is "
-            "predicted to be the shortest."
+            "or kv_bytes."
         ),
     ] = "params",
-    rates: Annotated[
-        Path | None,
-        typer.Option(help="For step_time: rates of a machine, as JSON; default: this machine's, measured once."),
-    ] = None,
     rounding: Annotated[
         str, typer.Option(help="nearest (the paper's) or balanced (closer to the budget).")
     ] = "balanced",
@@ -53,45 +46,16 @@ def design(
     from widthwise.recipe.design import ShapeRequest, design_recipe
 
     request = ShapeRequest(kind, turn_layer, turn_width, quantum, match, rounding, budget)
-    if match == "step_time":
-        text, summary = _fastest(base, request, rates, overrides or (), out)
-    elif rates is not None:
-        raise UserError("--rates: needs --match step_time")
-    else:
-        text, summary = design_recipe(base, request, overrides or (), out)
+    text, summary = design_recipe(base, request, overrides or (), out)
     if as_json:
         say_json(summary)
     else:
         say_tables(layer_table(summary), cost_table(summary))
         if "budget" in summary:
             say(budget_line(summary["budget"]))
-        if "step_time" in summary:
-            say(step_time_line(summary["step_time"]))
         if out is None:
             say(text)
             say_next_with_out("RECIPE")
         else:
             say(f"wrote {out}")
             say_next("widthwise", "train", out)
-
-
-def _fastest(
-    base: Path, request: "ShapeRequest", rates: Path | None, overrides: Sequence[str], out: Path | None
-) -> tuple[str, dict[str, Any]]:
-    from widthwise.recipe.fastest import design_fastest
-    from widthwise.recipe.recipe import parse_recipe
-    from widthwise.runs.rates import faster_precision, known_rates
-    from widthwise.yaml_io import read_recipe
-
-    recipe = parse_recipe(read_recipe(base, overrides), str(base)).settled(faster_precision)
-    return design_fastest(base, request, known_rates(recipe.train.settled_precision, rates), overrides, out)
-
-
-def step_time_line(found: dict[str, Any]) -> str:
-    """What the step of the shape chosen is predicted to take, from its inspection."""
-    own, uniform = found["predicted_seconds"], found["uniform_seconds"]
-    left_out = f", {found['n_left_out']} left out" if found["n_left_out"] else ""
-    return (
-        f"step: {own:.3g} s predicted, uniform {uniform:.3g} s ({own / uniform:.3f}); the shortest of "
-        f"{found['n_candidates']} shapes of equal parameters{left_out}, whatever their loss"
-    )

@@ -34,7 +34,7 @@ from widthwise.records.record import finite
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import command_line
-from widthwise.runs.rates import chosen_precision, step_seconds
+from widthwise.runs.speed import chosen_precision, step_seconds
 from widthwise.runs.train import train_or_resume
 from widthwise.training.launch import is_launched
 from widthwise.training.observer import Observer, Silence

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A sum of parts. Everything but the parameters and `n_products` is per token."""
+    """A sum of parts. Everything but the parameters is per token."""
 
     params: float = 0
     active_params: float = 0
@@ -26,10 +26,6 @@ class Cost:
     """Numbers of the compute type that autograd keeps from forward to backward, nothing recomputed."""
     activation_fp32_elements: float = 0
     """The same for numbers kept in fp32 whatever the compute type: norm and softmax statistics."""
-    product_elements: float = 0
-    """Numbers that the matrix products of the forward pass read and write, their weights and attention apart."""
-    n_products: float = 0
-    """Matrix products of a forward pass, however many tokens it has; attention apart."""
 
     def __add__(self, other: "Cost") -> "Cost":
         theirs = vars(other)
@@ -61,8 +57,7 @@ def linear(n_in: float, n_out: float, n_vectors: float = 1) -> Cost:
     whoever produces it.
     """
     params = n_in * n_out
-    product = Cost(flops=2 * params * n_vectors, product_elements=(n_in + n_out) * n_vectors, n_products=1)
-    return Cost(params=params, active_params=params) + product
+    return Cost(params=params, active_params=params, flops=2 * params * n_vectors)
 
 
 def vector(n: float) -> Cost:

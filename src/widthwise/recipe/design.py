@@ -34,8 +34,7 @@ class ShapeRequest:
     quantum: int | None = None
     """Widths are multiples of this."""
     match: str = "params"
-    """What is matched: params, layer_params, active_params, flops, flops_causal or kv_bytes. `recipe.fastest` answers
-    step_time."""
+    """What is matched: params, layer_params, active_params, flops, flops_causal or kv_bytes."""
     rounding: str = "balanced"
     """`nearest` (the paper's) or `balanced` (closer to the budget)."""
     budget: str | None = None

@@ -44,7 +44,7 @@ class TrainConfig(Config):
     """How long a process waits for the others within a step before it says which one is missing, and ends."""
     precision: Literal["auto", "fp32", "bf16"] = "bf16"
     """Type of the matrix products; weights and optimizer state are fp32. `auto`: bf16 if the machine that starts the
-    run multiplies it clearly faster than fp32 (`runs.rates.faster_precision`), else fp32; predictions count bf16."""
+    run multiplies it clearly faster than fp32 (`runs.speed.faster_precision`), else fp32; predictions count bf16."""
     compile: bool = False
     """Compile each layer. Pays on a GPU, and on a CPU in runs of more than about ten minutes."""
     activation_checkpointing: ActivationCheckpointing = "none"

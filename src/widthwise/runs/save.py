@@ -17,7 +17,7 @@ from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import KEY, TOKENIZER_KEY, TokenizerIdentity, identity_of
 from widthwise.runs.environment import environment
-from widthwise.runs.rates import faster_precision
+from widthwise.runs.speed import faster_precision
 from widthwise.training import checkpoint
 from widthwise.training.state import RunState
 from widthwise.yaml_io import to_yaml

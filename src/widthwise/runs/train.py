@@ -22,8 +22,8 @@ from widthwise.runs.data_identity import (
 from widthwise.runs.data_shelf import DataShelf
 from widthwise.runs.environment import REPRODUCED_WITH, environment
 from widthwise.runs.other_work import OtherWork
-from widthwise.runs.rates import chosen_precision
 from widthwise.runs.result import is_analysed, run_result
+from widthwise.runs.speed import chosen_precision
 from widthwise.runs.trained import check_tokenizer
 from widthwise.training import checkpoint_folder
 from widthwise.training.joining import joined

@@ -81,7 +81,7 @@ def discover(plan: DiscoveryPlan, folder: Path, observer: Observer, command: str
     (discovered.yaml) and that of its comparison with rivals (rivals.yaml). Raises UserError where the folder holds
     another search."""
     from widthwise.runs.environment import environment  # needs torch, which a recipe's schema does not
-    from widthwise.runs.rates import chosen_precision
+    from widthwise.runs.speed import chosen_precision
 
     plan = plan.settled(partial(chosen_precision, folder, observer))
     task, config = plan.task, plan.config

@@ -19,7 +19,7 @@ from widthwise.records.record import finite
 from widthwise.records.sweep import Sweep
 from widthwise.run_dir import RunFailed
 from widthwise.runs.data_shelf import DataShelf
-from widthwise.runs.rates import chosen_precision
+from widthwise.runs.speed import chosen_precision
 from widthwise.training.launch import OfOneProcess
 from widthwise.training.observer import Observer, Silence
 from widthwise.training.stopping import interruption_adds

@@ -53,8 +53,6 @@ class Routing(Config):
             params=self.n_experts * expert.params,
             active_params=self.top_k * expert.params,
             flops=self.top_k * expert.flops,
-            product_elements=self.top_k * expert.product_elements,
-            n_products=self.n_experts * expert.n_products,
             activation_elements=self.top_k * 2 * d_expert,
         )
         shared = swiglu_cost(d_model, d_shared, d_out) if np.any(d_shared) else Cost()

@@ -28,8 +28,6 @@ def site_cost(
     n_learned = n_coefficients if writes == "all" else n_read + n_slots + 1
     mixing = Cost(
         flops=2 * n_slots * n_coefficients * slot_width,
-        product_elements=(3 * n_slots + n_read + n_write) * slot_width,
-        n_products=3,
         activation_elements=n_write * slot_width,
         activation_fp32_elements=n_slots * slot_width / state_every,
     )
