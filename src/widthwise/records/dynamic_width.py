@@ -47,34 +47,6 @@ class ForcedLoss(Record):
     loss: float
 
 
-class OracleLayer(Record):
-    """A layer beside the oracle that gives each of its tokens a width."""
-
-    layer: int = pydantic.Field(ge=1)
-    chosen: Known = None
-    """Mean fraction that tokens choose; None in a model that does not choose."""
-    oracle: float
-    """Mean fraction that the oracle gives them."""
-    correlation: Correlation | None = None
-    """How the two go together over tokens; None where one of them does not vary."""
-
-
-class WidthOracle(Record):
-    """Held-out losses with the same mean width, given to tokens in different ways."""
-
-    n_tokens: int
-    n_fitted_tokens: int
-    """Other tokens, to which the scores of `fitted` were fitted."""
-    mean_fraction: float
-    fractions: Sequence[float]
-    """Those that an oracle chooses from."""
-    losses: Mapping[str, float]
-    """chosen: as tokens choose; by_layer: one width a layer, the mean of those; shuffled: those in random order;
-    uniform: one width for all; oracle_of_tokens and oracle: see `analysis.dynamic_width.oracle`, one width a token and
-    one a layer and token; fitted: as the oracle, by linear scores fitted to what it measures."""
-    layers: Sequence[OracleLayer] = pydantic.Field(min_length=1)
-
-
 class TokenWidths(Record):
     """Statistics of the dynamic-width layers of a model over held-out text."""
 
@@ -89,5 +61,3 @@ class TokenWidths(Record):
     """Mean fraction by frequency of the token, the most frequent tenth first."""
     by_token_class: Mapping[str, float] = pydantic.Field(default_factory=dict)
     forced: Sequence[ForcedLoss] = ()
-    oracle: WidthOracle | None = None
-    """Only in an analysis."""

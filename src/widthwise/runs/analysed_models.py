@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import torch
 
 from widthwise.analysis.decoder_subject import DecoderSubject
-from widthwise.analysis.dynamic_width.oracle import width_oracle
 from widthwise.analysis.hf_subject import HFSubject
 from widthwise.analysis.subject import Subject
 from widthwise.config_io import UserError
@@ -123,8 +122,6 @@ class RunSource(ModelSource):
 def _analyses(model: Decoder, held_out: HeldOut) -> dict[str, Any]:
     widths = validate(model, held_out).token_widths if dynamic_layers(model.config) else None
     found = model_analyses(model, held_out, widths)
-    if widths is not None:
-        found["token_widths"] = {**found["token_widths"], "oracle": width_oracle(model, held_out)}
     config, seq_len = model.config, held_out.seq_len
     return {
         **found,

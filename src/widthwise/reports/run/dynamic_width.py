@@ -17,7 +17,6 @@ from widthwise.reports.page.plots import INCHES
 from widthwise.reports.page.svg import CARD, INK, Style, draw
 from widthwise.reports.page.table import Table
 from widthwise.reports.page.ticks import number_axis
-from widthwise.reports.run.width_oracle import oracle_figures, oracle_tables
 
 
 @dataclass(frozen=True)
@@ -28,8 +27,6 @@ class DynamicWidthSection:
     summary: Table
     layer_tables: list[Table]
     token_tables: list[Table]
-    oracle_figures: list[Panel]
-    oracle_tables: list[Table]
 
 
 def dynamic_width_section(
@@ -47,8 +44,6 @@ def dynamic_width_section(
         _summary(found),
         [_layer_table(name, widths) for name, widths in found.items()],
         _token_tables(found),
-        oracle_figures(found, styles),
-        oracle_tables(found),
     )
 
 
