@@ -70,10 +70,6 @@ def evaluate(
         list[str] | None,
         typer.Option(rich_help_panel=TASKS, metavar="NAME=N", help="Weight in a mean, of a text or a suite's task."),
     ] = None,
-    flips: Annotated[
-        int | None,
-        typer.Option(rich_help_panel=TASKS, min=1, help="Show this many items of a task that only one run has right."),
-    ] = None,
     limit: Annotated[
         int | None, typer.Option(rich_help_panel=TASKS, min=1, help="Use only this many items of each task.")
     ] = None,
@@ -126,7 +122,7 @@ def evaluate(
     Example: `widthwise eval runs/quickstart/runs/uniform-seed1 runs/quickstart/runs/x-seed1 --text README.md`
     """
     from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-    from widthwise.cli.eval_table import evaluation_tables, flipped_table
+    from widthwise.cli.eval_table import evaluation_tables
     from widthwise.cli.progress import LineObserver, shown_progress
     from widthwise.config_io import parse
     from widthwise.evaluation.differences import all_differences, baselines_of, without_items
@@ -136,7 +132,6 @@ def evaluate(
     from widthwise.reports.writing import check_kind, write_report
     from widthwise.runs.environment import command_line
     from widthwise.runs.evaluate import EvaluationConfig, evaluate_run, save_evaluation
-    from widthwise.runs.flipped import flipped_items
     from widthwise.runs.trained import kept_steps
 
     asked = {
@@ -161,11 +156,6 @@ def evaluate(
     config = parse(EvaluationConfig, asked, "eval")
     if every_checkpoint and step is not None:
         raise UserError(f"--step: got {step} beside --every-checkpoint; give one of them")
-    if flips is not None and (len(runs) == 1 or not (task_file or local)):
-        raise UserError(f"--flips: got {flips}; it needs several runs, and tasks from files")
-    if flips is not None and (as_json or every_checkpoint):
-        other = "--json" if as_json else "--every-checkpoint"
-        raise UserError(f"--flips: conflicts with {other}; it shows questions of one checkpoint of each run as tables")
     beside = baselines_of([str(run) for run in runs], _named_pairs("--baseline", "RUN=BASELINE", baseline or []))
     if report is not None:
         check_kind(report, EvaluationTable.file_name)
@@ -189,13 +179,7 @@ def evaluate(
     if as_json:
         say_json({"runs": [without_items(each) for each in records], "differences": differences})
         return
-    tables = (tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences)
-    if flips is not None:
-        tables += [
-            flipped_table(each["run"], each["baseline"], flipped_items(config, each["differences"], flips))
-            for each in differences
-        ]
-    say_tables(*tables)
+    say_tables(*(tables_by_checkpoint if every_checkpoint else evaluation_tables)(records, differences))
     for file in files:
         say(f"wrote {file}")
 

@@ -3,23 +3,19 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from widthwise.evaluation.estimate import FEWEST_BLOCKS, Metrics
 from widthwise.evaluation.paper_tasks import is_share
 from widthwise.evaluation.perplexity import BLOCK_BYTES
 from widthwise.records.estimate import CONFIDENCE
-from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, shorten, signed
+from widthwise.reports.page.formats import MISSING, clean, counted, fixed, percentage, signed
 from widthwise.reports.page.table import Table
-
-if TYPE_CHECKING:
-    from widthwise.runs.flipped import Flipped
 
 N_DECIMALS = 4
 LARGE = 1e6
 """From here on, numbers are written with an exponent: the perplexity of a whole answer is unbounded."""
 NAME_LETTERS = 32
-QUESTION_LETTERS = 60
 NAMES, ERROR = ("", "metric"), "std. error"
 FLIPPED = ("gained", "lost", "p")
 
@@ -181,20 +177,6 @@ def difference_table(run: str, baseline: str, entries: Iterable[dict[str, Any]])
     note = "gained, lost: items that only this run or only the baseline has right; p: exact test of McNemar"
     title = f"{_tail(run)} minus {_tail(baseline)}, item by item"
     return Table(title, header, rows, words=NAMES, note=note if is_flipped else "")
-
-
-def flipped_table(run: str, baseline: str, items: "Iterable[Flipped]") -> Table:
-    """The questions of items that flipped between two runs."""
-    rows, previous = [], ("", "")
-    for item in items:
-        name = "" if item[:2] == previous else f"{_tail(item.on)}, {item.metric}"
-        previous = item[:2]
-        question = clean(item.question)
-        end = question if len(question) <= QUESTION_LETTERS else f"…{question[1 - QUESTION_LETTERS :]}"
-        place = item.place.rpartition(": ")[2]
-        rows.append([name, "gained" if item.is_gained else "lost", place, f"{end} → {shorten(item.answer, 40)}"])
-    words = ("", "flip", "where", "question → right answer")
-    return Table(f"Items that only {_tail(run)} (gained) or {_tail(baseline)} (lost) has right", words, rows, words)
 
 
 def _shown(metric: str, estimate: Mapping[str, Any]) -> list[str]:

@@ -51,10 +51,6 @@ class Item(Config):
         """Contexts and continuations to be scored."""
 
     @abstractmethod
-    def right_pair(self, delimiter: str) -> tuple[str, str]:
-        """The one of `pairs` that is right."""
-
-    @abstractmethod
     def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
         """Measure -> score of the item. found: the likelihoods, one per pair."""
 
@@ -83,9 +79,6 @@ class _Choice(Item):
     @property
     def chance(self) -> float:
         return 1 / len(self.options)
-
-    def right_pair(self, delimiter: str) -> tuple[str, str]:
-        return self.pairs(delimiter)[self.gold]
 
     @pydantic.model_validator(mode="after")
     def _check_gold(self) -> "_Choice":
@@ -160,10 +153,7 @@ class Cloze(Item):
         return 0.0
 
     def pairs(self, delimiter: str) -> list[tuple[str, str]]:
-        return [self.right_pair(delimiter)]
-
-    def right_pair(self, delimiter: str) -> tuple[str, str]:
-        return self.context + delimiter, self.continuation
+        return [(self.context + delimiter, self.continuation)]
 
     def scores(self, found: Sequence[Continuation]) -> dict[str, float]:
         return {"acc": float(found[0].is_greedy), **self.answer_scores(found[0].log_likelihood)}
