@@ -5,7 +5,7 @@ PIECE_SECONDS ?= 480
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install quickstart test check docs compare-small compare-ffn compare-virtual-width compare-growth evidence evidence-gpu bench bench-gpu clean
+.PHONY: install quickstart test test-hard mutants check docs compare-small compare-ffn compare-virtual-width compare-growth evidence evidence-gpu bench bench-gpu clean
 
 install: .venv/installed
 
@@ -27,8 +27,14 @@ install: .venv/installed
 quickstart: install
 	$(BIN)/widthwise compare configs/quickstart.yaml
 
-test: .venv/installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# What protects a commit, and what takes longer. SHUFFLE=7 runs either in a drawn order.
+test test-hard: .venv/installed-dev
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		-m '$(if $(filter test,$@),not )hard' $(if $(SHUFFLE),--shuffle $(SHUFFLE))
+
+# Which test catches each of the wrong lines of tests/mutants.yaml.
+mutants: .venv/installed-dev
+	$(BIN)/python tests/mutants.py
 
 check: .venv/installed-dev
 	$(BIN)/ruff format --check

@@ -40,6 +40,7 @@ class Box(Config):
 
 def check_message(error: UserError) -> None:
     assert len(str(error).splitlines()) == 1
+    assert len(str(error)) < 6000
     assert "pydantic" not in str(error)
 
 

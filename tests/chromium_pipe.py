@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-IN_CHROMIUM = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
-    ),
-]
-"""Marks of tests in a browser."""
+IN_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium: neither chromium, chromium-browser nor google-chrome found"
+)
+"""Mark of tests in a browser."""
 FLAGS = [
     "--headless",
     "--no-sandbox",

@@ -4,6 +4,8 @@ and fp64 for who asks."""
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,10 +16,15 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALL
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no worker is left alone with one of them at the end."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", metavar="SEED", help="files, and the tests of each, in an order drawn from SEED")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if seed := config.getoption("--shuffle"):
+        Random(seed).shuffle(items)
+        places: dict[Path, int] = {}
+        items.sort(key=lambda item: places.setdefault(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -71,7 +78,7 @@ def float64() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A page in a headless Chromium; goes with the marks IN_CHROMIUM."""
+    """A page in a headless Chromium; goes with the mark IN_CHROMIUM."""
     with chromium_page(str(CHROMIUM), tmp_path_factory.mktemp("profile")) as page:
         page.call("Emulation.setFocusEmulationEnabled", enabled=True)
         yield page

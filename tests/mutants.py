@@ -2,7 +2,7 @@
 
     python tests/mutants.py [--out FILE] [--only PART-OF-PATH]
 
-Runs the tests nearest to the line first, up to the first that fails, then those of the rooms that use it; slow tests
+Runs the tests nearest to the line first, up to the first that fails, then those of the rooms that use it; hard tests
 are left out until nothing else has failed.
 """
 
@@ -60,8 +60,8 @@ class Mutant(NamedTuple):
         near = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if names_it.search(path.read_text())]
         rooms = [f"tests/{each}" for each in (room, *USED_BY.get(room, ())) if (ROOT / "tests" / each).is_dir()]
         if near:
-            yield [str(Path(path).relative_to(ROOT)) for path in near]
-        yield from ([*rooms, "-m", f"{mark} slow"] for mark in ("not", ""))
+            yield [*(str(Path(path).relative_to(ROOT)) for path in near), "-m", "not hard"]
+        yield from ([*rooms, "-m", mark] for mark in ("not hard", "hard"))
 
 
 def caught_by(mutant: Mutant) -> str | None:

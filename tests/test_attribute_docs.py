@@ -27,11 +27,8 @@ def of_fields(config: type[Config]) -> dict[str, str]:
     return {name: text for name, text in attribute_docs(config).items() if name in config.model_fields}
 
 
-def test_a_field_declared_anew_leaves_the_docstring_of_the_base():
+def test_a_field_declared_anew_leaves_the_docstring_of_the_base_and_a_class_without_source_has_none():
     assert of_fields(Derived) == {"kept": "A field of the base.", "own": "Two\nlines."}
-
-
-def test_a_class_without_source_has_none():
     namespace = {"Config": Config}
     exec("class Typed(Config):\n    size: int = 1\n    'A size.'", namespace)
     assert of_fields(namespace["Typed"]) == {}

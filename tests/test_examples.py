@@ -29,12 +29,14 @@ def _cells(notebook: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in data["cells"] if cell["cell_type"] == "code") + "\n"
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_is_short_and_runs(script: Path, tmp_path: Path) -> None:
     assert len(script.read_text().splitlines()) < 60
     assert SAYS[script.stem] in said_by_script(1, script, folder=tmp_path)[0]
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_of_a_notebook_run_in_order(notebook: Path, tmp_path: Path) -> None:
     if notebook.stem == "grow_a_llama":

@@ -1,4 +1,7 @@
+"""A change laid over a recipe: another kind, or another sort of data, replaces what was said of the one before."""
+
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -21,16 +24,10 @@ def test_another_kind_replaces_the_section():
     assert base == {"f": {"kind": "a", "x": 1, "y": 2}}
 
 
-@pytest.mark.parametrize("before", SECTIONS)
-@pytest.mark.parametrize("after", SECTIONS)
-def test_another_sort_of_source_replaces_the_one_before_and_what_was_said_of_it(before, after):
-    expected = after if before is not after else before
-    assert merge({"data": before, "x": 1}, {"data": after}) == {"data": expected, "x": 1}
-
-
 @pytest.mark.parametrize(
     ("before", "change", "expected"),
     [
+        *((before, after, after) for before, after in product(SECTIONS, SECTIONS)),
         (CORPUS, {"corpus": "python-stdlib"}, {**CORPUS, "corpus": "python-stdlib"}),
         (CORPUS, {"held_out": 0.2}, {**CORPUS, "held_out": 0.2}),
         (PATH, {"path": "other", "verify": "sizes"}, {**PATH, "path": "other", "verify": "sizes"}),
@@ -39,45 +36,37 @@ def test_another_sort_of_source_replaces_the_one_before_and_what_was_said_of_it(
         ({"tokenizer": "bytes"}, {"corpus": "synthetic"}, {"corpus": "synthetic", "tokenizer": "bytes"}),
         (CORPUS, {"path": None, "mixture": None}, {**CORPUS, "path": None, "mixture": None}),
         ({"corpus": "synthetic", "weight": 3}, {"path": "books"}, {"path": "books", "weight": 3}),
+        (
+            MIXTURE,
+            {"mixture": {"own": {"path": "books"}}},
+            {"mixture": {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}},
+        ),
     ],
 )
-def test_the_same_sort_of_source_is_merged_and_a_weight_is_not_of_the_source(before, change, expected):
+def test_another_sort_of_source_replaces_the_one_before_and_the_same_sort_is_merged(before, change, expected):
+    """A weight is not of the source, and within a mixture a source is replaced alone."""
     kept = copy.deepcopy(before)
-    assert merge(before, change) == expected
+    assert merge({"data": before, "x": 1}, {"data": change}) == {"data": expected, "x": 1}
     assert before == kept
 
 
-def test_a_source_within_a_mixture_is_replaced_alone():
-    merged = merge({"data": MIXTURE}, {"data": {"mixture": {"own": {"path": "books"}}}})
-    assert merged["data"]["mixture"] == {"web": MIXTURE["mixture"]["web"], "own": {"path": "books", "weight": 2}}
+def test_the_difference_laid_over_the_old_gives_the_new():
+    for before, after in product(SECTIONS, SECTIONS):
+        old = {"data": before, "m": {"kind": "a", "x": 1, "y": {"z": 2}}}
+        for model in ({"kind": "a", "x": 1, "y": {"z": 3}}, {"kind": "b", "x": 1}):
+            new = {"data": after, "m": model, "n": 5}
+            assert merge(old, difference(old, new)) == new
+        assert difference(old, copy.deepcopy(old)) == {}
 
 
-@pytest.mark.parametrize("before", SECTIONS)
-@pytest.mark.parametrize("after", SECTIONS)
-def test_the_difference_laid_over_the_old_gives_the_new(before, after):
-    old = {"data": before, "m": {"kind": "a", "x": 1, "y": {"z": 2}}}
-    for model in ({"kind": "a", "x": 1, "y": {"z": 3}}, {"kind": "b", "x": 1}):
-        new = {"data": after, "m": model, "n": 5}
-        assert merge(old, difference(old, new)) == new
-    assert difference(old, copy.deepcopy(old)) == {}
-
-
-def overridden(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
-    changed = copy.deepcopy(data)
+def overridden(before: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    changed = copy.deepcopy({"data": before})
     apply_overrides(changed, overrides)
-    return changed
+    return changed["data"]
 
 
-@pytest.mark.parametrize(
-    "overrides", [("data.path=x", "data.tokenizer=bpe-300"), ("data.tokenizer=bpe-300", "data.path=x")]
-)
-def test_overrides_are_one_change_whatever_their_order(overrides):
-    assert overridden({"data": CORPUS}, *overrides) == {"data": {"path": "x", "tokenizer": "bpe-300"}}
-
-
-@pytest.mark.parametrize(
-    ("before", "override", "expected"),
-    [
+def test_an_override_that_names_another_source_replaces_it():
+    for before, override, expected in (
         (CORPUS, "data.path=x", {"path": "x"}),
         (MIXTURE, "data.path=x", {"path": "x"}),
         (CORPUS, "data.mixture.web.path=x", {"mixture": {"web": {"path": "x"}}}),
@@ -85,15 +74,15 @@ def test_overrides_are_one_change_whatever_their_order(overrides):
         (CORPUS, "data.path=null", {**CORPUS, "path": None}),
         (CORPUS, "data={held_out: 0.2}", {"held_out": 0.2}),
         (PATH, "data.corpus=synthetic", {"corpus": "synthetic"}),
-    ],
-)
-def test_an_override_that_names_another_source_replaces_it(before, override, expected):
-    assert overridden({"data": before}, override) == {"data": expected}
+    ):
+        assert overridden(before, override) == expected, override
+    assert overridden(MIXTURE, "data.mixture.own.path=x")["mixture"]["own"] == {"path": "x", "weight": 2}
 
 
-def test_an_override_within_a_mixture_replaces_the_source_of_one():
-    own = overridden({"data": MIXTURE}, "data.mixture.own.path=x")["data"]["mixture"]["own"]
-    assert own == {"path": "x", "weight": 2}
+def test_overrides_are_one_change_whatever_their_order():
+    both = ("data.path=x", "data.tokenizer=bpe-300")
+    for overrides in (both, both[::-1]):
+        assert overridden(CORPUS, *overrides) == {"path": "x", "tokenizer": "bpe-300"}
 
 
 def test_a_child_recipe_takes_its_own_data(tmp_path):

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ranks import said_by_script
 
+pytestmark = pytest.mark.hard
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -11,20 +11,10 @@ from widthwise.recipe.recipe import Recipe, parse_recipe
 
 NO_SIZES = {
     *("norm_dim", "q_norm_dim", "k_norm_dim", "slot_norm_dim", "group_norm_dim"),  # divisors
-    *(
-        "steps",
-        "log_every",
-        "validate_every",
-        "checkpoint_every",
-        "keep_last",
-        "keep_every",
-        "loss_window_steps",
-        "state_every",
-    ),
+    *("steps", "log_every", "validate_every", "checkpoint_every", "keep_last", "keep_every", "loss_window_steps"),
     *("warmup_steps", "decay_steps", "rewarmup_steps", "freeze_steps", "at_step", "at_tokens", "after_step"),
-    *("validation_tokens", "c"),
-    *("max_skipped", "max_rewinds", "margin_steps", "norms_every", "max_tokens"),
-    *("layers", "seed"),  # numbers of layers that there are; checked against 2^63
+    *("state_every", "validation_tokens", "c", "max_skipped", "max_rewinds", "margin_steps", "norms_every"),
+    *("max_tokens", "layers", "seed"),  # layers: numbers of those that there are; seed: checked against 2^63
 }
 """Fields of whole numbers of which nothing is allocated."""
 
@@ -61,27 +51,20 @@ def recipe(**model: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("model", "path"),
-    [
+def test_what_lies_beyond_is_refused_with_its_path() -> None:
+    for model, path in (
         ({"ffn": {"kind": "swiglu", "d_ff": 999_999_999_999}}, "model.ffn.d_ff: got 999999999999"),
         ({"layers": {1: {"ffn": {"d_ff": 10**9}}}}, "model.layers.1: ffn.d_ff: got 1000000000"),
         ({"ffn": {"kind": "swiglu", "ratio": 1000.0}, "d_model": 2**20 - 16}, "model.layers.0.ffn.d_ff: got "),
-    ],
-)
-def test_what_lies_beyond_is_refused_with_its_path(model: dict[str, Any], path: str) -> None:
-    with pytest.raises(UserError) as found:
-        inspect_recipe(parse_recipe(recipe(**model), "recipe"))
-    assert path in str(found.value)
-    assert "1048576" in str(found.value)
+    ):
+        with pytest.raises(UserError) as found:
+            inspect_recipe(parse_recipe(recipe(**model), "recipe"))
+        assert path in str(found.value)
+        assert "1048576" in str(found.value)
 
 
 def test_a_model_at_the_bounds_is_counted_though_no_machine_holds_it() -> None:
-    model = {
-        "vocab_size": 2**24,
-        "d_model": 2**20,
-        "attention": {"n_heads": 2**16},
-        "ffn": {"kind": "swiglu", "d_ff": 2**20},
-    }
+    ffn = {"kind": "swiglu", "d_ff": 2**20}
+    model = {"vocab_size": 2**24, "d_model": 2**20, "attention": {"n_heads": 2**16}, "ffn": ffn}
     found = inspect_recipe(parse(Recipe, recipe(**model), "recipe"))
     assert found["params"]["total"] > 2**45

@@ -16,7 +16,7 @@ SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "CHANGELOG.
 FOLDERS = ("src", "configs", "docs")
 Shell = Callable[..., str]
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hard
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +65,9 @@ def shell(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     return run
 
 
-def test_the_package_is_the_wheels(shell: Shell) -> None:
+def test_the_quickstart_works_from_the_wheel(shell: Shell) -> None:
     printed = shell("python", "-c", "import sys, widthwise; print(widthwise.__file__); print(sys.prefix)").split()
     assert printed[0].startswith(printed[1])
-
-
-def test_the_quickstart_works(shell: Shell) -> None:
     assert "recipes to configs" in shell("widthwise", "init")
     tiny = ("data.corpus=synthetic", "data.tokenizer=bytes", "seq_len=32", "train.steps=3", "train.batch_size=2")
     short = ("schedule.warmup_steps=1", "train.validate_every=3", "train.validation_tokens=64")

@@ -44,20 +44,17 @@ def sublayers(model: Decoder) -> list[torch.nn.Module]:
 
 
 class Traffic:
-    """What every sublayer read and wrote in the last pass; a sublayer can be made to write a constant instead."""
+    """What every sublayer read and wrote in the last pass."""
 
     def __init__(self, model: Decoder):
         self.read: dict[int, Tensor] = {}
         self.written: dict[int, Tensor] = {}
-        self.constants: dict[int, Tensor] = {}
         for index, sublayer in enumerate(sublayers(model)):
             sublayer.register_forward_hook(self._hook(index))
 
     def _hook(self, index: int):
         def hook(module, args, output):
             self.read[index] = args[0].detach()
-            update, *choices = output if isinstance(output, tuple) else (output,)
-            self.written[index] = self.constants.get(index, update).detach()
-            return (self.written[index], *choices) if choices else self.written[index]
+            self.written[index] = (output[0] if isinstance(output, tuple) else output).detach()
 
         return hook

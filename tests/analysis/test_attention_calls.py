@@ -1,7 +1,10 @@
+"""The calls of attention that a model makes are seen, and their weights of the first key found again."""
+
 import math
 
 import pytest
 import torch
+from thinned import in_turn
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -40,21 +43,20 @@ def window() -> Tensor:
 NUMBERS = torch.linspace(-2, 1, N_TOKENS * N_TOKENS, dtype=torch.float64).view(N_TOKENS, N_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("n_kv_heads", "at_once"), [(4, 10**6), (2, 1), (2, 3 * N_TEXTS * N_HEADS * N_TOKENS), (1, 10**6)]
-)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"is_causal": True},
-        {"is_causal": True, "scale": 1.3},
-        {"attn_mask": window()},
-        {"attn_mask": window().expand(N_TEXTS, 1, -1, -1), "scale": 0.2},
-        {"attn_mask": NUMBERS.masked_fill(~window(), -math.inf)},
-        {"attn_mask": NUMBERS[:1]},
-    ],
-    ids=["plain", "causal", "causal_scaled", "window", "window_a_text", "numbers", "numbers_a_key"],
+@in_turn(
+    (("n_kv_heads", "at_once"), [(4, 10**6), (2, 1), (2, 3 * N_TEXTS * N_HEADS * N_TOKENS), (1, 10**6)]),
+    (
+        "options",
+        [
+            {},
+            {"is_causal": True},
+            {"is_causal": True, "scale": 1.3},
+            {"attn_mask": window()},
+            {"attn_mask": window().expand(N_TEXTS, 1, -1, -1), "scale": 0.2},
+            {"attn_mask": NUMBERS.masked_fill(~window(), -math.inf)},
+            {"attn_mask": NUMBERS[:1]},
+        ],
+    ),
 )
 def test_weights_are_those_of_the_fused_function(monkeypatch, options, n_kv_heads, at_once):
     monkeypatch.setattr(attention_calls, "SCORES_AT_ONCE", at_once)

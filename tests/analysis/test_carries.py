@@ -66,13 +66,8 @@ def test_a_shift_register_is_a_hard_window_over_as_many_updates_as_there_are_slo
         assert site["spectrum"]["product_norm"] == (1 if index + 1 < n else 0)
 
 
-def test_a_share_counts_the_nearest_sources():
-    assert window_share([4.0, 3.0, 2.0, 1.0], 2) == 0.3
-    assert window_share([4.0], 2) == 1.0
-    assert window_share([0.0, 0.0], 2) is None
-
-
-def test_gates_of_either_sign_are_hard():
+def test_a_share_counts_the_nearest_sources_and_gates_of_either_sign_are_hard():
+    assert [window_share(each, 2) for each in ([4.0, 3.0, 2.0, 1.0], [4.0], [0.0, 0.0])] == [0.3, 1.0, None]
     assert gate_distance(torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])).tolist() == [0.0]
     assert gate_distance(torch.tensor([[[0.5, -0.75], [1.25, 2.0]]])).tolist() == [(0.5 + 0.25 + 0.25 + 1) / 4]
 

@@ -1,3 +1,5 @@
+"""Models of transformers are seen as they are, and as ours are."""
+
 from typing import Any
 
 import numpy as np
@@ -88,24 +90,6 @@ def test_values_are_those_of_what_transformers_itself_returns(name):
     assert found["logit_lens"][-1]["target_log_prob"] == pytest.approx(-losses.item(), abs=1e-5)
 
 
-def test_activations_are_what_the_gate_and_up_projections_make():
-    model, texts = hf_model(*CONFIGS["llama"]), windows()
-    found = summary(HFSubject(model), texts)
-    layer = model.model.layers[0]
-    with torch.no_grad():
-        states = model.model(texts[:, :-1], output_hidden_states=True).hidden_states[0]
-        mask = torch.full((11, 11), -torch.inf, dtype=torch.float64).triu(1)[None, None]
-        places = torch.arange(11)[None]
-        rotary = model.model.rotary_emb(states, places)
-        attended, _ = layer.self_attn(layer.input_layernorm(states), position_embeddings=rotary, attention_mask=mask)
-        x = layer.post_attention_layernorm(states + attended)
-        units = (torch.nn.functional.silu(layer.mlp.gate_proj(x)) * layer.mlp.up_proj(x)).flatten(0, 1).abs().numpy()
-    entry = found["activations"][0]
-    assert (entry["layer"], entry["block"], entry["d_ff"]) == (1, 1, 21)
-    assert entry["density"] == pytest.approx([(units > threshold).mean() for threshold in OPTIONS.thresholds])
-    assert entry["utilisation"] == pytest.approx((units > 0.1).mean(axis=0).tolist())
-
-
 def test_an_exported_model_has_the_values_that_it_had_here(tmp_path):
     data = {
         "vocab_size": 47,
@@ -134,19 +118,12 @@ def test_an_exported_model_has_the_values_that_it_had_here(tmp_path):
                 )
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "attention", "message"),
-    [
-        (
-            "MixtralConfig",
-            {**SIZES, "num_local_experts": 2},
-            "sdpa",
-            r"mixtral: its layers, .* are not found; known are Llama, .*GPT-2",
-        ),
+def test_what_cannot_be_seen_is_refused():
+    experts, scaled = {**SIZES, "num_local_experts": 2}, {**SIZES, "logits_scaling": 8.0}
+    for kind, options, attention, message in (
+        ("MixtralConfig", experts, "sdpa", r"mixtral: its layers, .* are not found; known are Llama, .*GPT-2"),
         ("LlamaConfig", SIZES, "eager", r"llama: 0 of its 3 layers call .* attn_implementation sdpa"),
-        ("GraniteConfig", {**SIZES, "logits_scaling": 8.0}, "sdpa", r"granite: its logits are not its head's"),
-    ],
-)
-def test_what_cannot_be_seen_is_refused(kind, options, attention, message):
-    with pytest.raises(UserError, match=message):
-        HFSubject(hf_model(kind, options, attention))
+        ("GraniteConfig", scaled, "sdpa", r"granite: its logits are not its head's"),
+    ):
+        with pytest.raises(UserError, match=message):
+            HFSubject(hf_model(kind, options, attention))

@@ -1,16 +1,17 @@
+"""The widths that tokens choose, as a validation sums and records them."""
+
 import itertools
 
 import numpy as np
 import pytest
 import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, exact_units, model_of
+from thinned import in_turn
 from tiny_runs import outcome, tiny_recipe, unfinished_copy
 from torch.utils.flop_counter import FlopCounterMode
 
 from widthwise.analysis.dynamic_width.meter import WidthMeter
 from widthwise.config_io import parse, to_data
-from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
 from widthwise.kernels import bucketed_units
 from widthwise.model.compiling import compile_layers
 from widthwise.model.config import ModelConfig
@@ -18,11 +19,6 @@ from widthwise.model.decoder import build
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.validation import validate
-
-
-@pytest.fixture(scope="module")
-def held_out():
-    return HeldOut(open_data(tiny_recipe().data), seq_len=17, batch_size=2, max_tokens=90, precision="fp32")
 
 
 def metered(model, *batches):
@@ -38,6 +34,8 @@ def metered(model, *batches):
 
 
 BATCHES = torch.randint(0, 256, (7, 18), generator=torch.Generator().manual_seed(5)).split([3, 3, 1])
+SIZES = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
+"""FLOPs per unit, and units, of every layer."""
 
 
 def test_a_summary_of_parts_is_that_of_all_tokens_at_once():
@@ -71,12 +69,11 @@ def test_a_summary_of_parts_is_that_of_all_tokens_at_once():
 def test_flops_are_asked_and_rounded_up():
     summary, fractions = metered(model_of(DYNAMIC), *BATCHES)
     flops = summary["flops_per_token"]
-    sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
-    assert flops["full"] == sum(per_unit * d_ff for per_unit, d_ff in sizes)
-    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(sizes, fractions))
+    assert flops["full"] == sum(per_unit * d_ff for per_unit, d_ff in SIZES)
+    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(SIZES, fractions))
     assert flops["asked"] == pytest.approx(asked)
-    rounded = [bucketed_units(torch.tensor(each * d_ff), 0.0, d_ff) for (_, d_ff), each in zip(sizes, fractions)]
-    bucketed = sum(per_unit * float(units.double().mean()) for (per_unit, _), units in zip(sizes, rounded))
+    rounded = [bucketed_units(torch.tensor(each * d_ff), 0.0, d_ff) for (_, d_ff), each in zip(SIZES, fractions)]
+    bucketed = sum(per_unit * float(units.double().mean()) for (per_unit, _), units in zip(SIZES, rounded))
     assert flops["bucketed"] == pytest.approx(bucketed)
     assert flops["asked"] < flops["bucketed"] < flops["full"]
 
@@ -86,13 +83,11 @@ def test_a_grown_layer_counts_the_units_that_it_has():
     resolved["layers"][0]["ffn"]["grown_from"] = [100, 150]  # of 216
     summary, fractions = metered(build(parse(ModelConfig, resolved), seed=1), *BATCHES)
     widest = [float(rank) for rank, _ in exact_units((100, 150, 216))]
-    assert summary["layers"][0]["max_units"] == sum(rank < fractions[0].max() for rank in widest)
-    assert summary["layers"][0]["dead_share"] == pytest.approx(1 - summary["layers"][0]["max_units"] / 216)
-    sizes = [(6 * 24, 216), (6 * 8, 72), (4 * 24 + 2 * 16, 216)]
-    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(sizes, fractions))
-    assert summary["flops_per_token"]["full"] == sum(per_unit * d_ff for per_unit, d_ff in sizes)
+    n_used = sum(rank < fractions[0].max() for rank in widest)
+    layer = summary["layers"][0]
+    assert (layer["max_units"], layer["dead_share"]) == (n_used, pytest.approx(1 - n_used / 216))
+    asked = sum(per_unit * d_ff * each.mean() for (per_unit, d_ff), each in zip(SIZES, fractions))
     assert summary["flops_per_token"]["asked"] == pytest.approx(asked)
-    assert asked < summary["flops_per_token"]["bucketed"] <= summary["flops_per_token"]["full"]
 
 
 WITHOUT_PRODUCTS = "score: {kind: rms_mean}, start: 0.3, min_fraction: 0.1, ratio: 9.0"
@@ -112,14 +107,16 @@ def executed(model, batch, precision):
     return flops["executed"], counted / batch[:, 1:].numel(), flops["full"]
 
 
-@pytest.mark.parametrize(
-    ("execution", "n_sequences", "precision"),
-    [
-        *itertools.product(["auto", "masked", "sliced"], [1, 3], ["fp32"]),
-        *itertools.product(["auto", "masked"], [1, 3], ["bf16"]),  # sliced adds rows there, which are not counted
-    ],
+@in_turn(
+    (
+        ("execution", "n_sequences", "precision"),
+        [
+            *itertools.product(["auto", "masked", "sliced"], [1, 3], ["fp32"]),
+            *itertools.product(["auto", "masked"], [1, 3], ["bf16"]),  # sliced adds rows there, which are not counted
+        ],
+    ),
+    ("mask", ["ste", "soft", "linear_ramp", "none"]),
 )
-@pytest.mark.parametrize("mask", ["ste", "soft", "linear_ramp", "none"])
 def test_executed_flops_are_those_that_torch_counts(execution, mask, n_sequences, precision):
     model = model_of(f"model.ffn={{kind: dynamic, {WITHOUT_PRODUCTS}, execution: {execution}, mask: {{kind: {mask}}}}}")
     found, counted, full = executed(model, BATCHES[0][:n_sequences], precision)
@@ -130,6 +127,7 @@ def test_executed_flops_are_those_that_torch_counts(execution, mask, n_sequences
         assert found < full
 
 
+@pytest.mark.hard
 def test_compiled_layers_execute_every_unit():
     torch.compiler.reset()  # graphs of other tests count towards the limit
     model = model_of(DYNAMIC)
@@ -139,12 +137,12 @@ def test_compiled_layers_execute_every_unit():
     assert flops["executed"] == flops["full"] > flops["bucketed"]
 
 
-@pytest.mark.parametrize(("progress", "temperature"), [(0.0, 3.0), (0.5, 3.0**0.5), (1.0, 1.0)])
-def test_the_temperature_of_an_annealed_mask_is_that_of_the_moment(progress, temperature):
+def test_the_temperature_of_an_annealed_mask_is_that_of_the_moment():
     model = model_of("model.ffn={kind: dynamic, mask: {kind: anneal, temperature: 3.0}}")
-    model.progress.fill_(progress)
-    summary, _ = metered(model, *BATCHES)
-    assert [layer["temperature"] for layer in summary["layers"]] == pytest.approx([temperature] * 3)
+    for progress, temperature in ((0.0, 3.0), (0.5, 3.0**0.5), (1.0, 1.0)):
+        model.progress.fill_(progress)
+        summary, _ = metered(model, *BATCHES)
+        assert [layer["temperature"] for layer in summary["layers"]] == pytest.approx([temperature] * 3)
 
 
 def test_layers_that_differ_with_tokens_that_do_not_have_no_token_variance():
@@ -155,13 +153,10 @@ def test_layers_that_differ_with_tokens_that_do_not_have_no_token_variance():
     assert summary["token_variance_share"] == pytest.approx(0, abs=1e-9)
 
 
-def test_a_model_without_dynamic_layers_has_no_widths(held_out):
+def test_a_model_without_dynamic_layers_has_no_widths_and_a_mask_without_width_uses_every_unit(held_out):
     found = validate(model_of(), held_out)
     assert found.token_widths is None
     assert found.record().keys() == {"loss", "perplexity", "bits_per_byte"}
-
-
-def test_a_mask_without_width_uses_every_unit():
     summary, _ = metered(model_of("model.ffn={kind: dynamic, mask: {kind: none}}"), *BATCHES)
     assert set(summary["flops_per_token"].values()) == {summary["flops_per_token"]["full"]}
     assert {layer["bias"] for layer in summary["layers"]} == {None}
@@ -180,17 +175,13 @@ def test_every_validation_records_widths_and_the_result_has_the_complete_ones(fi
     assert [(record["step"], record["event"]) for record in records] == [(5, "validation"), (9, "validation")]
     last, widths = records[-1]["token_widths"], RunDir(finished).result()["token_widths"]
     assert records[-1]["width_fraction"] == last["mean_fraction"]
-    assert {key: widths[key] for key in last.keys() - {"layers"}} == {
-        key: last[key] for key in last.keys() - {"layers"}
-    }
+    assert all(widths[key] == last[key] for key in last.keys() - {"layers"})
     assert widths.keys() - last.keys() == {"by_frequency_decile", "by_token_class", "forced"}
-    assert all(
-        layer.keys() - short.keys() == {"correlations"} for layer, short in zip(widths["layers"], last["layers"])
-    )
+    for layer, short in zip(widths["layers"], last["layers"]):
+        assert layer.keys() - short.keys() == {"correlations"}
 
 
-@pytest.mark.parametrize("step", [5, 9])
-@pytest.mark.parametrize("is_recorded", [True, False])
+@in_turn(("step", [5, 9]), ("is_recorded", [True, False]))
 def test_a_kill_around_a_validation_neither_loses_nor_doubles_its_record(finished, tmp_path, step, is_recorded):
     run = unfinished_copy(finished, tmp_path / "run", step)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

@@ -1,3 +1,5 @@
+"""What the widths of tokens go with."""
+
 import dataclasses
 import json
 from itertools import pairwise
@@ -6,18 +8,10 @@ import numpy as np
 import pytest
 import torch
 from dynamic_models import AS_WRITTEN, DYNAMIC, model_of
-from tiny_runs import tiny_recipe
 
 from widthwise.analysis.dynamic_width.relations import analyse_widths
 from widthwise.data.boundaries import Boundaries
-from widthwise.data.config import open_data
-from widthwise.data.held_out import HeldOut
 from widthwise.training.validation import validate
-
-
-@pytest.fixture(scope="module")
-def held_out():
-    return HeldOut(open_data(tiny_recipe().data), seq_len=17, batch_size=2, max_tokens=90, precision="fp32")
 
 
 def test_a_fixed_half_width_has_half_of_its_units_dead_and_correlates_with_nothing(held_out):

@@ -1,6 +1,7 @@
-"""A tiny recipe, and the command line called in this process."""
+"""A tiny recipe, a run of it, and the command line called in this process."""
 
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,12 @@ RECIPE = {
     **TINY,
     "train": {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240},
 }
+WIDE = {
+    "extends": "base.yaml",
+    "model": {"d_model": 48, "n_layers": 7, "attention": {"head_dim": 12}},
+    "train": {"steps": 5},
+}
+"""What a run of the recipe can become."""
 
 
 @pytest.fixture
@@ -25,6 +32,27 @@ def recipe(tmp_path: Path) -> Path:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(RECIPE))
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with base.yaml, wide.yaml, and small: a finished run that kept the checkpoints 2 and 3."""
+    from widthwise.recipe.recipe import load_recipe
+    from widthwise.runs.train import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    for name, data in (("base", RECIPE), ("wide", WIDE)):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(data))
+    train(load_recipe(folder / "base.yaml", ["train.checkpoint_every=1"]), folder / "small")
+    return folder
+
+
+@pytest.fixture
+def small(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The run in a working folder of the test, with both recipes."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return "small"
 
 
 @pytest.fixture

@@ -59,28 +59,3 @@ def test_an_analysis_of_another_step_has_a_folder_of_its_own(widthwise: Run, rec
         ["kept,", "step", "3", "288"],
     ]
     assert "Over training" in (runs / "kept/analysis-of-checkpoints/report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["absent"], "absent: is neither a run directory (config.yaml) nor a Hugging Face folder (config.json)"),
-        (["runs/plain", "runs/plain"], "analyze: plain was named twice"),
-        (
-            ["runs/plain", "--step", 1, "--every-checkpoint"],
-            "--step: got 1 beside --every-checkpoint; give one of them",
-        ),
-        (["runs/plain", "--step", 1], "runs/plain/checkpoints: step: got 1; there are checkpoints of: 2"),
-        (["runs/plain", "--tokens", 5], "tokens: got 5; must be at least one window, seq_len = 24"),
-        (
-            ["runs/plain", "--out", "runs/plain"],
-            "runs/plain: holds config.yaml, whose report would be replaced; choose another folder",
-        ),
-        (["runs/plain", "--out", "runs/plain/config.yaml"], "runs/plain/config.yaml: is not a folder"),
-    ],
-)
-def test_a_mistake_is_one_line(widthwise: Run, runs: Path, arguments: list[object], message: str) -> None:
-    code, out, err = widthwise("analyze", *arguments)
-    assert (code, out) == (2, "")
-    assert err.splitlines()[-1] == f"error: {message}"
-    assert not list(runs.glob("*analysis*"))

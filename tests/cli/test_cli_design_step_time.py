@@ -11,17 +11,8 @@ from widthwise.recipe.step_time import predicted_step
 from widthwise.records.rates import Rates
 
 RATES = {
-    "machine": "some CPU",
-    "torch": "2.13.0",
-    "n_threads": 1,
-    "precision": "fp32",
-    **dict.fromkeys(
-        (
-            *("seconds_per_flop", "seconds_per_product_element", "seconds_per_product", "seconds_per_score_flop"),
-            *("seconds_per_score", "seconds_per_kept_byte", "seconds_per_logit", "seconds_per_param"),
-        ),
-        0.0,
-    ),
+    **{name: 0.0 for name in Rates.model_fields if name.startswith("seconds_per_")},
+    **{"machine": "some CPU", "torch": "2.13.0", "n_threads": 1, "precision": "fp32"},
 }
 QUANTUM = ("model.attention.head_dim=2", "model.n_layers=5")
 
@@ -68,49 +59,18 @@ def test_the_shape_has_the_parameters_of_the_uniform_model_and_no_other_is_faste
     assert json.loads(printed)["step_time"]["predicted_seconds"] == own
 
 
-def test_a_given_turn_is_kept(recipe, tmp_path, rates, widthwise):
-    out = tmp_path / "mine.yaml"
-    asked = ("--match", "step_time", "--rates", rates(seconds_per_score=1e-9), "--turn-width", 0.5, "--out", out)
-    assert widthwise("design", recipe, *QUANTUM, *asked)[0] == 0
-    assert shape_of(out)["bottleneck_width"] == 0.5
-    assert shape_of(out)["match"] == "params"
-
-
-def test_a_growing_shape_has_a_width_to_choose_alone(recipe, tmp_path, rates, widthwise):
-    out = tmp_path / "mine.yaml"
-    asked = ("--match", "step_time", "--rates", rates(seconds_per_score=1e-9), "--kind", "growing", "--out", out)
-    assert widthwise("design", recipe, *QUANTUM, *asked)[0] == 0
-    assert shape_of(out)["kind"] == "growing"
-    assert 0.2 <= shape_of(out)["narrow_width"] <= 0.9
-
-
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("asked", "kept"),
     [
-        (("--kind", "uniform"), "kind 'uniform' has no turn; allowed: x, diamond, growing, narrowing"),
-        (("optimizer={kind: muon, lr: 0.01, adamw: {lr: 0.01}}",), "optimizer.kind: got muon"),
-        (("train.activation_checkpointing=layer",), "train.activation_checkpointing: got layer"),
-        (("train.precision=bf16",), "precision is fp32; must be the recipe's, bf16"),
-        (("--turn-width", 3), "model.shape.bottleneck_width"),
-        (("model.n_layers=2",), "model.n_layers: 2 is too few"),
+        (("--turn-width", 0.5), {"bottleneck_width": 0.5, "match": "params"}),
+        (("--kind", "growing"), {"kind": "growing"}),
     ],
 )
-def test_what_is_not_predicted_is_refused(arguments, named, recipe, rates, widthwise):
-    asked = ("--match", "step_time", "--rates", rates(seconds_per_flop=1e-9))
-    code, _, error = widthwise("design", recipe, *QUANTUM, *arguments, *asked)
-    assert code == 2
-    assert named in error
-    assert len(error.splitlines()) == 1
-
-
-def test_rates_belong_to_step_time(recipe, rates, widthwise):
-    code, _, error = widthwise("design", recipe, "--rates", rates())
-    assert (code, "--rates: needs --match step_time" in error) == (2, True)
-
-
-def test_a_file_without_rates_is_named(recipe, tmp_path, widthwise):
-    path = tmp_path / "empty.json"
-    path.write_text("{}")
-    code, _, error = widthwise("design", recipe, *QUANTUM, "--match", "step_time", "--rates", path)
-    assert code == 2
-    assert "empty.json" in error
+def test_a_given_turn_is_kept_and_a_growing_shape_has_a_width_to_choose_alone(
+    recipe, tmp_path, rates, widthwise, asked, kept
+):
+    out = tmp_path / "mine.yaml"
+    given = ("--match", "step_time", "--rates", rates(seconds_per_score=1e-9), *asked, "--out", out)
+    assert widthwise("design", recipe, *QUANTUM, *given)[0] == 0
+    assert kept.items() <= shape_of(out).items()
+    assert shape_of(out)["kind"] != "growing" or 0.2 <= shape_of(out)["narrow_width"] <= 0.9

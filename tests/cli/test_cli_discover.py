@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from widthwise.recipe.recipe import load_recipe
 from widthwise.records.comparison import Comparison
 from widthwise.records.discovery import Discovery
@@ -10,6 +12,7 @@ from widthwise.records.discovery import Discovery
 SEARCH = ("discover.method.n_stages=2", "discover.method.n_batches=2", "train.steps=2", "train.validation_tokens=50")
 
 
+@pytest.mark.hard
 def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe: Path, widthwise, tmp_path) -> None:
     out = tmp_path / "found"
     code, printed, error = widthwise("discover", recipe, *SEARCH, "--seed", 1, "--seed", 2, "--out", out)

@@ -1,4 +1,4 @@
-"""`widthwise eval` from argument to output."""
+"""`widthwise eval` from argument to output, and `lm_eval`, which passes its arguments on."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ from widthwise.cli.eval_checkpoints import tables_by_checkpoint
 from widthwise.cli.eval_table import flipped_table, suite_results_table
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
+from widthwise.runs import harness
 from widthwise.runs.export import export_run
 from widthwise.runs.flipped import Flipped
 from widthwise.runs.train import train
@@ -26,7 +27,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs that differ in their seed."""
     folder = tmp_path_factory.mktemp("trained")
     for seed in (1, 2):
-        options = {"steps": 3, "batch_size": 4, "precision": "fp32", "validation_tokens": 240, "seed": seed}
+        options = {
+            "steps": 3,
+            "batch_size": 4,
+            "precision": "fp32",
+            "validation_tokens": 240,
+            "checkpoint_every": 1,
+            "seed": seed,
+        }
         train(parse(Recipe, {**RECIPE, "train": options}), folder / f"run{seed}")
     return folder
 
@@ -52,19 +60,8 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
     assert code == 0
     assert "Items that only" in out
     assert "cloze: 2 items" in err
-    for word in (
-        "Side by side",
-        "run1",
-        "run2",
-        "95% interval",
-        "gained",
-        "McNemar",
-        "(900 bytes)",
-        "1 block of 4,096 bytes: too few",
-        "bits_per_byte",
-        "perplexity",
-        "item by item",
-    ):
+    words = ("Side by side", "run1", "run2", "95% interval", "gained", "McNemar", "(900 bytes)", "bits_per_byte")
+    for word in (*words, "1 block of 4,096 bytes: too few", "perplexity", "item by item"):
         assert word in out
     for run in runs:
         (file,) = (run / "evaluations").iterdir()
@@ -82,18 +79,6 @@ def test_items_that_flipped_are_shown_on_request() -> None:
     assert rows[0][3].startswith("…")
     assert rows[0][3].endswith("what is it? Answer: → sand")
     assert rows[1] == ["", "lost", "line 9", "Question: why? Answer: → light"]
-
-
-def test_json_has_the_totals_and_the_file_everything(runs: list[Path], questions: Path, widthwise) -> None:
-    out_file = questions.with_name("evaluation.json")
-    code, out, _ = widthwise("eval", *runs, "--task-file", questions, "--limit", 1, "--out", out_file, "--json")
-    shown, kept = json.loads(out), json.loads(out_file.read_text())
-    assert code == 0
-    assert shown["differences"] == kept["differences"]
-    assert [each["run"] for each in shown["differences"]] == [str(runs[1])]
-    assert "items" not in shown["runs"][0]["tasks"]["cloze"]
-    assert len(kept["runs"][0]["tasks"]["cloze"]["items"]["acc"]) == 1
-    assert not (runs[0] / "evaluations").exists()
 
 
 def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, widthwise) -> None:
@@ -117,33 +102,39 @@ def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path],
     before = (out / "table.tex").read_text()
     assert widthwise("report", out)[0] == 0
     assert (out / "table.tex").read_text() == before
-    code, _, err = widthwise("eval", runs[0], "--report", runs[1])
-    assert (code, "holds config.yaml" in err) == (2, True)
 
 
-def test_without_a_text_it_is_the_held_out_text(runs: list[Path], widthwise) -> None:
+def test_without_a_text_it_is_the_held_out_text_and_json_has_the_totals_alone(
+    runs: list[Path], questions: Path, widthwise
+) -> None:
     code, out, _ = widthwise("eval", runs[0], "--json")
     (record,) = json.loads(out)["runs"]
-    result = json.loads((runs[0] / "result.json").read_text())
     found = record["texts"]["held-out"]["metrics"]["nats_per_token"]["value"]
+    result = json.loads((runs[0] / "result.json").read_text())
+    assert (code, found) == (0, pytest.approx(result["val_loss"], rel=1e-6))
+    out_file = questions.with_name("evaluation.json")
+    code, out, _ = widthwise("eval", *runs, "--task-file", questions, "--limit", 1, "--out", out_file, "--json")
+    shown, kept = json.loads(out), json.loads(out_file.read_text())
     assert code == 0
-    assert found == pytest.approx(result["val_loss"], rel=1e-6)
+    assert shown["differences"] == kept["differences"]
+    assert [each["run"] for each in shown["differences"]] == [str(runs[1])]
+    assert "items" not in shown["runs"][0]["tasks"]["cloze"]
+    assert len(kept["runs"][0]["tasks"]["cloze"]["items"]["acc"]) == 1
+    assert not (runs[1] / "evaluations").exists()
 
 
-def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(tmp_path: Path, questions: Path, widthwise) -> None:
-    for seed in (1, 2):
-        options = {"steps": 3, "batch_size": 4, "precision": "fp32", "checkpoint_every": 1, "seed": seed}
-        train(parse(Recipe, {**RECIPE, "train": options}), tmp_path / f"run{seed}")
+def test_every_checkpoint_is_evaluated_and_drawn_by_the_report(runs: list[Path], questions: Path, widthwise) -> None:
+    folder = runs[0].parent
     asked = ("--every-checkpoint", "--task-file", questions)
-    code, out, err = widthwise("eval", tmp_path / "run1", tmp_path / "run2", *asked)
+    code, out, err = widthwise("eval", *runs, *asked)
     assert code == 0
     steps = [line.split()[:2] for line in out.splitlines() if line[:1].isdigit()]
     assert steps == 3 * [["2", "192"], ["3", "288"]]  # of each run, and of their difference
-    assert all(len(list((tmp_path / run / "evaluations").iterdir())) == 2 for run in ("run1", "run2"))
-    assert widthwise("report", tmp_path / "run1", tmp_path / "run2", "--out", tmp_path / "both")[0] == 0
-    assert "acc of cloze over tokens. Last mean value of each line: run1" in (tmp_path / "both/report.html").read_text()
-    (tmp_path / "run1/checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
-    code, out, err = widthwise("eval", tmp_path / "run1", *asked, "--json")
+    assert all(len(list((run / "evaluations").iterdir())) == 2 for run in runs)
+    assert widthwise("report", *runs, "--out", folder / "both")[0] == 0
+    assert "acc of cloze over tokens. Last mean value of each line: run1" in (folder / "both/report.html").read_text()
+    (runs[0] / "checkpoints/step_00000002/model.safetensors").write_bytes(b"torn")
+    code, out, err = widthwise("eval", runs[0], *asked, "--json")
     assert [each["step"] for each in json.loads(out)["runs"]] == [3]
     assert "checkpoint step_00000002 is damaged (model.safetensors has 4 bytes" in err
 
@@ -194,38 +185,6 @@ def test_accuracies_are_percentages_and_other_numbers_are_not() -> None:
     assert errors[0] == "1.25%"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--tasks", "piqa,"], "--tasks: got 'piqa,'"),
-        (["--suite", "hourglas"], "did you mean 'hourglass'?"),
-        (["--flips", "3", "--task-file", "a.jsonl"], "--flips: got 3; it needs several runs, and tasks from files"),
-        (["--weight", "MMLU"], "--weight: got 'MMLU'; expected NAME=NUMBER"),
-        (["--weight", "MMLU=two"], "--weight: got 'MMLU=two'; expected NAME=NUMBER"),
-        (["--baseline", "run9=run1"], "--baseline: got 'run9'"),
-        (["--weight", "MMLU=0"], "weights.MMLU: got 0.0"),
-        (["--weight", "MMLU=-1"], "weights.MMLU: got -1.0"),
-        (["--weight", "MMLU=inf"], "weights.MMLU: got inf; input should be a finite number"),
-        (["--weight", "MMLU=nan"], "weights.MMLU: got nan; input should be a finite number"),
-        (["--weight", "MMLU=2"], "weights: got one of 'MMLU'; averaged are no texts or tasks"),
-        (["--precision", "fp16"], "precision: got 'fp16'"),
-        (["--device", "gpu"], "device: got 'gpu'; torch has none of that name here"),
-        (["--device", "meta"], "device: got 'meta'; torch has none of that name here"),
-        (["--task-file", "nowhere.jsonl"], "nowhere.jsonl: cannot be read"),
-        (["--text", "nowhere.txt"], "nowhere.txt: no such file or folder"),
-        (["--text", "recipe.yaml"], "recipe.yaml: "),
-        (["--data", "nowhere"], f"nowhere: no such folder; looked at {Path('nowhere').absolute()}"),
-        (["--step", "3", "--every-checkpoint"], "--step: got 3 beside --every-checkpoint; give one of them"),
-        (["--step", "2"], "run1/checkpoints: step: got 2; there are checkpoints of: 3"),
-        (["--num-fewshot", "2"], "num_fewshot: got 2 without tasks"),
-    ],
-)
-def test_a_mistake_is_one_line(arguments: list[str], message: str, trained: Path, widthwise) -> None:
-    code, out, err = widthwise("eval", trained / "run1", *arguments)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert message in err
-
-
 def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions: Path, widthwise) -> None:
     pytest.importorskip("transformers", reason="needs the extra [hf]")
     recipe = {**RECIPE, "model": {**RECIPE["model"], "vocab_size": 280}, "train": {"steps": 2, "batch_size": 2}}
@@ -237,3 +196,12 @@ def test_nothing_is_written_into_a_hugging_face_folder(tmp_path: Path, questions
     assert "hf, step" not in out
     assert "wrote" not in out
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == before
+
+
+def test_every_argument_of_lm_eval_arrives_at_the_harness(widthwise, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = []
+    monkeypatch.setattr(harness, "harness_command_line", received.append)
+    asked = ["--model", "widthwise", "--model_args", "run=a,batch_size=3", "--tasks", "b", "--limit", "2"]
+    for arguments in (asked, ["run", "--help"], ["ls", "tasks"], ["-m", "x", "--json"]):
+        assert widthwise("lm_eval", *arguments)[0] == 0
+        assert received.pop() == arguments

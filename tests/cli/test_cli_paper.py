@@ -5,6 +5,7 @@ import json
 import pytest
 
 
+@pytest.mark.hard
 def test_the_list_names_every_item_and_trains_nothing(widthwise, tmp_path):
     page = tmp_path / "papers.md"
     assert widthwise("paper", "list", "--results", tmp_path, "--page", page)[0] == 0
@@ -32,7 +33,7 @@ def test_an_item_becomes_a_page_without_training(widthwise, tmp_path):
     assert "hourglass_403m_alt has a shape of the printed sizes" in page.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise, tmp_path):
     tiny = ("paper", "hourglass_table_1", "--scale", "tiny", "--results", tmp_path)
     code, out, _ = widthwise(*tiny)
@@ -44,18 +45,3 @@ def test_a_tiny_experiment_is_trained_and_shown_beside_what_is_printed(widthwise
     _, out, _ = widthwise(*tiny, "--json")
     assert json.loads(out)["experiment"]["scale"] == "tiny"
     assert (tmp_path / "hourglass_table_1_small_tiny" / "comparison.json").is_file()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("hourglass_table_22",), "hourglass_table_2"),
-        (("list", "--scale", "small"), "name an item"),
-        (("hourglass_table_3", "--scale", "small"), "has paper"),
-    ],
-)
-def test_mistakes_are_one_line(widthwise, tmp_path, arguments, message):
-    code, _, err = widthwise("paper", *arguments, "--results", tmp_path)
-    assert code == 2
-    assert message in err
-    assert len(err.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""`widthwise plan` from argument to output."""
+"""`widthwise plan` and `widthwise train --dry-run` from argument to output."""
 
 import json
 import re
@@ -94,45 +94,54 @@ def test_a_proposal_can_be_written_and_planned(widthwise, tmp_path: Path) -> Non
     assert (code, error) == (2, f"error: {out}: exists already; choose another --out\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ((), "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
-        (("--device", "rtx409"), "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
-        (("--device", "4090"), "--device: got '4090'; allowed: RTX 4090; for any other"),
-        (("350M", "--device", "24GB"), "350M: no such recipe; for a model of so many parameters, give --params 350M"),
-        (("--memory", "24"), "--memory: got '24'; expected a size above 0"),
-        (("--device", "24"), "--device: got '24'; expected a size above 0"),
-        (("--device", "a100", "--tflops", "0"), "--tflops: got 0; must be a number above 0"),
-        (("--device", "a100", "--mfu", "2"), "--mfu: got 2; must be above 0 and at most 1"),
-        (("--device", "a100", "--days", "0"), "--days: got 0; must be above 0"),
-        (("--device", "a100", "--n-devices", "0"), "--n-devices: got 0; must be above 0"),
-        (("--device", "a100", "--bandwidth", "1"), "--bandwidth: got '1'; expected a size above 0"),
-        (("--device", "a100", "--params", "many"), "--params: got 'many'; expected a positive number"),
-        (("--device", "a100", "--shape", "round"), "model.shape"),
-        (("--device", "24GB", "--days", "5"), "--device 'A10' or 'L4' or 'RTX 3090' or 'RTX 4090' (of about"),
-        (("--device", "1TB", "--days", "5"), "a memory has none; give --tflops"),
-        (("--device", "1MB"), "--device: not even d_model = 64 can be had on the device"),
-        (("model.d_model=64", "--device", "a100"), "model.d_model=64: is what a plan without a recipe proposes"),
-    ],
-)
-def test_mistakes_are_one_line(widthwise, arguments: tuple[str, ...], named: str) -> None:
-    code, out, error = widthwise("plan", *arguments)
-    assert (code, out) == (2, "")
-    assert named in error
-    assert error.count("\n") == 1
-
-
-def test_what_goes_without_a_recipe_is_refused_with_one(recipe: Path, widthwise) -> None:
-    code, _, error = widthwise("plan", recipe, "--device", "a100", "--params", "3M")
-    assert (code, error) == (2, "error: --params: goes without a recipe\n")
-
-
 def test_one_variant_is_planned(recipe: Path, tmp_path: Path, widthwise) -> None:
     path = tmp_path / "pair.yaml"
     path.write_text("extends: base.yaml\ncompare: {match: none, variants: {base: {}, wide: {model: {d_model: 64}}}}\n")
     _, out, _ = widthwise("plan", path, "--variant", "wide", "--device", "24GB", "--json")
     _, alone, _ = widthwise("plan", recipe, "model.d_model=64", "--device", "24GB", "--json")
     assert json.loads(out) == json.loads(alone)
-    code, _, error = widthwise("plan", "--variant", "wide", "--device", "24GB")
-    assert (code, error) == (2, "error: --variant: got 'wide'; goes with a recipe\n")
+
+
+SHAPE = ("train.batch_size=64", "train.micro_batch_size=2")
+
+
+def test_a_dry_run_prints_a_prediction_and_writes_nothing(
+    recipe: Path, widthwise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    code, out, _ = widthwise("train", recipe, *SHAPE, "--dry-run", "--devices", "8,32", "--device", "h100")
+    assert code == 0
+    assert out.lstrip().startswith("predicted, not measured:")
+    for words in ("8 devices", "32 devices", "optimizer state", "assumed: H100 at 40% of 989 TFLOP/s"):
+        assert words in " ".join(out.split()) or words in out
+    assert set(tmp_path.rglob("*")) == before
+
+
+def test_json_of_a_dry_run_is_the_record(recipe: Path, widthwise) -> None:
+    code, out, _ = widthwise("train", recipe, *SHAPE, "train.shards=2", "--dry-run", "--devices", "8", "--json")
+    assert code == 0
+    (found,) = json.loads(out)["deployments"]
+    assert (found["n_devices"], found["n_shards"], found["n_passes"]) == (8, 2, 4)
+    parts = {name: value for name, value in found["memory"].items() if name not in ("moment", "total_bytes")}
+    assert found["memory"]["total_bytes"] == sum(parts.values())
+    assert "times" not in found
+
+
+def test_bandwidths_replace_those_of_the_data_sheet(recipe: Path, widthwise) -> None:
+    arguments = ("train", recipe, *SHAPE, "--dry-run", "--devices", "16", "--device", "H100", "--mfu", "0.5", "--json")
+    seconds = [
+        json.loads(widthwise(*arguments, *given)[1])["deployments"][0]["times"]["communication_seconds"]
+        for given in ((), ("--bandwidth", "450,25"))
+    ]
+    assert seconds[1] == pytest.approx(2 * seconds[0])
+
+
+def test_what_does_not_fit_is_refused_after_the_table(recipe: Path, widthwise) -> None:
+    sizes = ("model.d_model=4096", "model.n_layers=32", "model.attention.head_dim=128", "train.batch_size=8")
+    code, out, error = widthwise("train", recipe, *sizes, "--dry-run", "--devices", "8", "--device", "H100")
+    assert code == 2
+    assert "memory of a device" in out
+    assert error.startswith("error: 8 devices: each needs ")
+    assert error.endswith("an H100 has 80.0GB; train.shards=2 would fit\n")
+    assert error.count("\n") == 1

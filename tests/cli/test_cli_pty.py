@@ -16,7 +16,7 @@ import pytest
 import yaml
 from tiny_runs import TINY
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hard
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-8]|9[0-7])(?:;\d+)*m")

@@ -1,4 +1,4 @@
-"""`widthwise sweep` from argument to output, on a tiny model."""
+"""`widthwise sweep`, with and without `--ladder`, from argument to output, on a tiny model."""
 
 import json
 from functools import partial
@@ -86,26 +86,24 @@ def test_the_storage_can_be_named_by_the_environment(sweep, tmp_path: Path, monk
     assert RunDir(tmp_path / "out" / "runs" / "0.002-seed3").result()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ((), "has no sweep section"),
-        (("--over", "optimizer.lr"), "expected key=value,value"),
-        (("--over", "optimizer.lr=1,2", "--match", "params"), "nothing can be matched without a baseline"),
-        (("--over", "optimizer.lr=1,2", "--match", "weight"), "match: got 'weight'"),
-        (("--over", "optimizer.lr=1,2", "--sampler", "tpe"), "search.n_trials: is required but missing"),
-        (("--over", "optimizer.lr=1,2", "--storage", "elsewhere"), "--storage: is not the address of a database"),
-    ],
-)
-def test_mistakes_are_one_line(sweep, tmp_path: Path, arguments: tuple, named: str) -> None:
-    code, _, error = sweep(*arguments, "--out", tmp_path / "out")
-    assert code == 2
-    assert error.splitlines()[-1].startswith("error: ")
-    assert named in error.splitlines()[-1]
+@pytest.fixture
+def ladder(recipe: Path, widthwise):
+    rungs = {f"d{d}": {"model": {"d_model": d}} for d in (16, 32, 48)}
+    ladder = {"rungs": rungs, "variants": {"uniform": {}}, "tokens_per_param": 1.5, "seeds": [1, 2]}
+    path = recipe.with_name("ladder.yaml")
+    path.write_text(yaml.safe_dump({"extends": "base.yaml", "ladder": ladder}))
+    return partial(widthwise, "sweep", path, "--ladder", "--dry-run")
 
 
-def test_train_refuses_a_sweep(recipe: Path, widthwise) -> None:
-    data = yaml.safe_load(recipe.read_text())
-    recipe.write_text(yaml.safe_dump({**data, "sweep": {"over": {"optimizer.lr": [1]}}}))
-    code, _, error = widthwise("train", recipe)
-    assert (code, "`widthwise sweep` runs them" in error) == (2, True)
+def test_a_dry_run_of_a_ladder_trains_nothing_and_remarks_rungs_that_take_too_long(ladder, tmp_path: Path) -> None:
+    code, out, error = ladder("--device", "h200", "--mfu", 0.5, "--out", tmp_path / "o")
+    assert code == 0, error
+    assert "uniform-d48" in out
+    assert "H200 at 50% of 989 TFLOP/s" in " ".join(out.split())
+    assert not (tmp_path / "o").exists()
+    assert "remark: uniform-d48: a run takes" in ladder("--flops-per-second", 1e3, "--days", 0.001)[1]
+    assert "remark" not in ladder("--flops-per-second", 1e3, "--days", 1e9)[1]
+    plan = json.loads(ladder("--flops-per-second", 1e9, "--seed", 5, "--json")[1])
+    assert plan["seeds"] == [5]
+    assert [row["name"] for row in plan["points"]] == ["uniform-d16", "uniform-d32", "uniform-d48"]
+    assert plan["hours"] == pytest.approx(plan["training_flops"] / 1e9 / 3600)

@@ -6,6 +6,7 @@ import os
 import struct
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -54,19 +55,18 @@ def check_refused(answer: tuple[int, str, str], *parts: str) -> None:
     assert all(part in said for part in parts), said
 
 
-@pytest.mark.parametrize("chain", ["reference://::", "reference::", "simplecache::", "zip://a::", "filecache::"])
-def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, widthwise, recipe, tmp_path, chain):
+def test_a_path_that_chains_protocols_is_refused_by_every_verb(evil, widthwise, small, recipe):
     url, requests = evil
-    run, path = tmp_path / "run", f"{chain}{url}"
+    config = yaml.safe_load(Path(small, "config.yaml").read_text())
     allowed = ("got protocol", "allowed: file, http, https, s3, gs, gcs, az, hf")
-    check_refused(widthwise("train", recipe, f"data={{path: '{path}'}}", "--out", run), "data.path", *allowed)
-    check_refused(widthwise("data", "verify", path), *allowed)
-    assert widthwise("train", recipe, "--out", run)[0] == 0
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    check_refused(widthwise("eval", run, "--data", path), *allowed)
-    (run / "config.yaml").write_text(yaml.safe_dump({**config, "data": {"path": path}}))
+    for chain in ("reference://::", "reference::", "simplecache::", "zip://a::", "filecache::"):
+        path = f"{chain}{url}"
+        check_refused(widthwise("data", "verify", path), *allowed)
+        check_refused(widthwise("train", recipe, f"data={{path: '{path}'}}", "--out", "run"), "data.path", *allowed)
+    check_refused(widthwise("eval", small, "--data", path), *allowed)
+    Path(small, "config.yaml").write_text(yaml.safe_dump({**config, "data": {"path": path}}))
     for verb in ("resume", "eval", "analyze"):
-        check_refused(widthwise(verb, run))
+        check_refused(widthwise(verb, small))
     assert requests == []
 
 
@@ -81,32 +81,22 @@ def test_a_hugging_face_dataset_that_names_references_is_refused(evil, tmp_path)
     assert requests == []
 
 
-@pytest.mark.parametrize("verb", ["extends", "train", "inspect", "--against", "--to"])
-@pytest.mark.parametrize("kind", ["device", "pipe", "folder", "long"])
-def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(widthwise, recipe, tmp_path, verb, kind):
-    path = tmp_path / "evil.yaml"
-    match kind:
-        case "device":
-            path.symlink_to("/dev/zero")
-        case "pipe":
-            os.mkfifo(path)
-        case "folder":
-            path.mkdir()
-        case _:
-            path.write_text("#" * 2_000_000)
-    child = tmp_path / "child.yaml"
-    child.write_text("extends: evil.yaml")
-    arguments = {
-        "extends": ("inspect", child),
-        "train": ("train", path, "--out", tmp_path / "run"),
-        "inspect": ("inspect", path),
-        "--against": ("inspect", recipe, "--against", path),
-        "--to": ("grow", tmp_path / "run", "--to", path, "--out", tmp_path / "grown"),
-    }
-    if verb == "--to":
-        assert widthwise("train", recipe, "--out", tmp_path / "run")[0] == 0
-    said = {"folder": "is a folder", "long": "has 2,000,000 bytes; allowed: up to 1,048,576"}
-    check_refused(widthwise(*arguments[verb]), str(path), said.get(kind, "is not a plain file"))
+def test_a_recipe_is_a_plain_file_of_at_most_a_megabyte(widthwise, small):
+    path = Path("evil.yaml")
+    Path("child.yaml").write_text("extends: evil.yaml")
+    kinds = [
+        ("is not a plain file", lambda: path.symlink_to("/dev/zero")),
+        ("is not a plain file", lambda: os.mkfifo(path)),
+        ("is a folder", path.mkdir),
+        ("has 2,000,000 bytes; allowed: up to 1,048,576", lambda: path.write_text("#" * 2_000_000)),
+    ]
+    ways = [("inspect", "child.yaml"), ("train", path), ("inspect", "base.yaml", "--against", path)]
+    ways.append(("grow", small, "--to", path, "--out", "grown"))
+    for (said, prepare), arguments in zip(kinds, ways, strict=True):
+        prepare()
+        check_refused(widthwise(*arguments), str(path), said)
+        check_refused(widthwise("inspect", path), str(path), said)
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def definition(**parts) -> str:
@@ -142,49 +132,47 @@ def byte_levels(n: int) -> dict:
     return {"type": "Sequence", "pretokenizers": [part] * n}
 
 
-BAD_CHARSMAPS = {
-    "nothing": b"",
-    "no units": struct.pack("<I", 0),
-    "one unit": struct.pack("<II", 4, 2**32 - 1) + b"x",
-    "fewer units than it says": struct.pack("<I", 2**31) + b"x" * 12,
-    "an offset outside": charsmap({0: 2**31 - 1}, b"x"),
-    "a value outside": of_letter(9, b"b\0"),
-    "a value within a character": of_letter(1, "é\0".encode()),
-    "not UTF-8": of_letter(0, b"\xff\0"),
-}
 WORD_LEVEL = {"type": "WordLevel", "vocab": {"</s>": 0, "a": 1}, "unk_token": "<unk>"}
-TOO_LONG = "times as long; allowed: up to 1,000 times"
+NORMALIZED = {**dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False), "normalized": True}
+DECODERS = {"type": "Sequence", "decoders": replacing(2, "e" * 40)["normalizers"]}
 STRANGE = {
-    **{name: (definition(normalizer=precompiled(bad)), "precompiled_charsmap") for name, bad in BAD_CHARSMAPS.items()},
-    "not base64": (definition(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}), "precompiled_charsmap"),
-    "no unknown token": (definition(model=WORD_LEVEL), "Missing [UNK] token"),
-    "replaced 4 times": (definition(normalizer=replacing(4, "e" * 1000)), TOO_LONG),
-    "replaced as it loads": (
-        definition(
-            normalizer=replacing(4, "e" * 1000),
-            added_tokens=[
-                dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False)
-                | {"id": 2, "content": "eee", "normalized": True}
-            ],
+    "precompiled_charsmap": [
+        *(
+            definition(normalizer=precompiled(charsmap))
+            for charsmap in (
+                b"",
+                struct.pack("<I", 0),  # no units
+                struct.pack("<II", 4, 2**32 - 1) + b"x",  # one
+                struct.pack("<I", 2**31) + b"x" * 12,  # fewer than it says
+                charsmap({0: 2**31 - 1}, b"x"),  # an offset outside
+                of_letter(9, b"b\0"),  # a value outside
+                of_letter(1, "é\0".encode()),  # within a character
+                of_letter(0, b"\xff\0"),  # no UTF-8
+            )
         ),
-        TOO_LONG,
-    ),
-    "without a type": (definition(normalizer={"pattern": {"Regex": ""}, "content": "x" * 1000}), TOO_LONG),
-    "mapped": (definition(normalizer=precompiled(of_letter(0, b"b" * 1001 + b"\0"))), TOO_LONG),
-    "bytes of bytes": (definition(pre_tokenizer=byte_levels(9)), TOO_LONG),
-    "decoded": (definition(decoder={"type": "Sequence", "decoders": replacing(2, "e" * 40)["normalizers"]}), TOO_LONG),
-    "not a normalizer": (definition(normalizer=[[[]]]), "is not a tokenizer"),
+        definition(normalizer={"type": "Precompiled", "precompiled_charsmap": "é"}),
+    ],
+    "times as long; allowed: up to 1,000 times": [
+        definition(normalizer=replacing(4, "e" * 1000)),
+        definition(normalizer=replacing(4, "e" * 1000), added_tokens=[{"id": 2, "content": "eee", **NORMALIZED}]),
+        definition(normalizer={"pattern": {"Regex": ""}, "content": "x" * 1000}),  # without a type
+        definition(normalizer=precompiled(of_letter(0, b"b" * 1001 + b"\0"))),
+        definition(pre_tokenizer=byte_levels(9)),
+        definition(decoder=DECODERS),
+    ],
+    "Missing [UNK] token": [definition(model=WORD_LEVEL)],
+    "is not a tokenizer": [definition(normalizer=[[[]]])],
 }
 
 
-@pytest.mark.parametrize("name", STRANGE)
-def test_a_strangers_tokenizer_is_refused_in_one_line(widthwise, tmp_path, name):
-    content, said = STRANGE[name]
+@pytest.mark.parametrize("said", STRANGE)
+def test_a_strangers_tokenizer_is_refused_in_one_line(widthwise, tmp_path, said):
     path, text = tmp_path / "tokenizer.json", tmp_path / "a.txt"
-    path.write_text(content)
     text.write_text("".join(f"{number}\n" for number in range(100, 140)))
     options = ("--document-bytes", 4, "--held-out", 0.5, "--tokenizer", path)
-    check_refused(widthwise("data", "prepare", text, "--out", tmp_path / "out", *options), str(path), said)
+    for content in STRANGE[said]:
+        path.write_text(content)
+        check_refused(widthwise("data", "prepare", text, "--out", tmp_path / "out", *options), str(path), said)
 
 
 def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl_c_is_not(monkeypatch):
@@ -209,36 +197,31 @@ def test_a_text_that_a_tokenizer_cannot_encode_is_a_mistake_of_the_user_and_ctrl
         tokenizer.encode("a")
 
 
-LLAMA_2 = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-GPT_2 = pre_tokenizers.ByteLevel()
 SPLIT = pre_tokenizers.Split(tokenizers.Regex(r"\p{N}{1,3}|\s+"), "isolated")
-QWEN = (normalizers.NFC(), pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False)]))
 # As long as the longest of NFKC, which SentencePiece's map holds: U+FDFA becomes 18 characters.
 T5_MAP = normalizers.Precompiled(of_letter(0, b"b" * 11 + b"\0"))
-XLNET = [
+T5_SPACES = normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")
+XLNET = (
     normalizers.Replace("``", '"'),
     normalizers.NFKD(),
     normalizers.StripAccents(),
     normalizers.Lowercase(),
     T5_MAP,
-]
-
-
-@pytest.mark.parametrize(
-    ("normalizer", "pre_tokenizer"),
-    [
-        (LLAMA_2, None),
-        (None, GPT_2),
-        QWEN,
-        (
-            normalizers.Sequence([T5_MAP, normalizers.Replace(tokenizers.Regex(" {2,}"), "▁")]),
-            pre_tokenizers.Metaspace(),
-        ),
-        (normalizers.Sequence(XLNET), pre_tokenizers.Metaspace()),
-    ],
-    ids=["Llama 2", "GPT-2", "Qwen and Llama 3", "T5", "XLNet"],
 )
-def test_tokenizers_in_use_are_read(normalizer, pre_tokenizer):
+IN_USE = {
+    "Llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]), None),
+    "GPT-2": (None, pre_tokenizers.ByteLevel()),
+    "Qwen and Llama 3": (
+        normalizers.NFC(),
+        pre_tokenizers.Sequence([SPLIT, pre_tokenizers.ByteLevel(add_prefix_space=False)]),
+    ),
+    "T5": (normalizers.Sequence([T5_MAP, T5_SPACES]), pre_tokenizers.Metaspace()),
+    "XLNet": (normalizers.Sequence([*XLNET]), pre_tokenizers.Metaspace()),
+}
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_tokenizers_in_use_are_read(name):
     tokenizer = tokenizers.Tokenizer.from_str(definition())
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    tokenizer.normalizer, tokenizer.pre_tokenizer = IN_USE[name]
     assert read_definition(tokenizer.to_str(), "x.json")[0].to_str() == tokenizer.to_str()

@@ -1,3 +1,5 @@
+"""Corpora by name: the Python files of this machine, and short stories with a grammar."""
+
 import os
 import sysconfig
 from pathlib import Path
@@ -7,56 +9,27 @@ import pytest
 from widthwise.config_io import UserError
 from widthwise.data import corpus as corpus_module
 from widthwise.data.corpus import files_below, named_corpus
+from widthwise.data.division import ByFraction
+from widthwise.data.documents import scan
 
 
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A standard library and a site-packages of a few files, in place of the real ones."""
-    stdlib, packages = tmp_path / "stdlib", tmp_path / "packages"
-    files = {
-        stdlib / "abc.py": "a",
-        stdlib / "json" / "decoder.py": "b\r\n",
-        stdlib / "json.py": "c",
-        stdlib / "empty.py": "",
-        stdlib / "notes.txt": "no",
-        stdlib / "test" / "test_abc.py": "t",
-        stdlib / "lib2to3" / "tests" / "x.py": "t",
-        stdlib / "idlelib" / "idle_test" / "x.py": "t",
-        stdlib / "__pycache__" / "abc.py": "no",
-        stdlib / "site-packages" / "x.py": "no",
-        packages / "pkg" / "tests" / "test_pkg.py": "p",
-    }
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text.encode())
-    (stdlib / "latin.py").write_bytes(b"\xe9")
-    places = {"stdlib": stdlib, "purelib": packages, "platlib": packages}
-    monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda key: str(places[key]))
-
-
-def listing(name: str) -> dict[str, str]:
-    return {document.name: document.text for document in named_corpus(name)}
-
-
-def test_stdlib_has_no_tests_no_packages_and_keeps_bytes(library):
-    assert listing("python-stdlib") == {"abc.py": "a", "json.py": "c", "json/decoder.py": "b\r\n"}
-
-
-def test_names_are_sorted_by_relative_path(library):
-    names = list(listing("python-stdlib"))
-    assert names == sorted(names)
-
-
-def test_installed_python_adds_tests_and_packages(library):
-    assert set(listing("installed-python")) == {
-        "stdlib/abc.py",
-        "stdlib/json.py",
-        "stdlib/json/decoder.py",
-        "stdlib/test/test_abc.py",
-        "stdlib/lib2to3/tests/x.py",
-        "stdlib/idlelib/idle_test/x.py",
-        "site-packages/pkg/tests/test_pkg.py",
-    }
+def test_installed_python_is_the_standard_library_with_tests_and_packages_and_keeps_bytes(tmp_path, monkeypatch):
+    """With a standard library and a site-packages of a few files, in place of the real ones."""
+    kept = {"abc.py": b"a", "json.py": b"c", "json/decoder.py": b"b\r\n"}
+    tests = ["test/test_abc.py", "lib2to3/tests/x.py", "idlelib/idle_test/x.py"]
+    passed_over = {"empty.py": b"", "notes.txt": b"no", "latin.py": b"\xe9"}
+    passed_over |= {"__pycache__/abc.py": b"no", "site-packages/x.py": b"no"}
+    stdlib = {**kept, **dict.fromkeys(tests, b"t"), **passed_over}
+    files = {f"stdlib/{name}": content for name, content in stdlib.items()}
+    for name, content in {**files, "site-packages/pkg/tests/test_pkg.py": b"p"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    places = {"stdlib": "stdlib", "purelib": "site-packages", "platlib": "site-packages"}
+    monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda key: str(tmp_path / places[key]))
+    found = [(document.name, document.text.encode()) for document in named_corpus("python-stdlib")]
+    assert found == sorted(kept.items())
+    expected = {"site-packages/pkg/tests/test_pkg.py", *(f"stdlib/{name}" for name in [*kept, *tests])}
+    assert {document.name for document in named_corpus("installed-python")} == expected
 
 
 def test_the_real_standard_library_is_megabytes_of_text():
@@ -78,3 +51,16 @@ def test_a_file_reached_twice_through_links_counts_once(tmp_path):
 def test_unknown_corpus_is_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="did you mean 'python-stdlib'"):
         named_corpus("python-stdlb")
+
+
+def test_synthetic_stories_are_the_same_every_time_and_subject_and_verb_agree():
+    first, second = (scan(ByFraction(0.1).entries(named_corpus("synthetic"))) for _ in range(2))
+    assert first == second
+    assert 150_000 < first.n_bytes < 300_000
+    for document in named_corpus("synthetic"):
+        sentences = document.text.strip().split(". ")
+        hero = sentences[0].split()[-1].rstrip(".")
+        for sentence in sentences[1:]:
+            *_, subject, verb = sentence.split(" the ")[0].split()
+            assert subject.endswith("s") != verb.endswith("s")
+            assert subject == hero or subject.endswith("s")

@@ -1,56 +1,88 @@
+"""What is trained on and what is held out: by a fraction of all documents, or by sources of their own."""
+
 import hashlib
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from widthwise.config_io import UserError
 from widthwise.data.division import Apart, ByFraction
 from widthwise.data.documents import Corpus, Document, scan, train_texts
+
+few = settings(max_examples=40)
+texts = st.lists(st.text(max_size=20), min_size=1, max_size=30, unique=True)
 
 
 def corpus_of(name: str, texts: list[str]) -> Corpus:
     return Corpus(name, lambda: (Document(f"{name}/{index}", text) for index, text in enumerate(texts)))
 
 
+def held_out_texts(texts: list[str], held_out: float) -> list[str]:
+    entries = ByFraction(held_out).entries(corpus_of("test", texts))
+    return [document.text for document, entry in entries if entry.split == "held_out"]
+
+
+@few
+@given(texts, st.randoms(), st.floats(0.05, 0.5), st.floats(0.5, 0.95))
+def test_neither_order_nor_a_larger_fraction_takes_a_document_out_of_the_held_out_split(texts, rng, small, large):
+    found = held_out_texts(texts, small)
+    assert {*held_out_texts(rng.sample(texts, len(texts)), small)} == {*found} <= {*held_out_texts(texts, large)}
+    training = train_texts(ByFraction(small).entries(corpus_of("test", texts)))
+    assert list(training) == [text for text in texts if text not in found]
+
+
+def test_held_out_share_is_the_fraction():
+    n_documents = 4000
+    division = ByFraction(0.3)
+    found = scan(division.entries(corpus_of("numbers", [str(index) for index in range(n_documents)])))
+    standard_error = (n_documents * 0.3 * 0.7) ** 0.5
+    assert abs(found.n_held_out - n_documents * 0.3) < 4 * standard_error
+    assert (division.fraction, division.record(found)) == (0.3, None)
+    for fraction in (0, 1, -0.1, 1.5):
+        with pytest.raises(UserError, match="between 0 and 1"):
+            ByFraction(fraction)
+
+
+def fingerprint(texts: list[str]) -> str:
+    return scan(ByFraction(0.5).entries(corpus_of("a", texts))).fingerprint
+
+
+@few
+@given(texts, texts)
+def test_fingerprint_is_sha256_of_framed_names_and_content_digests(first, second):
+    expected = hashlib.sha256()
+    for index, text in enumerate(first):
+        name = f"a/{index}".encode()
+        expected.update(len(name).to_bytes(8, "little") + name + hashlib.sha256(text.encode()).digest())
+    assert fingerprint(first) == expected.hexdigest()
+    assert (fingerprint(first) == fingerprint(second)) == (first == second)
+
+
 BOOKS = corpus_of("books", ["one", "two", "three", "two", ""])
 HELD_OUT = [corpus_of("a", ["two", "kept"]), corpus_of("b", ["kept", "", "far"])]
 
 
-def test_held_out_documents_come_first_and_equal_ones_are_left_out():
-    found = [(document.name, entry.split) for document, entry in Apart.of(HELD_OUT).entries(BOOKS)]
-    assert found == [
-        *((f"{name}", "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
+def test_held_out_sources_come_first_and_documents_equal_to_theirs_are_left_out_and_counted_apart():
+    division = Apart.of(HELD_OUT)
+    assert [(document.name, entry.split) for document, entry in division.entries(BOOKS)] == [
+        *((name, "held_out") for name in ("a/0", "a/1", "b/0", "b/1", "b/2")),
         *(("books/0", "train"), ("books/1", None), ("books/2", "train"), ("books/3", None), ("books/4", None)),
     ]
-    assert list(train_texts(Apart.of(HELD_OUT).entries(BOOKS))) == ["one", "three"]
-
-
-def test_what_is_left_out_is_counted_apart_from_all_else():
-    division = Apart.of(HELD_OUT)
+    assert list(train_texts(division.entries(BOOKS))) == ["one", "three"]
     found = scan(division.entries(BOOKS))
     assert (found.n_documents, found.n_held_out, found.n_left_out) == (7, 5, 3)
     assert found.n_bytes == sum(map(len, ("two", "kept", "kept", "", "far", "one", "three")))
-    without = corpus_of("books", ["one"])
-    digests = [hashlib.sha256(text.encode()).digest() for text in ("two", "kept", "", "far")]
-    assert scan(Apart(digests, ["a", "b"]).entries(without)).n_documents == 1
     record = division.record(found)
-    assert (record.sources, record.n_left_out) == (("a", "b"), 3)
-    assert division.fraction is None
+    assert (record.sources, record.n_left_out, division.fraction) == (("a", "b"), 3, None)
 
 
-@pytest.mark.parametrize(
-    ("corpus", "held_out", "message"),
-    [
+def test_an_empty_split_is_refused():
+    for texts, held_out, message in (
         (["two", "far"], HELD_OUT, "books: leaves nothing to train on: 2 documents, each equal to one held out"),
         (["one"], [corpus_of("a", [])], "books: held_out_from a holds no documents"),
         ([], [corpus_of("a", [])], "books: holds no documents"),
-    ],
-)
-def test_an_empty_split_is_refused(corpus, held_out, message):
-    division, corpus = Apart.of(held_out), corpus_of("books", corpus)
-    with pytest.raises(UserError, match=message):
-        division.refuse_empty_split(scan(division.entries(corpus)), corpus.name)
-
-
-def test_a_fraction_has_no_sources():
-    assert ByFraction(0.3).record(scan(ByFraction(0.3).entries(BOOKS))) is None
-    assert ByFraction(0.3).fraction == 0.3
+    ):
+        division, corpus = Apart.of(held_out), corpus_of("books", texts)
+        with pytest.raises(UserError, match=message):
+            division.refuse_empty_split(scan(division.entries(corpus)), corpus.name)

@@ -1,6 +1,11 @@
+"""Windows of token files in an order of their own, the same on any number of processes, and from any step on."""
+
 import tracemalloc
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,9 +13,13 @@ from hypothesis import strategies as st
 from token_files import N_TOKENS, counting_tokens, three_sources
 
 from widthwise.config_io import UserError
+from widthwise.data.held_out import HeldOut
 from widthwise.data.loader import Loader
 from widthwise.data.shards import TokenFile
-from widthwise.data.windows import TokenMixture
+from widthwise.data.windows import FileWindows, MixedWindows, TokenMixture, permute
+
+few = settings(max_examples=25)
+OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +32,40 @@ def mixture(tmp_path_factory) -> TokenMixture:
     return three_sources(tmp_path_factory.mktemp("mixture"))
 
 
-@settings(max_examples=30)
+def order(n: int, seed: int, epoch: int) -> list[int]:
+    return permute(np.arange(n, dtype=np.uint64), n, seed, np.full(n, epoch, dtype=np.uint64)).tolist()
+
+
+@given(st.integers(1, 700), st.integers(0, 2**63 - 1), st.integers(0, 10**6))
+def test_order_is_a_permutation(n, seed, epoch):
+    assert sorted(order(n, seed, epoch)) == list(range(n))
+
+
+def test_a_position_of_a_huge_permutation_needs_no_table():
+    n = 10**15 + 37
+    positions = np.array([0, 1, n - 1], dtype=np.uint64)
+    windows = permute(positions, n, 3, np.zeros(3, dtype=np.uint64))
+    assert len(set(windows.tolist())) == 3
+    assert (windows < n).all()
+
+
+@pytest.mark.parametrize("n", [2, 7, 16])
+def test_every_window_is_equally_likely_at_every_position(n):
+    n_orders = 3000
+    orders = np.array([order(n, seed, epoch) for seed in range(30) for epoch in range(n_orders // 30)])
+    counts = np.stack([(orders == window).sum(axis=0) for window in range(n)])
+    expected = n_orders / n
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    degrees = (n - 1) ** 2
+    assert chi_square < degrees + 5 * (2 * degrees) ** 0.5
+
+
+def test_neighbours_in_the_order_are_not_neighbours_in_the_data():
+    steps = np.diff(np.array(order(10_007, 1, 0)))
+    assert (abs(steps) == 1).mean() < 0.002
+
+
+@few
 @given(st.integers(1, 200), st.integers(1, 13), st.integers(0, 2**40), st.integers(0, 3))
 def test_each_window_is_visited_exactly_once_an_epoch(tokens, seq_len, batch_size, seed, epoch):
     loader = Loader(tokens, seq_len=seq_len, batch_size=batch_size, seed=seed)
@@ -33,28 +75,7 @@ def test_each_window_is_visited_exactly_once_an_epoch(tokens, seq_len, batch_siz
     rows = rows[first_row - first_step * batch_size :][: loader.n_windows]
     assert sorted(rows[:, 0].tolist()) == [window * seq_len for window in range((997 - 1) // seq_len)]
     assert torch.equal(rows, rows[:, :1] + torch.arange(seq_len + 1))
-
-
-@settings(max_examples=30)
-@given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 100), st.integers(1, 60))
-def test_rows_of_all_processes_make_up_the_global_batch(tokens, world_size, step, seq_len):
-    options = {"seq_len": seq_len, "batch_size": 12, "seed": 5}
-    parts = [Loader(tokens, **options, rank=rank, world_size=world_size).batch(step) for rank in range(world_size)]
-    assert torch.equal(torch.cat(parts), Loader(tokens, **options).batch(step))
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 50), st.integers(0, 20), st.sampled_from([1, 2]))
-def test_resuming_continues_the_same_batches_on_any_number_of_processes(tokens, n_before, n_after, world_size):
-    options = {"seq_len": 31, "batch_size": 6, "seed": 11}
-    uninterrupted = Loader(tokens, **options)
-    for _ in range(n_before):
-        next(uninterrupted)
-    resumed = [Loader(tokens, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
-    for loader in resumed:
-        loader.load_state_dict(uninterrupted.state_dict())
-    for _ in range(n_after):
-        assert torch.equal(torch.cat([next(loader) for loader in resumed]), next(uninterrupted))
+    assert rows.dtype == torch.int64
 
 
 def test_batches_differ_between_epochs_and_seeds(tokens):
@@ -65,61 +86,54 @@ def test_batches_differ_between_epochs_and_seeds(tokens):
     assert not torch.equal(loader.batch(0), Loader(tokens, **options, seed=1).batch(0))
 
 
-def test_batch_is_int64_of_the_stated_shape(tokens):
-    batch = Loader(tokens, seq_len=17, batch_size=5, seed=0).batch(3)
-    assert batch.dtype == torch.int64
-    assert batch.shape == (5, 18)
-
-
-@pytest.mark.parametrize("key", ["seed", "seq_len", "batch_size", "n_windows", "data"])
-def test_resuming_on_anything_else_is_refused_by_name(tokens, key):
-    loader = Loader(tokens, seq_len=17, batch_size=5, seed=0)
-    with pytest.raises(UserError, match=f"the saved {key} is 99"):
-        loader.load_state_dict({**loader.state_dict(), key: 99})
-
-
-def test_the_longest_sequence_is_stated(tokens):
-    assert Loader(tokens, seq_len=996, batch_size=1, seed=0).batch(0).shape == (1, 997)
-    with pytest.raises(UserError, match=r"seq_len: got 997.*1 to 996"):
-        Loader(tokens, seq_len=997, batch_size=1, seed=0)
-
-
-def test_sizes_that_do_not_fit_are_refused(tokens):
-    with pytest.raises(UserError, match="multiple of the 3 processes"):
-        Loader(tokens, seq_len=5, batch_size=4, seed=0, world_size=3)
-    with pytest.raises(UserError, match="seed: got -1"):
-        Loader(tokens, seq_len=5, batch_size=4, seed=-1)
-
-
-def test_counter_of_targets_over_an_epoch_is_one_each(tokens):
-    loader = Loader(tokens, seq_len=12, batch_size=83, seed=2)
-    assert loader.n_windows == 83
-    assert set(Counter(loader.batch(4)[:, 1:].flatten().tolist()).values()) == {1}
-
-
-OPTIONS = {"seq_len": 17, "batch_size": 24, "seed": 5}
-
-
-@settings(max_examples=30)
-@given(st.sampled_from([2, 3, 4, 8]), st.integers(0, 10**12))
-def test_batches_of_a_mixture_are_the_same_on_any_number_of_processes(mixture, world_size, step):
-    parts = [Loader(mixture, **OPTIONS, rank=rank, world_size=world_size).batch(step) for rank in range(world_size)]
-    assert torch.equal(torch.cat(parts), Loader(mixture, **OPTIONS).batch(step))
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 10**12), st.sampled_from([1, 2, 4, 8]), st.integers(1, 5))
-def test_a_mixture_goes_on_at_any_step_on_any_number_of_processes(mixture, step, world_size, n_after):
-    uninterrupted = Loader(mixture, **OPTIONS)
+@few
+@given(st.booleans(), st.sampled_from([1, 2, 4, 8]), st.integers(0, 50) | st.integers(0, 10**12), st.integers(1, 5))
+def test_training_goes_on_at_any_step_with_the_same_batches_on_any_number_of_processes(
+    tokens, mixture, is_mixed, world_size, step, n_after
+):
+    source = mixture if is_mixed else tokens
+    uninterrupted = Loader(source, **OPTIONS)
     uninterrupted.step = step
-    resumed = [Loader(mixture, **OPTIONS, rank=rank, world_size=world_size) for rank in range(world_size)]
+    resumed = [Loader(source, **OPTIONS, rank=rank, world_size=world_size) for rank in range(world_size)]
     for loader in resumed:
         loader.load_state_dict(uninterrupted.state_dict())
-    for _ in range(n_after):
-        assert torch.equal(torch.cat([next(loader) for loader in resumed]), next(uninterrupted))
+    for later in range(step, step + n_after):
+        rows = torch.cat([next(loader) for loader in resumed])
+        assert torch.equal(rows, next(uninterrupted))
+        assert torch.equal(rows, Loader(source, **OPTIONS).batch(later))
 
 
-@settings(max_examples=20)
+def test_resuming_on_anything_else_is_refused_by_name(tokens, mixture, tmp_path):
+    loader = Loader(tokens, seq_len=17, batch_size=5, seed=7)
+    state = {"step": 0, "seed": 7, "seq_len": 17, "batch_size": 5, "n_windows": 58, "data": tokens.fingerprint}
+    assert list(loader.state_dict().items()) == list(state.items())  # what it always was
+    for key in state.keys() - {"step"}:
+        with pytest.raises(UserError, match=f"the saved {key} is 99"):
+            loader.load_state_dict({**state, key: 99})
+    files, weights = mixture.files, mixture.weights
+    other = counting_tokens(tmp_path / "c", N_TOKENS[2] + 1)
+    for changed, message in (
+        (TokenMixture({name: files[name] for name in "ac"}, {"a": 1, "c": 4}), r"b\.weight is 3, this run's is None"),
+        (TokenMixture(files, {**weights, "b": 5}), r"b\.weight is 3, this run's is 5"),
+        (TokenMixture({**files, "d": other}, {**weights, "d": 1}), r"d\.weight is None, this run's is 1"),
+        (TokenMixture({**files, "c": other}, weights), r"c\.data is \d+, this run's is \d+; they must be equal"),
+    ):
+        with pytest.raises(UserError, match=f"the saved {message}"):
+            Loader(changed, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
+
+
+def test_sizes_that_do_not_fit_are_refused_and_the_longest_sequence_is_stated(tokens):
+    assert Loader(tokens, seq_len=996, batch_size=1, seed=0).batch(0).shape == (1, 997)
+    for options, message in (
+        ({"seq_len": 997}, r"seq_len: got 997.*1 to 996"),
+        ({"batch_size": 4, "world_size": 3}, "multiple of the 3 processes"),
+        ({"seed": -1}, "seed: got -1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Loader(tokens, **{**OPTIONS, **options})
+
+
+@few
 @given(st.integers(1, 40), st.integers(0, 2**63 - 1))
 def test_each_source_of_a_mixture_is_read_as_it_is_alone(mixture, n_steps, seed):
     options = {**OPTIONS, "seed": seed}
@@ -131,32 +145,25 @@ def test_each_source_of_a_mixture_is_read_as_it_is_alone(mixture, n_steps, seed)
         first += n_tokens
 
 
-@pytest.mark.parametrize(
-    ("change", "key"),
-    [
-        ({"b": None}, "b.weight"),
-        ({"b": 5}, "b.weight"),
-        ({"d": 1}, "d.weight"),
-    ],
-)
-def test_a_mixture_of_others_is_refused_by_name(mixture, change, key):
-    weights = {name: weight for name, weight in {**mixture.weights, **change}.items() if weight is not None}
-    other = TokenMixture({name: mixture.files.get(name, mixture.files["a"]) for name in weights}, weights)
-    saved, own = mixture.weights.get(key[0]), weights.get(key[0])
-    with pytest.raises(UserError, match=rf"the saved {key} is {saved}, this run's is {own}"):
-        Loader(other, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
+def test_a_mixture_lasts_until_one_of_its_sources_has_no_window_left(mixture, tmp_path):
+    """a and b have half of the rows, of which a quarter is a's: b has 24 - 24 / 4 = 18 of the first 48, its all."""
+    windows = MixedWindows(mixture, 17)
+    assert (windows.n_windows, windows.counts(48)["b"], windows.source_of(48)) == (48, 18, "b")
+    rows = windows.read(np.arange(48, dtype=np.uint64))
+    sources = [windows.source_of(row) for row in range(48)]
+    for name, n_tokens, first in zip("abc", N_TOKENS, np.cumsum([0, *N_TOKENS])):
+        own = rows[(first <= rows[:, 0]) & (rows[:, 0] < first + n_tokens)]
+        assert torch.equal(own, FileWindows(mixture.files[name], 17).read(np.arange(len(own), dtype=np.uint64)))
+        assert sources.count(name) == len(own)
+    short = TokenMixture({**mixture.files, "d": counting_tokens(tmp_path / "short", 17)}, {**mixture.weights, "d": 1})
+    with pytest.raises(UserError, match=r"seq_len: got 17; .*short has 17 tokens, so 1 to 16"):
+        MixedWindows(short, 17)
 
 
-def test_a_changed_file_of_a_mixture_is_refused_by_name(mixture, tmp_path):
-    other = TokenMixture({**mixture.files, "c": counting_tokens(tmp_path / "c", N_TOKENS[2] + 1)}, mixture.weights)
-    with pytest.raises(UserError, match=r"the saved c\.data is \d+, this run's is \d+; they must be equal"):
-        Loader(other, **OPTIONS).load_state_dict(Loader(mixture, **OPTIONS).state_dict())
-
-
-def test_the_state_of_one_source_is_what_it_always_was(tokens):
-    state = Loader(tokens, seq_len=17, batch_size=5, seed=7).state_dict()
-    expected = {"step": 0, "seed": 7, "seq_len": 17, "batch_size": 5, "n_windows": 58, "data": tokens.fingerprint}
-    assert list(state.items()) == list(expected.items())
+def test_the_order_in_which_sources_are_named_makes_no_difference(mixture):
+    other = TokenMixture(*({name: of[name] for name in "cab"} for of in (mixture.files, mixture.weights)))
+    rows = np.arange(500, dtype=np.uint64)
+    assert torch.equal(MixedWindows(other, 9).read(rows, seed=3), MixedWindows(mixture, 9).read(rows, seed=3))
 
 
 def test_memory_does_not_grow_with_the_number_of_batches(mixture):
@@ -173,3 +180,56 @@ def test_memory_does_not_grow_with_the_number_of_batches(mixture):
     finally:
         tracemalloc.stop()
     assert peaks[2] - peaks[1] < 60 * OPTIONS["batch_size"] * 4
+
+
+@dataclass(frozen=True)
+class Data:
+    """As much of prepared data as windows need."""
+
+    held_out: Any
+    tokenizer: Any = None
+
+
+def held_out(tokens, seq_len: int, batch_size: int = 1, max_tokens: int | None = None) -> HeldOut:
+    return HeldOut(Data(tokens), seq_len, batch_size, max_tokens, "fp32")
+
+
+@given(st.integers(1, 996), st.integers(1, 20), st.integers(0, 400) | st.none())
+def test_validation_scores_every_token_once_in_order(tokens, seq_len, batch_size, extra_tokens):
+    max_tokens = None if extra_tokens is None else seq_len + extra_tokens
+    found = held_out(tokens, seq_len, batch_size, max_tokens)
+    batches = list(found.batches())
+    targets = torch.cat([batch[:, 1:].flatten() for batch in batches])
+    n_targets = min(996, max_tokens or 996) // seq_len * seq_len
+    assert torch.equal(targets, torch.arange(1, n_targets + 1))
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+    assert (found.sources, found.means_by_source([1.0] * found.n_windows)) == ([], {})
+
+
+def test_validation_on_less_than_a_sequence_is_refused(tokens):
+    for ask in (HeldOut.check, lambda found: next(found.batches())):
+        with pytest.raises(UserError, match="validation_tokens: got 4; must be at least seq_len = 5"):
+            ask(held_out(tokens, 5, max_tokens=4))
+
+
+@few
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 900) | st.none())
+def test_a_mixture_is_validated_in_its_proportions(mixture, seq_len, batch_size, extra_tokens):
+    max_tokens = None if extra_tokens is None else seq_len + extra_tokens
+    found = held_out(mixture, seq_len, batch_size, max_tokens)
+    rows = torch.cat(list(found.batches()))
+    names = ["a" if token < 997 else "b" if token < 997 + 311 else "c" for token in rows[:, 0].tolist()]
+    assert names == found.sources
+    assert len(rows) == found.n_windows
+    for name, weight in mixture.weights.items():
+        assert abs(names.count(name) - weight * len(rows) / 8) < 1.68
+
+
+def test_means_by_source_are_of_the_windows_of_each_that_has_any(mixture):
+    found = held_out(mixture, 30, max_tokens=600)
+    losses = [float(row) for row in range(found.n_windows)]
+    means, n_windows = found.means_by_source(losses), Counter(found.sources)
+    assert sum(means[name] * n for name, n in n_windows.items()) == pytest.approx(sum(losses))
+    assert list(means) == ["a", "b", "c"]
+    assert means["b"] == pytest.approx(sum(x for x, name in zip(losses, found.sources) if name == "b") / n_windows["b"])
+    assert held_out(mixture, 30, max_tokens=60).means_by_source([1.0, 2.0]) == {"b": 1.0, "c": 2.0}

@@ -1,3 +1,5 @@
+"""A corpus becomes a prepared folder, whole or not at all: its splits, its tokenizer, its manifest."""
+
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ from itertools import islice
 import pytest
 
 from widthwise.config_io import UserError
+from widthwise.data import encode
 from widthwise.data.corpus import named_corpus
 from widthwise.data.division import ByFraction
 from widthwise.data.documents import Corpus, Document
@@ -28,28 +31,26 @@ def split_texts(data: PreparedData) -> tuple[list[str], list[str]]:
     return tuple([data.tokenizer.decode(part.document(i)) for i in range(part.n_documents)] for part in splits)
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe-301"])
-def test_shards_hold_the_documents_and_their_bytes(tmp_path, tokenizer):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer=tokenizer, held_out=0.2)
+def test_shards_hold_the_documents_with_their_names_and_bytes(tmp_path):
+    seen: dict[str, tuple[int, int | None]] = {}
+    options = {"tokenizer": "bpe-301", "held_out": 0.2}
+    data = prepare(SYNTHETIC, tmp_path / "out", progress=lambda stage, *n: seen.update({stage: n}), **options)
     data.verify()
-    held_out = [each.text for each, entry in ByFraction(0.2).entries(SYNTHETIC) if entry.split == "held_out"]
-    train_texts, held_out_texts = split_texts(data)
-    assert held_out_texts == held_out
-    assert sorted(train_texts + held_out_texts) == sorted(document.text for document in SYNTHETIC)
-    lengths = data.tokenizer.token_byte_lengths()
-    splits = data.manifest.splits
-    for part, record in ((data.train, splits.train), (data.held_out, splits.held_out)):
+    lengths, splits, n_bytes = data.tokenizer.token_byte_lengths(), data.manifest.splits, data.manifest.corpus.n_bytes
+    for name, texts in zip(("train", "held_out"), split_texts(data)):
+        entries = [(document, e) for document, e in ByFraction(0.2).entries(SYNTHETIC) if e.split == name]
+        assert texts == [document.text for document, _ in entries]
+        part, record = getattr(data, name), getattr(splits, name)
+        own = [part.document(index) for index in range(part.n_documents)]
         everything = part.tokens(0, part.n_tokens)
         assert lengths[everything].sum() == record.n_bytes == record.n_token_bytes
         assert (everything == data.tokenizer.eos_id).sum() == part.n_documents
-        assert all(part.document(index)[-1] == data.tokenizer.eos_id for index in range(part.n_documents))
-
-
-def test_result_does_not_depend_on_the_number_of_processes(tmp_path, monkeypatch):
-    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 30_000)
-    one = prepare(SYNTHETIC, tmp_path / "one", tokenizer="bpe-300", n_processes=1)
-    two = prepare(SYNTHETIC, tmp_path / "two", tokenizer="bpe-300", n_processes=2)
-    assert one.manifest == two.manifest
+        assert all(tokens[-1] == data.tokenizer.eos_id for tokens in own)
+        assert list(data.documents(name)) == [(e.name, len(tokens)) for (_, e), tokens in zip(entries, own)]
+    assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
+    assert (seen["reading"], seen["tokenizing"]) == ((n_bytes, None), (n_bytes, n_bytes))
+    assert seen["computing checksums"][0] == seen["computing checksums"][1]
+    assert prepare(SYNTHETIC, tmp_path / "all", max_tokens=10**9, **options).manifest == data.manifest
 
 
 def n_documents_below(max_tokens: int, held_out: float) -> int:
@@ -63,59 +64,39 @@ def n_documents_below(max_tokens: int, held_out: float) -> int:
     raise AssertionError("the corpus is too small")
 
 
-def first_documents(n: int, name: str = "synthetic") -> Corpus:
-    return Corpus(name, lambda: islice(SYNTHETIC, n))
-
-
 @pytest.mark.parametrize("n_processes", [1, 2])
-def test_max_tokens_gives_what_the_documents_before_it_give(tmp_path, monkeypatch, n_processes):
-    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 3_000)
-    options = {"tokenizer": "bytes", "held_out": 0.2}
-    cut = prepare(SYNTHETIC, tmp_path / "cut", max_tokens=20_011, n_processes=n_processes, **options)
-    same = prepare(first_documents(n_documents_below(20_011, 0.2)), tmp_path / "same", **options)
-    assert cut.manifest == same.manifest
-    assert 20_011 - 5_000 < cut.train.n_tokens <= 20_011
-
-
-def test_max_tokens_may_be_reached_exactly_and_one_less_is_a_document_less(tmp_path):
-    n_tokens = prepare(SYNTHETIC, tmp_path / "a", tokenizer="bytes", max_tokens=20_011, held_out=0.2).train.n_tokens
-    exact = prepare(SYNTHETIC, tmp_path / "b", tokenizer="bytes", max_tokens=n_tokens, held_out=0.2)
-    less = prepare(SYNTHETIC, tmp_path / "c", tokenizer="bytes", max_tokens=n_tokens - 1, held_out=0.2)
-    assert exact.train.n_tokens == n_tokens
-    assert less.train.n_documents == exact.train.n_documents - 1
-
-
-def test_more_tokens_than_there_are_is_the_whole_corpus(tmp_path):
-    options = {"tokenizer": "bpe-300"}
-    cut = prepare(SYNTHETIC, tmp_path / "cut", max_tokens=10**9, **options)
-    assert cut.manifest == prepare(SYNTHETIC, tmp_path / "all", **options).manifest
-
-
-def test_max_tokens_reads_little_behind_the_last_document(tmp_path, monkeypatch):
-    monkeypatch.setattr("widthwise.data.encode.BATCH_BYTES", 3_000)
-    n_read = 0
+def test_max_tokens_gives_what_the_documents_before_it_give_and_reads_little_behind_them(
+    tmp_path, monkeypatch, n_processes
+):
+    """On any number of processes, of which each has batches that wait for it."""
+    monkeypatch.setattr(encode, "BATCH_BYTES", 500)
+    monkeypatch.setattr(encode, "WAITING_BATCHES_PER_PROCESS", 8)
+    n_read, read_before_the_first = 0, []
 
     def read() -> Iterator[Document]:
         nonlocal n_read
         for n_read, document in enumerate(SYNTHETIC, start=1):  # noqa: B007 (counted outside)
             yield document
 
-    cut = prepare(Corpus("counted", read), tmp_path / "out", tokenizer="bytes", max_tokens=20_011, held_out=0.2)
-    assert cut.manifest.corpus.n_documents <= n_read < cut.manifest.corpus.n_documents + 30
+    def progress(stage: str, n_bytes: int, total: int | None) -> None:
+        if stage == "tokenizing" and not read_before_the_first:
+            read_before_the_first.append(sum(len(each.text.encode()) for each in islice(SYNTHETIC, n_read)))
 
-
-@pytest.mark.parametrize("max_tokens", [0, 3])
-def test_too_few_max_tokens_are_refused(tmp_path, max_tokens):
-    with pytest.raises(UserError, match=f"max_tokens: got {max_tokens}"):
-        prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", max_tokens=max_tokens)
-    assert os.listdir(tmp_path) == []
-
-
-def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bpe-300", held_out=0.5)
-    train_texts, _ = split_texts(data)
-    assert data.tokenizer.id == train_bpe(iter(train_texts), 300).id
-    assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
+    options = {"tokenizer": "bytes", "held_out": 0.2}
+    counted = Corpus("synthetic", read)
+    cut = prepare(
+        counted, tmp_path / "cut", max_tokens=20_011, n_processes=n_processes, progress=progress, **options
+    ).manifest
+    n_documents = n_documents_below(20_011, 0.2)
+    first = Corpus("synthetic", lambda: islice(SYNTHETIC, n_documents))
+    assert cut == prepare(first, tmp_path / "same", **options).manifest
+    assert n_documents <= n_read < n_documents + 60
+    if n_processes > 1:
+        assert read_before_the_first[0] >= 500 * 8 * n_processes
+    n_tokens = cut.splits.train.n_tokens  # may be reached exactly, and one less is a document less
+    for less in (0, 1):
+        data = prepare(SYNTHETIC, tmp_path / str(less), max_tokens=n_tokens - less, **options)
+        assert data.train.n_documents == cut.splits.train.n_documents - less
 
 
 HELD_OUT = Corpus("apart", lambda: (each for index, each in enumerate(SYNTHETIC) if index % 9 == 4))
@@ -140,24 +121,19 @@ def test_sources_of_their_own_are_the_held_out_split_and_leave_their_documents_o
         assert record.n_left_out == sum(document.text in held_out for document in islice(SYNTHETIC, last))
 
 
-def test_the_tokenizer_sees_nothing_of_a_held_out_source(tmp_path):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bpe-300", held_out=[HELD_OUT])
-    assert data.tokenizer.id == train_bpe(iter(split_texts(data)[0]), 300).id
+def test_the_tokenizer_is_trained_on_the_training_split_alone(tmp_path):
+    for number, held_out in enumerate((0.5, [HELD_OUT])):
+        data = prepare(SYNTHETIC, tmp_path / str(number), tokenizer="bpe-300", held_out=held_out)
+        assert data.tokenizer.id == train_bpe(iter(split_texts(data)[0]), 300).id
+        assert data.manifest.corpus.n_bytes < MAX_TRAINING_BYTES
 
 
 def test_held_out_sources_may_be_given_as_paths(tmp_path):
     (tmp_path / "book.txt").write_text("a held-out book")
     for number, held_out in enumerate((str(tmp_path / "book.txt"), [tmp_path / "book.txt"])):
-        data = prepare(SYNTHETIC, tmp_path / str(number), tokenizer="bytes", held_out=held_out)
-        assert split_texts(data)[1] == ["a held-out book"]
+        data = prepare(corpus_of("a", ""), tmp_path / str(number), tokenizer="bytes", held_out=held_out)
+        assert split_texts(data) == (["a", ""], ["a held-out book"])
         assert list(data.documents("held_out")) == [("book.txt", len("a held-out book") + 1)]
-
-
-def test_the_names_and_tokens_of_the_documents_of_each_split_are_kept(tmp_path):
-    data = prepare(SYNTHETIC, tmp_path / "out", tokenizer="bytes", held_out=0.2)
-    for split in ("train", "held_out"):
-        entries = [entry for _, entry in ByFraction(0.2).entries(SYNTHETIC) if entry.split == split]
-        assert list(data.documents(split)) == [(entry.name, entry.n_bytes + 1) for entry in entries]
 
 
 def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
@@ -175,30 +151,7 @@ def test_a_folder_without_names_is_opened_and_says_so_when_asked(tmp_path):
         old.documents("train")
 
 
-def test_split_is_the_same_for_documents_in_another_order(tmp_path):
-    backwards = Corpus("backwards", lambda: reversed(list(SYNTHETIC)))
-    forth = split_texts(prepare(SYNTHETIC, tmp_path / "a", tokenizer="bytes"))
-    back = split_texts(prepare(backwards, tmp_path / "b", tokenizer="bytes"))
-    assert [sorted(texts) for texts in forth] == [sorted(texts) for texts in back]
-
-
-def test_empty_documents_are_an_end_of_text_token(tmp_path):
-    data = prepare(corpus_of("", "b", "c", "d", "e"), tmp_path / "out", tokenizer="bytes", held_out=0.5)
-    train_texts, held_out_texts = split_texts(data)
-    assert sorted(train_texts + held_out_texts) == ["", "b", "c", "d", "e"]
-
-
-def test_an_empty_split_is_refused_with_what_to_change(tmp_path):
-    with pytest.raises(UserError, match=r"puts 1 of 1 documents in training and 0 in held-out; raise held_out"):
-        prepare(corpus_of("one"), tmp_path / "out", held_out=1e-9)
-    with pytest.raises(UserError, match="lower held_out"):
-        prepare(corpus_of("one"), tmp_path / "out", held_out=1 - 1e-9)
-    with pytest.raises(UserError, match="holds no documents"):
-        prepare(corpus_of(), tmp_path / "out")
-    assert os.listdir(tmp_path) == []
-
-
-def test_a_corpus_that_changes_while_it_is_read_is_refused(tmp_path):
+def test_what_cannot_be_prepared_is_refused_and_leaves_nothing(tmp_path):
     n_reads = 0
 
     def read() -> Iterator[Document]:
@@ -207,51 +160,34 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(tmp_path):
         yield from SYNTHETIC
         yield Document("growing", "x" * n_reads)
 
-    with pytest.raises(UserError, match="changed while it was being read"):
-        prepare(Corpus("growing", read), tmp_path / "out", tokenizer="bytes")
+    unreadable = Corpus("unreadable", lambda: pytest.fail("was read"))
+    for corpus, options, message in (
+        (corpus_of("one"), {"held_out": 1e-9}, r"puts 1 of 1 documents in training and 0 in .*; raise held_out"),
+        (corpus_of("one"), {"held_out": 1 - 1e-9}, "lower held_out"),
+        (corpus_of(), {}, "holds no documents"),
+        (Corpus("growing", read), {}, "changed while it was being read"),
+        (SYNTHETIC, {"max_tokens": 3}, "max_tokens: got 3"),
+        (unreadable, {"max_tokens": 0}, "max_tokens: got 0"),
+        (unreadable, {"n_processes": 0}, "processes: got 0"),
+        (unreadable, {"tokenizer": "gpt5"}, "tokenizer 'gpt5'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare(corpus, tmp_path / "out", **{"tokenizer": "bytes", **options})
     assert os.listdir(tmp_path) == []
+    for parent in ("/proc/none", "/dev/null"):
+        with pytest.raises(UserError, match=rf"{parent}/\.out\.partial: cannot be written"):
+            prepare(SYNTHETIC, f"{parent}/out", tokenizer="bytes")
 
 
 def test_a_folder_in_use_is_refused_and_kept(tmp_path):
-    out = tmp_path / "out"
-    prepare(SYNTHETIC, out, tokenizer="bytes")
-    with pytest.raises(UserError, match="already holds a prepared corpus"):
-        prepare(SYNTHETIC, out, tokenizer="bytes")
-    PreparedData.open(out).verify()
+    prepare(corpus_of(*"abcdefgh"), tmp_path / "out", tokenizer="bytes", held_out=0.5)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("precious")
-    with pytest.raises(UserError, match="in use by other files"):
-        prepare(SYNTHETIC, tmp_path / "other", tokenizer="bytes")
+    for name, message in (("out", "already holds a prepared corpus"), ("other", "in use by other files")):
+        with pytest.raises(UserError, match=message):
+            prepare(SYNTHETIC, tmp_path / name, tokenizer="bytes")
+    PreparedData.open(tmp_path / "out").verify()
     assert (tmp_path / "other" / "thesis.txt").read_text() == "precious"
-
-
-@pytest.mark.parametrize("parent", ["/proc/none", "/dev/null"])
-def test_a_folder_that_cannot_be_made_is_refused(parent):
-    with pytest.raises(UserError, match=rf"{parent}/\.out\.partial: cannot be written"):
-        prepare(SYNTHETIC, f"{parent}/out", tokenizer="bytes")
-
-
-def test_progress_reports_each_stage_up_to_all_bytes(tmp_path):
-    seen: dict[str, tuple[int, int | None]] = {}
-    data = prepare(
-        SYNTHETIC,
-        tmp_path / "out",
-        tokenizer="bpe-300",
-        progress=lambda stage, n_bytes, total: seen.update({stage: (n_bytes, total)}),
-    )
-    n_bytes = data.manifest.corpus.n_bytes
-    assert seen["reading"] == (n_bytes, None)
-    assert seen["tokenizing"] == (n_bytes, n_bytes)
-    assert seen["computing checksums"][0] == seen["computing checksums"][1]
-    assert list(seen) == ["reading", "training the tokenizer", "tokenizing", "computing checksums"]
-
-
-def test_bad_options_are_refused_before_any_reading(tmp_path):
-    unreadable = Corpus("unreadable", lambda: pytest.fail("was read"))
-    with pytest.raises(UserError, match="processes: got 0"):
-        prepare(unreadable, tmp_path / "out", n_processes=0)
-    with pytest.raises(UserError, match="tokenizer 'gpt5'"):
-        prepare(unreadable, tmp_path / "out", tokenizer="gpt5")
 
 
 SLOW_PREPARATION = """
@@ -277,26 +213,18 @@ def start(out, seconds_per_document: float) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_preparation_leaves_no_folder_and_can_be_repeated(tmp_path):
+def test_a_killed_preparation_leaves_no_folder_and_processes_that_prepare_it_again_at_once_all_get_it(tmp_path):
     out = tmp_path / "out"
     killed = start(out, 0.002)
-    deadline = time.monotonic() + 20
-    while not list(tmp_path.glob(".out.partial/*")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob(".out.partial/*")) and killed.poll() is None:
         time.sleep(0.02)
     killed.kill()
     killed.communicate()
     assert os.listdir(tmp_path) == [".out.partial"]
     with pytest.raises(UserError, match="no such folder"):
         PreparedData.open(out)
-    prepare(SYNTHETIC, out, tokenizer="bytes").verify()
+    running = [start(out, 0.0001) for _ in range(3)]
+    fingerprints = [process.communicate(timeout=60)[0].split()[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 3
     assert os.listdir(tmp_path) == ["out"]
-
-
-def test_processes_that_prepare_the_same_folder_at_once_all_get_it(tmp_path):
-    out = tmp_path / "out"
-    running = [start(out, 0.0005) for _ in range(4)]
-    outputs = [process.communicate(timeout=60)[0].split() for process in running]
-    assert [process.returncode for process in running] == [0] * 4
-    assert len({fingerprint for _, fingerprint in outputs}) == 1
-    assert os.listdir(tmp_path) == ["out"]
-    assert json.loads((out / "manifest.json").read_text())["corpus"]["fingerprint"] == outputs[0][1]
+    assert {json.loads((out / "manifest.json").read_text())["corpus"]["fingerprint"]} == {*fingerprints}

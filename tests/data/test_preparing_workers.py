@@ -31,21 +31,19 @@ def source(tmp_path, monkeypatch):
     return str(make_source(tmp_path / "source"))
 
 
-def test_workers_leave_out_what_a_source_of_its_own_holds_out(source, tmp_path):
-    options = {"tokenizer": "bytes", "held_out": [f"{source}/04.jsonl.gz"]}
-    data = prepare_with_workers(make_plan(source, max_parts=3, **options), tmp_path / "out", 2)
-    check_same_bytes(data, prepare(source, tmp_path / "one", **options))
-    assert data.manifest.held_out_from.n_left_out == 11
-
-
-@pytest.mark.parametrize(("n_workers", "max_tokens"), [(1, None), (3, None), (2, 1_500)])
-def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path, n_workers, max_tokens):
+@pytest.mark.parametrize(
+    ("n_workers", "options"),
+    [(1, {"held_out": "04.jsonl.gz"}), (3, {"held_out": 0.3}), (2, {"held_out": 0.3, "max_tokens": 1_500})],
+)
+def test_any_number_of_workers_makes_the_folder_of_one_process(source, tmp_path, n_workers, options):
     seen: dict[str, tuple[int, int | None]] = {}
-    plan = make_plan(source, max_parts=5, max_tokens=max_tokens, **OPTIONS)
+    if options["held_out"] == "04.jsonl.gz":
+        options = {"held_out": [f"{source}/04.jsonl.gz"]}
+    plan = make_plan(source, max_parts=4, tokenizer="bytes", **options)
     data = prepare_with_workers(plan, tmp_path / "out", n_workers, lambda stage, *done: seen.update({stage: done}))
-    check_same_bytes(data, prepare(open_source(source), tmp_path / "one", max_tokens=max_tokens, **OPTIONS))
+    check_same_bytes(data, prepare(source, tmp_path / "one", tokenizer="bytes", **options))
     assert sorted(os.listdir(tmp_path)) == ["one", "out", "source"]
-    if max_tokens is None:
+    if options == {"held_out": 0.3}:
         assert seen["tokenizing"] == (data.manifest.corpus.n_bytes, data.manifest.corpus.n_bytes)
 
 
@@ -55,9 +53,6 @@ def test_a_mistake_in_a_file_is_the_users_and_leaves_no_folder(source, tmp_path)
     with pytest.raises(UserError, match=r"06b\.jsonl: line 2: field 'text' holds int, not text"):
         prepare_with_workers(plan, tmp_path / "out", 2)
     assert not (tmp_path / "out").exists()
-    (tmp_path / "source/06b.jsonl").write_text('{"text": "fine"}\n{"text": "too"}\n')
-    mended = prepare_with_workers(make_plan(source, max_parts=4, **OPTIONS), tmp_path / "out", 2)
-    check_same_bytes(mended, prepare(open_source(source), tmp_path / "one", **OPTIONS))
 
 
 def test_bad_options_are_refused_before_any_work(source, tmp_path, monkeypatch):
@@ -120,7 +115,7 @@ def is_alive(process: int) -> bool:
     return status.exists() and "State:\tZ" not in status.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_killed_preparation_ends_its_workers_and_goes_on_with_what_is_finished(slow_source, tmp_path):
     out, parts = tmp_path / "out", tmp_path / ".out.parts"
     finished = parts / "parts/00000/shards/part.json"
@@ -141,7 +136,7 @@ def test_a_killed_preparation_ends_its_workers_and_goes_on_with_what_is_finished
     check_same_bytes(PreparedData.open(out), one)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_worker_that_dies_ends_the_preparation_with_an_error(slow_source, tmp_path):
     out, parts = tmp_path / "out", tmp_path / ".out.parts"
     running = start(slow_source, out)
@@ -151,57 +146,3 @@ def test_a_worker_that_dies_ends_the_preparation_with_an_error(slow_source, tmp_
     assert running.returncode == 1
     assert "workers: one of them died; use fewer if memory is short" in said
     assert not out.exists()
-
-
-SBATCH = """#!/bin/sh
-# Runs a job and each task of its array at once, as SLURM would run them later.
-for script; do :; done
-echo "$script" >> "$0.calls"
-last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
-for task in $(seq 0 "${last:-0}"); do
-    SLURM_ARRAY_TASK_ID=$task SLURM_NODELIST=here RUN_OFFSET=0 bash "$script" >> "$0.log" 2>&1 || exit 1
-done
-echo "Submitted batch job $(wc -l < "$0.calls")"
-"""
-
-ON_SLURM = """
-import sys
-from pathlib import Path
-
-from datatrove.executor import SlurmPipelineExecutor
-from widthwise.data import plan as plan_module
-from widthwise.data.parts import JoinParts, TokenizePart
-from widthwise.data.plan import begin, make_plan
-
-source, parts, out = sys.argv[1:]
-plan_module.MIN_PART_BYTES = 1
-plan = make_plan(source, tokenizer="bytes", held_out=0.3, max_parts=2)
-begin(plan, Path(parts))
-options = {"time": "10:00:00", "partition": "cpu"}
-tokenize = SlurmPipelineExecutor([TokenizePart(parts)], tasks=plan.n_parts, logging_dir=f"{parts}/datatrove", **options)
-SlurmPipelineExecutor([JoinParts(parts, out)], tasks=1, logging_dir=f"{parts}/join", depends=tokenize, **options).run()
-"""
-
-
-@pytest.mark.slow
-def test_slurm_runs_the_steps_and_joins_them(source, tmp_path):
-    """As the documentation has it; SLURM's programs are stand-ins that run everything at once."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "sbatch").write_text(SBATCH)
-    (programs / "srun").write_text('#!/bin/sh\nwhile [ "${1#-}" != "$1" ] || [ "$1" = 1 ]; do shift; done\nexec "$@"\n')
-    (programs / "scontrol").write_text("#!/bin/sh\necho here\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
-    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    paths = (source, str(tmp_path / "parts"), str(tmp_path / "out"))
-    done = subprocess.run(
-        [sys.executable, "-c", ON_SLURM, *paths],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": path},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    one = prepare(open_source(source), tmp_path / "one", **OPTIONS)
-    check_same_bytes(PreparedData.open(tmp_path / "out"), one)

@@ -1,3 +1,5 @@
+"""Texts are read from files of many formats, from corpora by name and from data sets; broken input is named."""
+
 import gzip
 import itertools
 import json
@@ -25,15 +27,15 @@ def texts_of(source, **options) -> list[str]:
     return [document.text for document in read_documents(source, **options)]
 
 
-@pytest.mark.parametrize("ending", [".txt", ".md", ".py"])
-def test_a_text_file_is_one_document_byte_for_byte(tmp_path, ending):
-    path = tmp_path / f"a{ending}"
-    path.write_bytes("x\r\né".encode())
-    assert list(read_documents(path)) == [Document(f"a{ending}", "x\r\né")]
+def test_a_text_file_is_one_document_byte_for_byte(tmp_path):
+    for ending in (".txt", ".md", ".py"):
+        path = tmp_path / f"a{ending}"
+        path.write_bytes("x\r\né".encode())
+        assert list(read_documents(path)) == [Document(f"a{ending}", "x\r\né")]
 
 
 def test_json_lines_plain_and_compressed_hold_the_same(tmp_path):
-    content = jsonl(TEXTS)
+    content = jsonl(TEXTS, "content")
     packed = {
         "a.jsonl": content,
         "a.jsonl.gz": compressed("gz", content),
@@ -41,12 +43,7 @@ def test_json_lines_plain_and_compressed_hold_the_same(tmp_path):
     }
     for name, data in packed.items():
         (tmp_path / name).write_bytes(data)
-        assert texts_of(tmp_path / name) == TEXTS
-
-
-def test_the_field_can_be_named(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(TEXTS, "content"))
-    assert texts_of(tmp_path / "a.jsonl", field="content") == TEXTS
+        assert texts_of(tmp_path / name, field="content") == TEXTS
 
 
 def test_parquet_gives_its_text_column(tmp_path):
@@ -95,6 +92,7 @@ BROKEN = {
     "plain.jsonl.gz": (jsonl(TEXTS), "cannot be read"),
     "plain.jsonl.zst": (jsonl(TEXTS), "cannot be read"),
     "plain.parquet": (jsonl(TEXTS), "cannot be read"),
+    "{braces}.txt": (b"fine\n\xff", "line 2: is not UTF-8 text"),
     "picture.png": (b"", "cannot tell its format; expected a name ending in .txt"),
 }
 
@@ -116,13 +114,6 @@ def test_bad_input_is_refused_naming_file_and_place(tmp_path, name):
     assert str(refused.value).startswith(f"{tmp_path / name}: ")
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_missing_source_and_empty_folder_are_refused(tmp_path):
-    with pytest.raises(UserError, match="no such file or folder; corpora by name: python-stdlib"):
-        texts_of(tmp_path / "missing")
-    with pytest.raises(UserError, match="holds no file that can be read"):
-        texts_of(tmp_path)
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])
@@ -149,7 +140,11 @@ def test_a_few_bytes_that_stand_for_a_long_line_are_refused(tmp_path, monkeypatc
         texts_of(path)
 
 
-def test_a_pipe_is_refused_rather_than_waited_for(tmp_path):
+def test_sources_without_text_are_refused_and_a_pipe_is_not_waited_for(tmp_path):
+    with pytest.raises(UserError, match="no such file or folder; corpora by name: python-stdlib"):
+        texts_of(tmp_path / "missing")
+    with pytest.raises(UserError, match="holds no file that can be read"):
+        texts_of(tmp_path)
     os.mkfifo(tmp_path / "a.txt")
     for source in (tmp_path, tmp_path / "a.txt"):
         with pytest.raises(UserError, match=r"a\.txt: is not a plain file"):
@@ -163,30 +158,20 @@ def test_a_corpus_name_opens_that_corpus_and_a_path_is_read_anew_each_time(tmp_p
     assert list(corpus) == list(corpus) == [Document("a.txt", "x")]
 
 
-def test_hugging_face_dataset_is_streamed(monkeypatch):
+def test_hugging_face_dataset_is_streamed_and_its_missing_extra_is_named(monkeypatch):
     calls = []
 
     def load_dataset(*args, **options):
-        calls.append((args, options))
+        calls.append((*args, options))
         return iter([{"text": text} for text in TEXTS])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    assert texts_of("hf:user/name@config:validation") == TEXTS
-    assert texts_of("hf:user/name") == TEXTS
-    assert calls == [
-        (("user/name", "config"), {"split": "validation", "streaming": True}),
-        (("user/name", None), {"split": "train", "streaming": True}),
-    ]
-
-
-def test_hugging_face_without_the_extra_names_it(monkeypatch):
+    for name, arguments, split in (
+        ("hf:user/name@config:validation", ("user/name", "config"), "validation"),
+        ("hf:user/name", ("user/name", None), "train"),
+    ):
+        assert texts_of(name) == TEXTS
+        assert calls.pop() == (*arguments, {"split": split, "streaming": True})
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"widthwise\[hf\]"):
         texts_of("hf:user/name")
-
-
-def test_braces_in_a_path_are_only_letters(tmp_path):
-    path = tmp_path / "{a}.txt"
-    path.write_bytes(b"fine\n\xff")
-    with pytest.raises(UserError, match=r"\{a\}\.txt: line 2: is not UTF-8 text"):
-        list(read_documents(path))

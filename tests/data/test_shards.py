@@ -1,3 +1,5 @@
+"""Token files as Megatron-LM has them: written whole, read in any part, refused where they are damaged."""
+
 import os
 import struct
 import subprocess
@@ -25,25 +27,23 @@ def write(prefix: Path, documents: list[list[int]], dtype: np.dtype = UINT16) ->
 
 
 @settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(0, 65499), max_size=20), max_size=20), st.sampled_from([UINT16, INT32]))
-def test_documents_come_back_as_written(documents, dtype):
+@given(
+    st.lists(st.lists(st.integers(0, 65499), max_size=9), max_size=20),
+    st.sampled_from([UINT16, INT32]),
+    st.integers(1, 30),
+)
+def test_documents_come_back_as_written_alone_and_in_parts_of_bounded_size(documents, dtype, n_tokens):
+    everything = list(chain.from_iterable(documents))
+    middle = len(everything) // 2
     with tempfile.TemporaryDirectory() as folder:
         tokens = write(Path(folder) / "x", documents, dtype)
         assert [tokens.document(index).tolist() for index in range(tokens.n_documents)] == documents
-        everything = list(chain.from_iterable(documents))
         assert tokens.tokens(0, tokens.n_tokens).tolist() == everything
-        middle = len(everything) // 2
         assert tokens.tokens(middle, tokens.n_tokens).tolist() == everything[middle:]
-
-
-@settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(0, 65499), max_size=9), max_size=20), st.integers(1, 30))
-def test_parts_are_all_documents_in_order_of_bounded_size(documents, n_tokens):
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [*write(Path(folder) / "x", documents).parts(n_tokens)]
+        parts = [*tokens.parts(n_tokens)]
     assert [length for _, lengths in parts for length in lengths] == [len(document) for document in documents]
-    assert [token for tokens, _ in parts for token in tokens] == [*chain.from_iterable(documents)]
-    assert all(len(tokens) == lengths.sum() < n_tokens + 9 for tokens, lengths in parts)
+    assert [token for own, _ in parts for token in own] == everything
+    assert all(len(own) == lengths.sum() < n_tokens + 9 for own, lengths in parts)
 
 
 def test_files_are_megatron_byte_for_byte(tmp_path):
@@ -64,9 +64,9 @@ def test_documents_of_several_sequences_are_read(tmp_path):
     assert [tokens.document(index).tolist() for index in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(257, UINT16), (65_499, UINT16), (65_500, INT32), (100_258, INT32)])
-def test_dtype_is_megatrons_choice(vocab_size, dtype):
-    assert token_dtype(vocab_size) == dtype
+def test_dtype_is_megatrons_choice():
+    dtypes = [token_dtype(vocab_size) for vocab_size in (257, 65_499, 65_500, 100_258)]
+    assert dtypes == [UINT16, UINT16, INT32, INT32]
 
 
 def damage(content: bytes, at: int, value: bytes) -> bytes:
@@ -92,27 +92,18 @@ DAMAGED = {
 
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_damaged_files_are_refused_by_name(tmp_path, kind):
-    write(tmp_path / "x", [[1, 2, 3], [4]])
+    tokens = write(tmp_path / "x", [[1, 2, 3], [4]])
+    with pytest.raises(IndexError):
+        tokens.tokens(1, 5)
     name, change, message = DAMAGED[kind]
     path = tmp_path / name
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(UserError, match=message) as refused:
         TokenFile(tmp_path / "x")
     assert str(refused.value).startswith(f"{path}: ")
-
-
-@pytest.mark.parametrize("name", ["x.bin", "x.idx"])
-def test_a_missing_file_is_refused_by_name(tmp_path, name):
-    write(tmp_path / "x", [[1]])
-    (tmp_path / name).unlink()
+    path.unlink()
     with pytest.raises(UserError, match=f"{name}: cannot be read"):
         TokenFile(tmp_path / "x")
-
-
-def test_reading_beyond_the_end_is_an_error(tmp_path):
-    tokens = write(tmp_path / "x", [[1, 2]])
-    with pytest.raises(IndexError):
-        tokens.tokens(1, 3)
 
 
 def test_an_exception_while_writing_leaves_nothing(tmp_path):

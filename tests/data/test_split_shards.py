@@ -1,25 +1,27 @@
+"""The shards of both splits with the names of their documents, written in batches or appended to one another."""
+
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from widthwise.config_io import UserError
 from widthwise.data.division import Apart, ByFraction, digest_of
 from widthwise.data.documents import Document, Scanner
 from widthwise.data.encode import encode
-from widthwise.data.names import read_names
+from widthwise.data.names import NameWriter, names_path, read_names
 from widthwise.data.shards import TokenFile
 from widthwise.data.split_shards import SplitShards
 from widthwise.data.tokenizer import ByteTokenizer
 
 DIVISION = ByFraction(0.4)
-FILES = [f"{split}.{ending}" for split in ("train", "held_out") for ending in ("bin", "idx", "names.jsonl")]
+ALL = [Document(str(number), f"text {number} é" * (number % 7)) for number in range(60)]
 
 
-def documents(first: int, last: int) -> list[Document]:
-    return [Document(str(number), f"text {number} é" * (number % 7)) for number in range(first, last)]
-
-
-def write(folder, batches: list[list[Document]], max_tokens: int | None = None, division=DIVISION) -> SplitShards:
+def write(folder: Path, batches: list[list[Document]], max_tokens: int | None = None, division=DIVISION) -> SplitShards:
     folder.mkdir()
     tokenizer = ByteTokenizer()
     with SplitShards(folder, tokenizer, Scanner(), max_tokens) as shards:
@@ -30,19 +32,23 @@ def write(folder, batches: list[list[Document]], max_tokens: int | None = None, 
     return shards
 
 
+def check_same_files(folder: Path, expected: Path) -> None:
+    names = [f"{split}.{ending}" for split in ("train", "held_out") for ending in ("bin", "idx", "names.jsonl")]
+    assert [(folder / name).read_bytes() for name in names] == [(expected / name).read_bytes() for name in names]
+
+
 @pytest.mark.parametrize("max_tokens", [None, 611, 10**6])
 def test_batches_make_no_difference(tmp_path, max_tokens):
-    one = write(tmp_path / "one", [documents(0, 60)], max_tokens)
-    many = write(tmp_path / "many", [documents(n, n + 5) for n in range(0, 60, 5)], max_tokens)
+    one = write(tmp_path / "one", [ALL], max_tokens)
+    many = write(tmp_path / "many", [ALL[n : n + 5] for n in range(0, 60, 5)], max_tokens)
     assert (one.found(), one.splits(), one.is_full) == (many.found(), many.splits(), many.is_full)
-    for name in FILES:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "many" / name).read_bytes()
+    check_same_files(tmp_path / "many", tmp_path / "one")
 
 
 def test_each_document_is_in_its_split_with_its_bytes(tmp_path):
-    shards = write(tmp_path / "out", [documents(0, 60)])
+    shards = write(tmp_path / "out", [ALL])
     for name in ("train", "held_out"):
-        chosen = [each for each in documents(0, 60) if DIVISION.entry(each).split == name]
+        chosen = [each for each in ALL if DIVISION.entry(each).split == name]
         own = [each.text.encode() for each in chosen]
         assert list(read_names(tmp_path / "out" / name)) == [each.name for each in chosen]
         tokens = TokenFile(tmp_path / "out" / name)
@@ -53,28 +59,47 @@ def test_each_document_is_in_its_split_with_its_bytes(tmp_path):
 
 
 def test_appended_shards_and_their_keys_are_what_writing_on_would_give(tmp_path):
-    whole = write(tmp_path / "whole", [documents(0, 60)])
-    parts = [write(tmp_path / str(first), [documents(first, first + 30)]) for first in (0, 30)]
+    whole = write(tmp_path / "whole", [ALL])
     (tmp_path / "out").mkdir()
     with SplitShards(tmp_path / "out", ByteTokenizer(), Scanner()) as shards:
-        for first, part in zip((0, 30), parts):
-            keys = [DIVISION.entry(document).key for document in documents(first, first + 30)]
-            shards.append(tmp_path / str(first), part.splits(), part.found(), keys)
+        for half in (ALL[:30], ALL[30:]):
+            part = write(tmp_path / half[0].name, [half])
+            keys = [DIVISION.entry(document).key for document in half]
+            shards.append(tmp_path / half[0].name, part.splits(), part.found(), keys)
     assert (shards.found(), shards.splits()) == (whole.found(), whole.splits())
-    for name in FILES:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    check_same_files(tmp_path / "out", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("max_tokens", [None, 611])
 def test_documents_that_are_left_out_are_counted_and_make_no_other_difference(tmp_path, max_tokens):
-    among = documents(0, 60)
-    left_out = [each for index, each in enumerate(among) if index % 7 == 3]
+    left_out = ALL[3::7]
     apart = Apart([digest_of(each) for each in left_out], ["elsewhere"])
-    mixed = write(tmp_path / "mixed", [among], max_tokens, apart)
-    kept = write(tmp_path / "kept", [[each for each in among if each not in left_out]], max_tokens, apart)
+    mixed = write(tmp_path / "mixed", [ALL], max_tokens, apart)
+    kept = write(tmp_path / "kept", [[each for each in ALL if each not in left_out]], max_tokens, apart)
     assert mixed.splits() == kept.splits()
     assert mixed.found() == replace(kept.found(), n_left_out=mixed.found().n_left_out)
-    if max_tokens is None:
-        assert mixed.found().n_left_out == len(left_out)
-    for name in FILES:
-        assert (tmp_path / "mixed" / name).read_bytes() == (tmp_path / "kept" / name).read_bytes()
+    assert max_tokens is not None or mixed.found().n_left_out == len(left_out)
+    check_same_files(tmp_path / "mixed", tmp_path / "kept")
+
+
+@settings(max_examples=30)
+@given(names=st.lists(st.text(max_size=9)))
+def test_any_names_are_read_as_they_were_written(tmp_path_factory, names):
+    prefix = tmp_path_factory.mktemp("names") / "train"
+    names.append(b"caf\xe9\n.txt".decode(errors="surrogateescape"))  # of bytes that are no text
+    with NameWriter(prefix) as writer:
+        writer.add(names[:3])
+        writer.add(names[3:])
+    assert list(read_names(prefix)) == names
+    assert names_path(prefix).read_bytes().count(b"\n") == len(names)
+    with NameWriter(prefix.with_name("twice")) as writer:
+        writer.append(prefix)
+        writer.append(prefix)
+    assert list(read_names(prefix.with_name("twice"))) == names * 2
+
+
+def test_anything_else_than_names_is_refused_with_its_line(tmp_path):
+    for line, message in ((b"3", "holds int, not the name"), (b"\xff", "is not valid JSON")):
+        names_path(tmp_path / "train").write_bytes(b'"a"\n' + line + b"\n")
+        with pytest.raises(UserError, match=rf"train\.names\.jsonl: line 2: {message}"):
+            list(read_names(tmp_path / "train"))

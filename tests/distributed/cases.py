@@ -86,8 +86,6 @@ COMPILED: dict[str, tuple[str, ...]] = {
     "further heads": ("train.compile=true", CHECKPOINTED),
 }
 """Name -> overrides of the case of that name."""
-FP32 = ("grown",)
-"""Those that 2 processes share in fp32."""
 
 
 def case(name: str, *overrides: str) -> Recipe:

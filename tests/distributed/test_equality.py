@@ -1,28 +1,30 @@
 """What several processes train is what one process trains."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from cases import BITWISE, CHECKPOINTED, COMPILED, FP32, KINDS, ON_FOUR, WITHOUT_COPY, case
+from cases import BITWISE, CHECKPOINTED, COMPILED, KINDS, ON_FOUR, WITHOUT_COPY, case
 from compared_runs import loss_difference, recorded_difference, records, tensor_difference
 from ranks import said_by_script
 from resuming import Row, bound, differences, launches, rows_of
+from thinned import hard_but
 from together import n_graphs
 from train_many import Order, carry_out, order
 
 from widthwise.training.processes import ALONE
 
-pytestmark = pytest.mark.slow
 HERE = Path(__file__).resolve().parent
 ROWS = [
     *rows_of(["x, grown before and after the stop"], ["float32"], [("2", "2"), ("1", "2"), ("2", "1")]),
     *rows_of(["x"], ["float64"], [("1", "4"), ("2", "2x2")]),
 ]
 """Those of the table of benchmarks/resuming.py that take least time, and every way to divide a model."""
+FEW = ("x, projected", "dynamic", "slots", "muon")
+"""Kinds that `make test` trains on two processes, in one launch; `make test-hard` does all else."""
 
 
 class Launch(NamedTuple):
@@ -75,13 +77,24 @@ def resuming(tmp_path_factory: pytest.TempPathFactory) -> Resuming:
     return Resuming(folder, turns)
 
 
+def bitwise_orders(folder: Path, names: Iterable[str]) -> list[Order]:
+    return [order(case(*BITWISE[name]), folder / f"{name}, bitwise") for name in names]
+
+
+@pytest.fixture(scope="module")
+def few_on_2(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    folder = tmp_path_factory.mktemp("few_on_2")
+    orders = [*bitwise_orders(folder, ("fp32",)), *fp64_orders(folder, 2, FEW)]
+    return launched(folder, 2, orders=orders, divided=[], compiled=[])
+
+
 @pytest.fixture(scope="module")
 def on_2(tmp_path_factory: pytest.TempPathFactory, resuming: Resuming) -> Launch:
     folder = tmp_path_factory.mktemp("on_2")
-    orders = [order(case(*overrides), folder / f"{name}, bitwise") for name, overrides in BITWISE.items()]
-    orders += [order(case(name, "train.shards=2"), folder / f"{name}, fp32") for name in FP32]
+    orders = bitwise_orders(folder, [name for name in BITWISE if name != "fp32"])
+    orders += [order(case("grown", "train.shards=2"), folder / "in fp32")]
     orders += [order(case("further heads", CHECKPOINTED, "train.shards=2"), folder / "checkpointed", "float64")]
-    orders += [*fp64_orders(folder, 2), *resuming.turns[1]]
+    orders += [*fp64_orders(folder, 2, tuple(name for name in KINDS if name not in FEW)), *resuming.turns[1]]
     return launched(folder, 2, orders=orders, divided=[], compiled=list(COMPILED))
 
 
@@ -108,51 +121,57 @@ def assert_same_in_fp64(ours: Path, theirs: Path) -> None:
         assert difference <= 1e-9, where
 
 
-@pytest.mark.parametrize("name", BITWISE)
-def test_two_processes_that_each_hold_the_model_are_bitwise_one(on_2: Launch, alone, name: str) -> None:
-    ours, theirs = on_2.runs / f"{name}, bitwise", alone(*BITWISE[name])
+@pytest.mark.parametrize("name", hard_but(["fp32"], BITWISE))
+def test_two_processes_that_each_hold_the_model_are_bitwise_one(request, alone, name: str) -> None:
+    runs = request.getfixturevalue("few_on_2" if name == "fp32" else "on_2").runs
+    ours, theirs = runs / f"{name}, bitwise", alone(*BITWISE[name])
     assert records(ours) == records(theirs)
     assert recorded_difference(ours, theirs)[0] == 0
     for stem in ("model", "optimizer"):
         assert tensor_difference(ours, theirs, stem)[0] == 0
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_two_processes_that_share_the_model_find_what_one_does(on_2: Launch, alone, name: str) -> None:
-    assert_same_in_fp64(on_2.runs / f"{name}, 2 shards", alone(name, dtype="float64"))
+@pytest.mark.parametrize("name", hard_but(FEW, KINDS))
+def test_two_processes_that_share_the_model_find_what_one_does(request, alone, name: str) -> None:
+    runs = request.getfixturevalue("few_on_2" if name in FEW else "on_2").runs
+    assert_same_in_fp64(runs / f"{name}, 2 shards", alone(name, dtype="float64"))
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_two_copies_of_a_model_each_shared_by_two_find_what_one_process_does(on_4: Launch, alone, name: str) -> None:
     assert_same_in_fp64(on_4.runs / f"{name}, 2 shards", alone(name, dtype="float64"))
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("name", WITHOUT_COPY)
 def test_so_do_four_of_which_some_hold_nothing_of_a_parameter(on_4: Launch, alone, name: str) -> None:
     assert on_4.found["divisions"][name][-1]["n_without_rows"] > 0
     assert_same_in_fp64(on_4.runs / f"{name}, 4 shards", alone(name, dtype="float64"))
 
 
-@pytest.mark.parametrize("name", FP32)
-def test_in_fp32_they_differ_by_rounding(on_2: Launch, alone, name: str) -> None:
-    assert loss_difference(on_2.runs / f"{name}, fp32", alone(name)) <= 1e-5
+@pytest.mark.hard
+def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_4: Launch) -> None:
+    assert on_4.found["divisions"].keys() == KINDS.keys()
+    for name, divisions in on_4.found["divisions"].items():
+        assert all(division["unequal"] == [] for division in divisions), name
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_shared_model_begins_with_the_weights_of_one_that_is_built_whole(on_4: Launch, name: str) -> None:
-    assert all(division["unequal"] == [] for division in on_4.found["divisions"][name])
-
-
-def test_activation_checkpointing_changes_nothing_of_a_shared_model(on_2: Launch, alone) -> None:
+@pytest.mark.hard
+def test_a_shared_model_differs_by_rounding_in_fp32_and_nothing_by_activation_checkpointing(
+    on_2: Launch, alone
+) -> None:
+    assert loss_difference(on_2.runs / "in fp32", alone("grown")) <= 1e-5
     assert_same_in_fp64(on_2.runs / "checkpointed", alone("further heads", dtype="float64"))
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_a_shared_model_is_compiled_to_as_many_graphs(on_2: Launch, name: str) -> None:
-    expected = n_graphs(case(name, *COMPILED[name]), ALONE)
-    assert set(on_2.found["graphs"][name]) == {expected}
+@pytest.mark.hard
+def test_a_shared_model_is_compiled_to_as_many_graphs(on_2: Launch) -> None:
+    for name, overrides in COMPILED.items():
+        assert set(on_2.found["graphs"][name]) == {n_graphs(case(name, *overrides), ALONE)}, name
 
 
+@pytest.mark.hard
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_a_run_that_is_resumed_on_other_processes_is_the_same_run(resumed: Path, row: Row) -> None:
     found = differences(row, resumed)

@@ -13,6 +13,8 @@ from site_pages import SitePage, broken_links
 
 import widthwise
 
+pytestmark = pytest.mark.hard
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -36,9 +38,8 @@ def _toctrees(text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built from a copy of the repository's documents."""
-    pytest.importorskip("sphinx", reason="needs the extra [docs]")
-    pytest.importorskip("furo", reason="needs the extra [docs]")
-    pytest.importorskip("myst_parser", reason="needs the extra [docs]")
+    for package in ("sphinx", "furo", "myst_parser"):
+        pytest.importorskip(package, reason="needs the extra [docs]")
     copy = tmp_path_factory.mktemp("site")
     shutil.copytree(DOCS, copy / "docs", ignore=shutil.ignore_patterns("evidence", "__pycache__"))
     for path in ROOT.iterdir():
@@ -56,32 +57,20 @@ def pages(site: Path) -> list[SitePage]:
     return [SitePage(path) for path in site.rglob("*.html") if site / "results" not in path.parents]
 
 
-@pytest.mark.slow
-def test_links_and_anchors_hold(pages: list[SitePage]) -> None:
+def test_links_and_anchors_hold_pictures_have_words_and_nothing_is_loaded_from_elsewhere(
+    site: Path, pages: list[SitePage]
+) -> None:
     assert not broken_links(pages)
     assert sum(len(page.links) for page in pages) > 1000
-
-
-@pytest.mark.slow
-def test_nothing_is_loaded_from_another_machine(site: Path, pages: list[SitePage]) -> None:
+    assert not [name for page in pages for name in page.pictures_without_words]
     assert not [address for page in pages for address in page.loaded_from_elsewhere()]
     for sheet in site.glob("_static/**/*.css"):
         assert not re.search(r"(url\(['\"]?|@import\s+['\"])(https?:)?//", sheet.read_text()), sheet
 
 
-@pytest.mark.slow
-def test_pictures_have_words(pages: list[SitePage]) -> None:
-    assert not [name for page in pages for name in page.pictures_without_words]
-
-
-@pytest.mark.slow
-def test_links_to_results_lead_to_their_pages(site: Path) -> None:
+def test_every_result_has_its_page_and_links_to_results_lead_there(site: Path) -> None:
     assert 'href="evidence/x_heads_d64.html"' in (site / "findings.html").read_text()
     assert 'href="contributing.html"' in (site / "library.html").read_text()
-
-
-@pytest.mark.slow
-def test_every_result_has_its_page(site: Path) -> None:
     results = ROOT / "benchmarks" / "results"
     records = {path.parent for path in results.rglob("report.html")} | set(results.glob("*.json"))
     names = {path.relative_to(results).with_suffix("").as_posix().replace("/", "_") for path in records}
@@ -94,8 +83,7 @@ FOUND = """(() => {
 })()"""
 
 
-@IN_CHROMIUM[0]
-@IN_CHROMIUM[1]
+@IN_CHROMIUM
 def test_a_search_from_a_folder_finds_the_page_of_its_words_first(site: Path, browser: Page) -> None:
     browser.visit(f"{(site / 'search.html').as_uri()}?q=virtual+width", 390)
     end = time.monotonic() + 60

@@ -73,20 +73,15 @@ def texts() -> list[str]:
 def trained_run(folder: Path, options: dict[str, Any]) -> Path:
     """Weights large enough that answers differ."""
     tokenizer = train_bpe(iter(texts() * 3), VOCAB_SIZE).save(folder)
+    model = {"vocab_size": VOCAB_SIZE, "d_model": 24, "n_layers": 3, "attention": {"n_heads": 2}, "init": {"std": 0.4}}
+    training = {"steps": 2, "batch_size": 2, "precision": "fp32", "compile": False, "validation_tokens": 2 * SEQ_LEN}
     data = {
-        "model": {
-            "vocab_size": VOCAB_SIZE,
-            "d_model": 24,
-            "n_layers": 3,
-            "attention": {"n_heads": 2},
-            "init": {"std": 0.4},
-            **options,
-        },
+        "model": model | options,
         "seq_len": SEQ_LEN,
         "data": {"corpus": "synthetic", "tokenizer": str(tokenizer)},
         "optimizer": {"kind": "adamw", "lr": 1e-3},
         "schedule": {"kind": "constant", "warmup_steps": 1},
-        "train": {"steps": 2, "batch_size": 2, "precision": "fp32", "compile": False, "validation_tokens": 2 * SEQ_LEN},
+        "train": training,
     }
     train(parse(Recipe, data), folder / "run")
     return folder / "run"

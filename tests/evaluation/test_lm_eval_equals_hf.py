@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from harness_cases import CHOICES, CLOZES, UNIFORM, instances, keep_harness_in, shared_file, trained_run, write_lines
 from scored_models import SCHEMAS
+from thinned import hard_but
 
 from widthwise.evaluation.lm_eval_tasks import local_task
 from widthwise.runs.export import export_run
@@ -30,7 +31,7 @@ TEXTS = [row["context"] for row in CLOZES] + [row["query"] for row in CHOICES]
 OWN = {"widthwise": {"shape": {"kind": "explicit", "widths": [24, 12, 24]}, "attention": {"head_dim": 6}}}
 
 
-@pytest.fixture(scope="module", params=[*UNIFORM, pytest.param("widthwise", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=hard_but(["widthwise"], [*UNIFORM, "widthwise"]))
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     from lm_eval.models.huggingface import HFLM
 
@@ -70,13 +71,11 @@ def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None
     answers = []
     for item, other in zip(items, expected):
         assert item["arguments"] == other["arguments"]
-        assert len(item["filtered_resps"]) == len(other["filtered_resps"])
-        for (log_likelihood, is_greedy), (their_log_likelihood, they_are_greedy) in zip(
-            item["filtered_resps"], other["filtered_resps"]
-        ):
-            assert log_likelihood == pytest.approx(their_log_likelihood, rel=RELATIVE, abs=TOLERANCE)
-            assert is_greedy == they_are_greedy
-            answers.append(log_likelihood)
+        own, wanted = zip(*item["filtered_resps"]), zip(*other["filtered_resps"])
+        (log_likelihoods, are_greedy), (their_log_likelihoods, theirs_are_greedy) = own, wanted
+        assert log_likelihoods == pytest.approx(their_log_likelihoods, rel=RELATIVE, abs=TOLERANCE)
+        assert are_greedy == theirs_are_greedy
+        answers += log_likelihoods
     assert len({round(answer, 2) for answer in answers}) > len(answers) // 2  # the model tells them apart
     (found,), (wanted,) = metrics_of(ours).values(), metrics_of(theirs).values()
     assert found.keys() == wanted.keys() >= {"acc"}
@@ -84,22 +83,17 @@ def same(models: Pair, config: dict[str, Any], limit: int | None = None) -> None
         assert found[metric]["value"] == pytest.approx(estimate["value"], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["lambada_openai", "piqa", "arc_easy"])
-def test_of_the_benchmarks(models: Pair, name: str) -> None:
-    delimiter = {"arc_easy": "\nAnswer: ", "piqa": "Answer: "}.get(name, " ")
-    same(models, local_task(shared_file(f"{name}.jsonl"), delimiter), N_ITEMS)
+def test_of_the_benchmarks(models: Pair) -> None:
+    for name, delimiter in {"lambada_openai": " ", "piqa": "Answer: ", "arc_easy": "\nAnswer: "}.items():
+        same(models, local_task(shared_file(f"{name}.jsonl"), delimiter), N_ITEMS)
 
 
-@pytest.mark.parametrize(
-    ("rows", "delimiter", "num_fewshot"),
-    [(CLOZES, " ", 0), (CHOICES, " ", 0), (CHOICES, "\nAnswer: ", 2), (SCHEMAS, " ", 0)],
-    ids=["cloze", "choices", "choices after examples", "schema"],
-)
-def test_of_every_form(
-    models: Pair, tmp_path: Path, rows: list[dict[str, Any]], delimiter: str, num_fewshot: int
-) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", rows)
-    same(models, {**local_task(path, delimiter), "num_fewshot": num_fewshot})
+def test_of_every_form(models: Pair, tmp_path: Path) -> None:
+    """Clozes, choices, the same behind examples, and schemas."""
+    forms = [(CLOZES, " ", 0), (CHOICES, " ", 0), (CHOICES, "\nAnswer: ", 2), (SCHEMAS, " ", 0)]
+    for i, (rows, delimiter, num_fewshot) in enumerate(forms):
+        path = write_lines(tmp_path / f"rows{i}.jsonl", rows)
+        same(models, {**local_task(path, delimiter), "num_fewshot": num_fewshot})
 
 
 def test_of_whole_documents(models: Pair) -> None:
@@ -109,14 +103,14 @@ def test_of_whole_documents(models: Pair) -> None:
     assert len(models[0].tok_encode(requests[-1].args[0])) > 3 * models[0].max_length
 
 
-@pytest.mark.parametrize("stop", [[" ", "a"], []])
-def test_of_greedy_texts(models: Pair, stop: list[str]) -> None:
+def test_of_greedy_texts(models: Pair) -> None:
     """Prompts of several lengths in a batch, one of which is cut."""
-    options = {"until": stop, "max_gen_toks": 11, "do_sample": False}
-    requests = instances("generate_until", [(text, dict(options)) for text in TEXTS if text])
-    ours, theirs = (model.generate_until(requests) for model in models)
-    assert ours == theirs
-    assert len(set(ours)) > 2
+    for stop in ([" ", "a"], []):
+        options = {"until": stop, "max_gen_toks": 11, "do_sample": False}
+        requests = instances("generate_until", [(text, dict(options)) for text in TEXTS if text])
+        ours, theirs = (model.generate_until(requests) for model in models)
+        assert ours == theirs
+        assert len(set(ours)) > 2
 
 
 def test_of_what_is_greedy(models: Pair) -> None:

@@ -16,24 +16,12 @@ NATS = {"uniform": [3.0, 2.0, 2.5, 4.0], "x": [2.5, 1.75, 2.5, 3.0], "moe": [3.5
 def evaluation(name: str, suite: dict | None = None) -> dict:
     """An evaluation on a local task with accuracies, and on one of the harness with a perplexity from `nats`."""
     acc = [float(item) for item in RIGHT[name]]
-    return {
-        "run": f"runs/{name}",
-        "step": 7,
-        "tokenizer": "bytes",
-        "texts": {},
-        "text_means": None,
-        "tasks": {
-            "arc": {
-                "n_items": 10,
-                "metrics": {"acc": score(sum(acc) / 10), "acc_norm": score(sum(acc) / 10), "bits_per_byte": score(2.0)},
-                "fingerprint": "a",
-                "items": {"acc": acc, "acc_norm": acc},
-            }
-        },
-        "lm_eval": {"lambada": {"perplexity": score(9.5), "acc": score(0.5)}},
-        "lm_eval_items": {"lambada": {"fingerprint": "l", "items": {"nats": NATS[name]}}},
-        "suite": suite,
-    }
+    metrics = {"acc": score(sum(acc) / 10), "acc_norm": score(sum(acc) / 10), "bits_per_byte": score(2.0)}
+    arc = {"n_items": 10, "metrics": metrics, "fingerprint": "a", "items": {"acc": acc, "acc_norm": acc}}
+    harness = {"lm_eval": {"lambada": {"perplexity": score(9.5), "acc": score(0.5)}}}
+    harness["lm_eval_items"] = {"lambada": {"fingerprint": "l", "items": {"nats": NATS[name]}}}
+    about = {"run": f"runs/{name}", "step": 7, "tokenizer": "bytes", "suite": suite}
+    return {**about, "texts": {}, "text_means": None, "tasks": {"arc": arc}, **harness}
 
 
 def score(value: float | None) -> dict:
@@ -46,24 +34,17 @@ def rows_of(names: list[str], asked: dict[str, str]):
     return models_table(evaluations, all_differences(evaluations, beside, by_step=False), "command")
 
 
-def test_p_is_that_of_the_exact_sign_test_of_items_that_flipped() -> None:
+def test_p_is_that_of_the_exact_sign_test_of_items_that_flipped_and_of_the_pairs_of_a_loss() -> None:
     """x has five items right that uniform has not, and none the other way round."""
     table = rows_of(["uniform", "x"], {})
-    assert [(column.name, column.metric) for column in table.columns] == [
-        ("arc", "acc_norm"),
-        ("lambada", "acc"),
-        ("lambada", "perplexity"),
-    ]
+    columns = [("arc", "acc_norm"), ("lambada", "acc"), ("lambada", "perplexity")]
+    assert [(column.name, column.metric) for column in table.columns] == columns
     baseline, x = table.rows
     assert (baseline.baseline, x.baseline) == (None, "uniform")
     assert x.cells[0].p_better == pytest.approx(stats.binomtest(5, 5, alternative="greater").pvalue)
     assert x.cells[0].p_worse == 1
     assert x.cells[0].difference == pytest.approx(0.5)
     assert baseline.cells[0].p_better is None
-
-
-def test_a_perplexity_is_tested_by_the_pairs_of_its_loss() -> None:
-    _, x = rows_of(["uniform", "x"], {}).rows
     cell = x.cells[2]
     expected = stats.ttest_rel(NATS["x"], NATS["uniform"], alternative="less").pvalue
     assert (cell.value, cell.p_better, cell.p_worse) == (9.5, pytest.approx(expected), pytest.approx(1 - expected))
@@ -75,32 +56,20 @@ def test_every_model_is_compared_with_its_own_baseline() -> None:
     assert baselines_of(["a/u", "a/x", "b/m", "b/y"], {"y": "m"}) == {"a/x": "a/u", "b/y": "b/m"}
     assert baselines_of(["a/x", "a/u", "a/y"], {"x": "u"}) == {"a/x": "a/u", "a/y": "a/u"}
     assert baselines_of(["a/u"], {}) == {}
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
+    for asked, message in (
         ({"z": "u"}, r"--baseline: got 'z'; allowed: a/u, a/x"),
         ({"x": "u", "u": "x"}, "as a baseline that has one itself"),
-    ],
-)
-def test_a_mistake_in_the_baselines_is_named(asked: dict[str, str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        baselines_of(["a/u", "a/x"], asked)
+    ):
+        with pytest.raises(UserError, match=message):
+            baselines_of(["a/u", "a/x"], asked)
 
 
 def test_the_average_stands_behind_what_it_is_over() -> None:
     rows = [
         {"name": "ARC", "metric": "acc_norm", "source": "arc.jsonl", "answers": "arc", "paper_items": 9} | score(0.5),
         {"name": "RACE", "metric": "acc", "source": "not evaluated", "answers": None, "paper_items": 7} | score(None),
-        {
-            "name": "LAMBADA perplexity",
-            "metric": "perplexity",
-            "source": "-",
-            "answers": "lm-eval lambada",
-            "paper_items": 5,
-        }
-        | score(9.5),
+        {"name": "LAMBADA perplexity", "metric": "perplexity", "source": "-", "answers": "lm-eval lambada"}
+        | {"paper_items": 5, **score(9.5)},
     ]
     average = score(0.5) | {"weights": {"ARC": 1.0}, "missing": ["RACE"], "n_tasks": 1, "n_tasks_of_suite": 2}
     suite = {"name": "two", "rows": rows, "average": average, "missing": ["RACE (no file)"]}

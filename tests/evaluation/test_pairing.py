@@ -12,13 +12,7 @@ from widthwise.evaluation import perplexity
 from widthwise.evaluation.estimate import SampleEstimate
 from widthwise.evaluation.local_tasks import encode_task, load_task, score_task
 from widthwise.evaluation.means import text_means
-from widthwise.evaluation.pairing import (
-    average_difference,
-    flips,
-    mean_differences,
-    task_differences,
-    text_differences,
-)
+from widthwise.evaluation.pairing import average_difference, flips, mean_differences, task_differences, text_differences
 from widthwise.evaluation.perplexity import score_documents
 
 TEXTS = ["a text that two models read", "another one", "and — one more, with dashes"]
@@ -27,38 +21,28 @@ TEXTS = ["a text that two models read", "another one", "and — one more, with d
 def test_texts_are_paired_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perplexity, "BLOCK_BYTES", 10)
     one, other = (score_documents(tiny_scorer(seed=seed), TEXTS) for seed in (1, 2))
-    found = text_differences(one.record(), other.record())
+    found, before, after = text_differences(one.record(), other.record()), one.metrics(), other.metrics()
     assert found is not None
     for name in ("nats_per_token", "bits_per_byte", "nats_per_character"):
-        assert found[name].value == pytest.approx(other.metrics()[name].value - one.metrics()[name].value)
-    assert found["token_perplexity"].value == pytest.approx(
-        math.exp(other.metrics()["nats_per_token"].value) - math.exp(one.metrics()["nats_per_token"].value)
-    )
-
-
-def test_the_error_over_equal_blocks_is_that_of_the_mean_of_their_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perplexity, "BLOCK_BYTES", 10)
+        assert found[name].value == pytest.approx(after[name].value - before[name].value)
+    perplexities = (math.exp(metrics["nats_per_token"].value) for metrics in (after, before))
+    assert found["token_perplexity"].value == pytest.approx(np.subtract(*perplexities))
+    # The error over equal blocks is that of the mean of their differences.
     one, other = (score_documents(tiny_scorer(seed=seed), ["ten bytes." * 11]) for seed in (1, 2))
     found = text_differences(one.record(), other.record())
     assert found is not None
     assert found["bits_per_byte"].stderr == pytest.approx(stats.sem((other.nats - one.nats) / math.log(2) / 10))
 
 
-def test_another_context_pairs_but_another_text_does_not() -> None:
-    short, long, other = (
-        score_documents(tiny_scorer(max_length=n), texts).record()
-        for n, texts in ((5, TEXTS), (19, TEXTS), (19, TEXTS[:2]))
-    )
+def test_another_context_pairs_other_tokens_pair_by_bytes_alone_and_another_text_does_not() -> None:
+    asked = ((5, TEXTS), (19, TEXTS), (19, TEXTS[:2]))
+    short, long, other = (score_documents(tiny_scorer(max_length=n), texts).record() for n, texts in asked)
     paired = text_differences(short, long)
     assert paired is not None
     assert paired.keys() == {"nats_per_token", "bits_per_byte", "nats_per_character", "token_perplexity"}
     assert text_differences(short, other) is None
-
-
-def test_other_tokens_of_the_same_text_are_paired_by_bytes_alone() -> None:
-    one = score_documents(tiny_scorer(), TEXTS).record()
-    fewer = {**one, "blocks": {**one["blocks"], "n_tokens": [n / 2 for n in one["blocks"]["n_tokens"]]}}
-    paired = text_differences(one, fewer)
+    fewer = {**long, "blocks": {**long["blocks"], "n_tokens": [n / 2 for n in long["blocks"]["n_tokens"]]}}
+    paired = text_differences(long, fewer)
     assert paired is not None
     assert paired.keys() == {"bits_per_byte", "nats_per_character"}
     assert paired["bits_per_byte"].value == 0.0
@@ -115,6 +99,12 @@ def test_evaluations_of_other_texts_or_weights_have_no_differences_of_means() ->
     assert mean_differences(one, evaluated("one text", "third")) is None
     assert mean_differences(one, evaluated("one text", "another", another=2)) is None
     assert mean_differences(one, evaluated("one text")) is None
+    # Of a text in other tokens there is none per token.
+    text = texts["another"]
+    halved = {**text, "blocks": {**text["blocks"], "n_tokens": [n / 2 for n in text["blocks"]["n_tokens"]]}}
+    found = mean_differences(one, _evaluation({"one text": texts["one text"], "another": halved}, {}))
+    assert found is not None
+    assert found.keys() == {"mean_bits_per_byte"}
 
 
 def test_items_that_flip_are_named_and_tested() -> None:

@@ -24,7 +24,7 @@ def _harness(accuracies: dict[str, float]) -> dict:
     return results
 
 
-def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
+def test_a_row_of_the_paper_has_the_average_it_prints_and_tasks_count_as_much_as_their_weights() -> None:
     table = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B))
     assert round(table["average"]["value"], 1) == 56.1
     assert table["average"]["stderr"] == pytest.approx(0.1 / math.sqrt(11))
@@ -32,6 +32,10 @@ def test_a_row_of_the_paper_has_the_average_it_prints() -> None:
     shown = {row["name"]: row["value"] for row in table["rows"]}
     assert {name: shown[name] for name in ROW_OF_2B} == ROW_OF_2B
     assert shown["LAMBADA perplexity"] == 8.18
+    weighted = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B), weights={"COPA": 11.0})["average"]
+    expected = np.average(list(ROW_OF_2B.values()), weights=[11 if name == "COPA" else 1 for name in ROW_OF_2B])
+    assert weighted["value"] == pytest.approx(expected)
+    assert weighted["weights"]["COPA"] == 11.0
 
 
 def test_a_file_goes_before_the_harness_and_an_average_names_what_it_lacks() -> None:
@@ -47,13 +51,6 @@ def test_a_file_goes_before_the_harness_and_an_average_names_what_it_lacks() -> 
     others = [value for name, value in ROW_OF_2B.items() if name not in ("RACE", "PIQA")]
     assert average["value"] == pytest.approx((sum(others) + 0.6) / 10)
     assert suite_table(VARIABLE_WIDTH, {}, {})["average"] is None
-
-
-def test_tasks_count_as_much_as_their_weights() -> None:
-    table = suite_table(VARIABLE_WIDTH, {}, _harness(ROW_OF_2B), weights={"COPA": 11.0})
-    expected = np.average(list(ROW_OF_2B.values()), weights=[11 if name == "COPA" else 1 for name in ROW_OF_2B])
-    assert table["average"]["value"] == pytest.approx(expected)
-    assert table["average"]["weights"]["COPA"] == 11.0
 
 
 def test_losses_and_perplexities_of_texts_are_rows_of_a_table() -> None:
@@ -76,11 +73,13 @@ def test_whatever_is_missing_of_a_suite_is_named_with_its_reason() -> None:
     assert not list(missing_parts(VARIABLE_WIDTH, None, [], []))
 
 
-@pytest.mark.parametrize(("name", "n_tasks"), [("virtual-width-a", 16), ("virtual-width-b", 13)])
-def test_collections_have_as_many_tasks_as_the_paper_lists_and_average_all(name: str, n_tasks: int) -> None:
-    suite = suite_named(name)
-    assert len(suite.averaged) == len(set(suite.averaged)) == len(suite.tasks) == n_tasks
-    assert all(task.absence for task in suite.tasks if task.lm_eval is None)
+def test_collections_have_as_many_tasks_as_the_paper_lists_and_average_all() -> None:
+    for name, n_tasks in {"virtual-width-a": 16, "virtual-width-b": 13}.items():
+        suite = suite_named(name)
+        assert len(suite.averaged) == len(set(suite.averaged)) == len(suite.tasks) == n_tasks
+        assert all(task.absence for task in suite.tasks if task.lm_eval is None)
+    with pytest.raises(UserError, match="suite: got 'hourglas'; did you mean 'hourglass'"):
+        suite_named("hourglas")
 
 
 def test_every_task_of_a_suite_is_one_the_harness_has() -> None:
@@ -92,8 +91,3 @@ def test_every_task_of_a_suite_is_one_the_harness_has() -> None:
         folder = tasks / of_names.get(name, name.removesuffix("_openai"))
         lines = {line for path in folder.rglob("*.yaml") for line in path.read_text().splitlines()}
         assert lines & {f"task: {name}", f"group: {name}"}, name
-
-
-def test_an_unknown_suite_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="suite: got 'hourglas'; did you mean 'hourglass'"):
-        suite_named("hourglas")

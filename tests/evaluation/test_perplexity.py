@@ -74,35 +74,27 @@ def test_a_stream_counts_the_ends_of_its_documents_as_tokens_without_bytes(float
     assert found.n_documents == 4
 
 
-def test_a_limit_cuts_the_document_that_crosses_it(float64) -> None:
+def test_a_limit_cuts_the_document_that_crosses_it_and_counts_the_bytes_that_are_read(float64) -> None:
     scorer = tiny_scorer(max_length=6)
     cut, whole = score_documents(scorer, ["one", "two and more"], max_tokens=6), score_documents(scorer, ["one", "two"])
     assert cut.record() == whole.record()
     assert score_documents(scorer, ["one", "two"], max_tokens=3).n_documents == 1
+    inside = score_documents(scorer, ["naïve"], max_tokens=3)
+    assert inside.n_bytes.sum() == inside.n_tokens.sum() == 3
 
 
-def test_a_cut_inside_a_character_counts_the_bytes_that_are_read(float64) -> None:
-    found = score_documents(tiny_scorer(max_length=6), ["naïve"], max_tokens=3)
-    assert found.n_bytes.sum() == found.n_tokens.sum() == 3
-
-
-def test_a_shorter_stride_sees_more_and_the_same_tokens(float64) -> None:
+def test_a_shorter_stride_sees_more_of_the_same_tokens_and_other_texts_have_other_fingerprints(float64) -> None:
     scorer, text = tiny_scorer(max_length=8), "some text that is longer than a window"
     apart, sliding = score_documents(scorer, [text]), score_documents(scorer, [text], stride=1)
     assert apart.fingerprint == sliding.fingerprint
     assert np.array_equal(apart.n_tokens, sliding.n_tokens)
     assert apart.nats.sum() != sliding.nats.sum()
+    assert len({score_documents(scorer, texts).fingerprint for texts in (["ab", "c"], ["a", "bc"], ["abc"])}) == 3
 
 
-def test_other_texts_have_other_fingerprints() -> None:
-    scorer = tiny_scorer(max_length=8)
-    prints = [score_documents(scorer, texts).fingerprint for texts in (["ab", "c"], ["a", "bc"], ["abc"])]
-    assert len(set(prints)) == 3
-
-
-@pytest.mark.parametrize("texts", [[], [""]])
-def test_text_without_tokens_is_refused(texts: list[str]) -> None:
-    with pytest.raises(UserError, match=r"a\.txt: holds no token to predict"):
-        score_documents(tiny_scorer(), texts, where="a.txt")
-    with pytest.raises(UserError, match="folder: holds no token to predict"):
-        score_stream(tiny_scorer(), np.array([5] * len(texts)), where="folder")
+def test_text_without_tokens_is_refused() -> None:
+    for texts in ([], [""]):
+        with pytest.raises(UserError, match=r"a\.txt: holds no token to predict"):
+            score_documents(tiny_scorer(), texts, where="a.txt")
+        with pytest.raises(UserError, match="folder: holds no token to predict"):
+            score_stream(tiny_scorer(), np.array([5] * len(texts)), where="folder")

@@ -6,48 +6,46 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_models import KINDS, N_POSITIONS, TOKENIZER, softmax_nats, tiny_model, tiny_scorer
+from thinned import in_turn
 
 from widthwise.config_io import UserError
 from widthwise.data.json_tokenizer import train_bpe
 from widthwise.evaluation import scorer as scoring
 from widthwise.evaluation.scorer import LOGITS_AT_ONCE, Scorer, encode_pairs, windows
 
-MAX_LENGTH = 19
+MAX_LENGTH = N_POSITIONS
 REQUESTS = [
     (list(b"the gate stood"), list(b" open")),
     ([], list(b"a")),
     (list(b"x"), list(b"yz!")),
     (list(b"a context longer than the model reads"), list(b" end")),
     (list(b"the gate stood"), list(b" o")),
-    ([], list(b"just as long as it ")),
+    ([], list(b"just as long as it reads"[1:])),
     ([7], [TOKENIZER.eos_id]),
+    # Two groups that differ in the length of their beginning, and a context that differs late.
+    (list(b"in which sea"), list(b" A")),
+    (list(b"in which sea"), list(b" a long one")),
+    (list(b"in which sea"), list(b" B")),
+    (list(b"the gate is shut"), list(b"?")),
+    (list(b"the gate is open"), list(b"?")),
+    (list(b"the gate was"), list(b" it")),
+    (list(b"the gate was"), list(b" shut")),
 ]
 
 
-def _expected(model, context: list[int], continuation: list[int]):
-    tokens = ([*context] or [TOKENIZER.eos_id]) + continuation
-    nats, is_greedy = softmax_nats(model, tokens[-(MAX_LENGTH + 1) :])
-    return nats[-len(continuation) :], is_greedy[-len(continuation) :]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_continuations_get_what_a_full_softmax_gives(kind: str, float64) -> None:
-    scorer = tiny_scorer(kind, MAX_LENGTH)
-    found = scorer.continuations(REQUESTS)
-    for (context, continuation), result in zip(REQUESTS, found, strict=True):
-        nats, is_greedy = _expected(scorer.model, context, continuation)
-        assert result.log_likelihood == pytest.approx(-nats.sum(), rel=1e-12)
-        assert result.is_greedy == is_greedy.all()
-        assert result.n_tokens == len(continuation)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_neither_batch_nor_order_matters(kind: str, float64) -> None:
-    alone = tiny_scorer(kind, MAX_LENGTH, batch_size=1).continuations(REQUESTS)
-    together = tiny_scorer(kind, MAX_LENGTH, batch_size=len(REQUESTS)).continuations(REQUESTS[::-1])[::-1]
-    for one, other in zip(alone, together, strict=True):
-        assert one.log_likelihood == pytest.approx(other.log_likelihood, rel=1e-12)
-        assert one[1:] == other[1:]
+@in_turn(("kind", KINDS), ("batch_size", [1, 2, 3, 8, len(REQUESTS)]))
+def test_continuations_get_what_a_full_softmax_gives_whatever_they_are_batched_with(
+    kind: str, batch_size: int, float64
+) -> None:
+    scorer = tiny_scorer(kind, MAX_LENGTH, batch_size)
+    for order in (1, -1):
+        found = scorer.continuations(REQUESTS[::order])[::order]
+        for (context, continuation), result in zip(REQUESTS, found, strict=True):
+            tokens = ([*context] or [TOKENIZER.eos_id]) + continuation
+            nats, is_greedy = softmax_nats(scorer.model, tokens[-(MAX_LENGTH + 1) :])
+            assert result.log_likelihood == pytest.approx(-nats[-len(continuation) :].sum(), rel=1e-12)
+            assert result.is_greedy == is_greedy[-len(continuation) :].all()
+            assert result.n_tokens == len(continuation)
 
 
 def test_the_most_probable_continuation_is_greedy_and_another_is_not(float64) -> None:
@@ -85,13 +83,13 @@ def test_a_model_in_training_goes_on_training() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("continuation", "n_tokens"), [([], 0), (list(range(MAX_LENGTH + 1)), MAX_LENGTH + 1)])
-def test_an_empty_or_too_long_continuation_is_refused(continuation: list[int], n_tokens: int) -> None:
-    with pytest.raises(UserError, match=f"has {n_tokens} tokens; allowed: 1 to max_length = {MAX_LENGTH}"):
-        tiny_scorer(max_length=MAX_LENGTH).continuations([([1], continuation)])
-
-
-def test_learned_positions_limit_the_length() -> None:
+def test_a_length_that_does_not_fit_is_refused() -> None:
+    for n in (0, MAX_LENGTH + 1):
+        with pytest.raises(UserError, match=f"has {n} tokens; allowed: 1 to max_length = {MAX_LENGTH}"):
+            tiny_scorer(max_length=MAX_LENGTH).continuations([([1], list(range(n)))])
+    for stride in (0, 10):
+        with pytest.raises(UserError, match=f"stride: got {stride}; must be from 1 to max_length = 9"):
+            tiny_scorer(max_length=9).rolling([[1, 2]], stride)
     assert tiny_scorer("learned_positions", N_POSITIONS).max_length == N_POSITIONS
     with pytest.raises(UserError, match=f"no more than {N_POSITIONS} tokens"):
         tiny_scorer("learned_positions", N_POSITIONS + 1)
@@ -119,8 +117,7 @@ def test_windows_are_those_of_the_harness(n_tokens: int, max_length: int, data) 
     assert list(windows(tokens, -1, max_length, stride)) == [utils.make_disjoint_window(window) for window in theirs]
 
 
-@pytest.mark.parametrize("kind", ["x", "virtual_width", "learned_positions"])
-@pytest.mark.parametrize("stride", [1, 4, None])
+@in_turn(("kind", ["x", "virtual_width", "learned_positions"]), ("stride", [1, 4, None]))
 def test_rolling_gives_every_token_the_context_of_its_window(kind: str, stride: int | None, float64) -> None:
     scorer, documents = tiny_scorer(kind, max_length=9), [list(b"a text of several windows"), [], list(b"short")]
     step = stride or 9
@@ -149,19 +146,6 @@ def test_windows_held_at_a_time_do_not_change_what_is_found(monkeypatch: pytest.
     for one, other in zip(scorer.rolling(documents, stride=2), whole, strict=True):
         assert one == pytest.approx(other, rel=1e-12)
     assert (max(held), len(held)) == (4, 3)
-
-
-def test_a_longer_context_for_every_token_is_a_stride_of_one(float64) -> None:
-    scorer, text = tiny_scorer(max_length=5), list(b"sliding window")
-    known = [TOKENIZER.eos_id, *text]
-    expected = [softmax_nats(scorer.model, known[max(0, i - 4) : i + 2])[0][-1] for i in range(len(text))]
-    assert scorer.rolling([text], stride=1)[0] == pytest.approx(np.array(expected), rel=1e-12)
-
-
-@pytest.mark.parametrize("stride", [0, 10])
-def test_a_stride_outside_the_window_is_refused(stride: int) -> None:
-    with pytest.raises(UserError, match=f"stride: got {stride}; must be from 1 to max_length = 9"):
-        tiny_scorer(max_length=9).rolling([[1, 2]], stride)
 
 
 @settings(max_examples=50, deadline=None)

@@ -19,17 +19,14 @@ def texts(stops: list[str], n_new: int = N_NEW, prompts: list[list[int]] = PROMP
     return continue_until(tiny_model(), BYTES, prompts, stops, n_new, GREEDY)
 
 
-def test_without_stops_it_is_what_generate_gives() -> None:
-    tokens = generate(tiny_model(), PROMPTS, N_NEW, GREEDY, eos_id=BYTES.eos_id)
-    assert texts([]) == [BYTES.decode(row) for row in tokens]
-
-
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_a_text_ends_before_the_first_stop_and_others_go_on(length: int) -> None:
+def test_a_text_ends_before_the_first_stop_and_others_go_on() -> None:
     whole = texts([])
-    stop = whole[0][5 : 5 + length]
-    assert texts([stop, ""]) == [text.split(stop)[0] for text in whole]
-    assert len(texts([stop])[0]) <= 5
+    tokens = generate(tiny_model(), PROMPTS, N_NEW, GREEDY, eos_id=BYTES.eos_id)
+    assert whole == [BYTES.decode(row) for row in tokens]
+    for length in (1, 2, 3):
+        stop = whole[0][5 : 5 + length]
+        assert texts([stop, ""]) == [text.split(stop)[0] for text in whole]
+        assert len(texts([stop])[0]) <= 5
 
 
 def test_the_batch_ends_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,7 @@
 """A whole comparison, tiny."""
 
 import json
-import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,38 +10,31 @@ import yaml
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError
-from widthwise.experiments import crew
-from widthwise.experiments.compare import run_plan
+from widthwise.experiments import compare, crew
+from widthwise.experiments.compare import expected_seconds, run_plan
+from widthwise.experiments.jobs import Jobs
 from widthwise.experiments.plan import ComparisonPlan, read_plan
 from widthwise.experiments.sharing.queue import Queue
 from widthwise.experiments.sharing.storage import Heartbeat, Storage, sqlite_url
 from widthwise.records.comparison import Comparison
 from widthwise.reports.writing import write_report
 from widthwise.run_dir import RunDir, RunFailed
-from widthwise.training.observer import Silence
 from widthwise.training.stopping import Interrupted
 
+X = {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
 RECIPE = {
-    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 6, "attention": {"head_dim": 8}},
+    "model": {"vocab_size": 257, "d_model": 32, "n_layers": 3, "attention": {"head_dim": 8}},
     **TINY,
     "train": {
-        "steps": 5,
-        "batch_size": 4,
-        "precision": "fp32",
-        "validation_tokens": 240,
-        "log_every": 1,
-        "validate_every": 1,
+        **{"steps": 5, "batch_size": 4, "precision": "fp32"},
+        **{"validation_tokens": 240, "log_every": 1, "validate_every": 1},
     },
     "compare": {
         "seeds": [3, 5, 8],
         "variants": {
             "uniform": {},
-            "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 6}}},
-            "x": {
-                "model": {
-                    "shape": {"kind": "x", "bottleneck_width": 0.5, "bottleneck_layer": 0.7, "rounding": "balanced"}
-                }
-            },
+            "twin": {"model": {"shape": {"kind": "explicit", "widths": [32] * 3}}},
+            "x": {"model": {"shape": X}},
         },
     },
 }
@@ -59,6 +50,13 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[ComparisonPlan, Path
 
 def variant(comparison: dict, name: str) -> dict:
     return next(each for each in comparison["variants"] if each["name"] == name)
+
+
+def spoil(environment: Path) -> None:
+    """As if the data had been others."""
+    record = json.loads(environment.read_text())
+    record["data"]["corpus"]["fingerprint"] = "of another Python"
+    environment.write_text(json.dumps(record))
 
 
 def test_runs_of_one_seed_see_the_same_data_in_the_same_order(done) -> None:
@@ -85,19 +83,7 @@ def test_twins_need_the_same_for_the_same_loss_and_stay_together(done) -> None:
     assert "It reaches uniform's final held-out loss with 1.000 times the tokens" in comparison["sentence"]
 
 
-def test_the_gap_ends_with_the_difference(done) -> None:
-    x = variant(done[2], "x")
-    assert x["gap"]["val_loss"]["mean"][-1] == pytest.approx(x["difference"]["mean"])
-    ratios = [x["at_equal_loss"]["val_loss"][key]["per_seed"] for key in ("training_flops_ratio", "tokens_ratio")]
-    assert np.divide(*ratios) == pytest.approx(x["ratio"]["training_flops"])
-
-
-def test_seeds_differ(done) -> None:
-    _, _, comparison = done
-    assert len(set(variant(comparison, "uniform")["val_loss"]["per_seed"])) == 3
-
-
-def test_numbers_are_those_of_the_runs(done) -> None:
+def test_numbers_are_those_of_the_runs_and_the_sentence_names_variant_interval_and_costs(done) -> None:
     plan, folder, comparison = done
     results = {
         name: [RunDir(folder / plan.run_path(name, seed)).result() for seed in plan.seeds] for name in ("uniform", "x")
@@ -113,56 +99,43 @@ def test_numbers_are_those_of_the_runs(done) -> None:
     windows = [result["val_window_losses"] for result in results["x"]]
     assert np.shape(windows) == (3, 10)
     assert np.mean(windows) == pytest.approx(x["val_loss"]["mean"])
-
-
-def test_sentence_names_variant_interval_and_costs(done) -> None:
-    _, _, comparison = done
-    x = variant(comparison, "x")
     assert f"{x['difference']['low']:+.4f} to {x['difference']['high']:+.4f}" in comparison["sentence"]
     assert f"{x['ratio']['params']:.3f} of the parameters" in comparison["sentence"]
 
 
-def test_the_file_is_strict_json_and_what_was_returned(done) -> None:
-    _, folder, comparison = done
+def test_the_seconds_that_a_comparison_takes_are_those_of_a_measured_step(done, tmp_path: Path, monkeypatch) -> None:
+    plan, folder, _ = done
+    monkeypatch.setattr(compare, "step_seconds", lambda recipe: 2.0)
+    rows = 4 * plan.recipes["uniform"].seq_len
+    steps = 5 + 5 * 240 / rows / 3  # five validations, whose forward passes take a third
+    assert expected_seconds(plan, tmp_path / "new", Jobs(2, 1)) == pytest.approx(9 * steps * 2.0 / 2)
+    assert expected_seconds(plan, folder, Jobs(1, 1)) is None  # nothing is left
+
+
+def test_the_file_is_strict_json_and_changed_it_is_refused_and_made_again_without_training(done, tmp_path) -> None:
+    plan, folder, comparison = done
     stored = json.loads((folder / "comparison.json").read_text(), parse_constant=pytest.fail)
     assert stored.pop("checksums").keys() == stored.keys()
     assert stored == comparison.to_data()
-
-
-def test_a_changed_file_is_refused_and_made_again_by_the_same_command(done, tmp_path: Path) -> None:
-    plan, folder, comparison = done
     changed = shutil.copytree(folder, tmp_path / "out") / "comparison.json"
     text = changed.read_text()
     changed.write_text(text.replace('"confidence": 0.95', '"confidence": 0.5'))
     with pytest.raises(UserError, match=rf"^{changed}: confidence: was changed after it was written; "):
         write_report([changed.parent])
+    stamps = {path: path.stat().st_mtime_ns for path in changed.parent.glob("runs/*/result.json")}
+    assert len(stamps) == 9
     run_plan(plan, changed.parent, "widthwise compare recipe.yaml")
     assert Comparison.read(changed.parent).with_changes(created=comparison.created) == comparison
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
 
 
-def test_finished_runs_are_not_run_again(done) -> None:
-    plan, folder, comparison = done
-    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")}
-    assert len(stamps) == 9
-    again = run_plan(plan, folder, "widthwise compare recipe.yaml")
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/result.json")} == stamps
-    assert {**again, "created": None} == {**comparison, "created": None}
-
-
-def test_a_folder_of_another_comparison_is_refused(done, tmp_path: Path) -> None:
-    _, folder, _ = done
+def test_a_folder_of_another_comparison_and_runs_that_saw_other_data_are_refused(done, tmp_path: Path) -> None:
+    plan, folder, _ = done
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     with pytest.raises(UserError, match="another recipe"):
         run_plan(read_plan([tmp_path / "recipe.yaml"], ["optimizer.lr=0.02"]), folder, "widthwise compare recipe.yaml")
-
-
-def test_runs_that_saw_other_data_are_refused(done, tmp_path: Path) -> None:
-    plan, folder, _ = done
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    environment = copy / "runs" / "x-seed5" / "environment.json"
-    record = json.loads(environment.read_text())
-    record["data"]["corpus"]["fingerprint"] = "of another Python"
-    environment.write_text(json.dumps(record))
+    spoil(copy / "runs" / "x-seed5" / "environment.json")
     with pytest.raises(UserError, match=r"x-seed5: was trained on other data .*uniform-seed3.*compare in a new folder"):
         run_plan(plan, copy, "widthwise compare recipe.yaml")
 
@@ -172,25 +145,10 @@ def test_an_interruption_says_that_the_comparison_can_go_on(done, tmp_path: Path
         raise Interrupted(f"{path}: stopped", 2)
 
     monkeypatch.setattr(crew, "train_or_resume", interrupt)
-    with pytest.raises(
-        Interrupted, match=r"uniform-seed3: stopped; the same command goes on with the comparison"
-    ) as stopped:
+    message = "uniform-seed3: stopped; the same command goes on with the comparison"
+    with pytest.raises(Interrupted, match=message) as stopped:
         run_plan(done[0], tmp_path, "widthwise compare recipe.yaml")
     assert stopped.value.exit_code == 130
-
-
-def test_one_seed_gives_no_interval_and_no_verdict(done, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-    plan = read_plan([tmp_path / "recipe.yaml"], seeds=[3])
-    _, folder, _ = done
-    comparison = run_plan(plan, folder, "widthwise compare recipe.yaml --seed 3")
-    x = variant(comparison, "x")
-    assert x["verdict"] == "no verdict"
-    assert x["val_loss"]["low"] is None
-    assert math.isfinite(x["val_loss"]["mean"])
-    assert "fewer than three seeds, so no verdict" in comparison["sentence"]
-    assert "one seed gives no interval" in comparison["sentence"]
-    assert "nan" not in comparison["sentence"]
 
 
 PAIR = {"seeds": [3], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
@@ -202,28 +160,6 @@ def short(tmp_path: Path) -> ComparisonPlan:
     """Two variants and one seed."""
     (tmp_path / "short.yaml").write_text(yaml.safe_dump({**RECIPE, "compare": PAIR}, sort_keys=False))
     return read_plan([tmp_path / "short.yaml"], ["train.steps=2"])
-
-
-class Stages(Silence):
-    """The stages in which data are prepared, and the runs, as they come."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def preparing(self, stage: str, n_bytes: int, n_bytes_total: int | None) -> None:
-        if self.found[-1:] != [stage]:
-            self.found.append(stage)
-
-    def starting(self, name: str, step: int, n_steps: int) -> None:
-        self.found.append(name)
-
-
-def test_data_are_read_and_checked_for_the_first_run_alone(short: ComparisonPlan, tmp_path: Path) -> None:
-    run_plan(short, tmp_path / "before", COMMAND)  # the data are in the cache then
-    stages = Stages()
-    run_plan(short, tmp_path / "out", COMMAND, stages)
-    runs = ["run 1 of 2, plain-seed3", "run 2 of 2, slow-seed3"]
-    assert stages.found == ["reading", "checking the data", "checking the tokens", *runs]
 
 
 def share(plan: ComparisonPlan, folder: Path) -> Comparison:
@@ -248,22 +184,12 @@ def test_a_run_that_fails_in_a_shared_comparison_stops_its_worker_and_waits_for_
     assert {**shared, "created": None} == {**alone, "created": None}
 
 
-def test_a_study_of_another_comparison_and_another_folder_are_refused(short: ComparisonPlan, tmp_path: Path) -> None:
-    share(short, tmp_path / "out")
-    with pytest.raises(UserError, match=r"study short in sqlite.*is one of another comparison.*--study"):
-        share(replace(short, match="flops"), tmp_path / "out")
-    with pytest.raises(UserError, match="its workers use another folder"):
-        share(short, tmp_path / "other")
-
-
 def test_a_shared_run_on_other_data_is_not_counted_as_finished(short: ComparisonPlan, tmp_path: Path) -> None:
     """Whoever deletes it can go on."""
     run_plan(short, tmp_path / "out", COMMAND)
-    environment = tmp_path / "out" / "runs" / "slow-seed3" / "environment.json"
-    record = json.loads(environment.read_text())
-    record["data"]["corpus"]["fingerprint"] = "of another Python"
-    environment.write_text(json.dumps(record))
+    run = tmp_path / "out" / "runs" / "slow-seed3"
+    spoil(run / "environment.json")
     with pytest.raises(UserError, match="slow-seed3: was trained on other data"):
         share(short, tmp_path / "out")
-    shutil.rmtree(environment.parent)
+    shutil.rmtree(run)
     assert len(share(short, tmp_path / "out").variants) == 2

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.hard
+
 SCRIPT = Path(__file__).with_name("crew_processes.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 def test_all_processes_get_what_the_first_has_and_a_signal_to_any_ends_all() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(SCRIPT)]

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from widthwise.experiments.equal_loss import Course, equal_losses, gaps, tokens_ratios, validations_of
-from widthwise.experiments.sentences import equal_loss_sentence, too_few_validations
+from widthwise.experiments.equal_loss import Course, equal_losses, gaps, tokens_ratios
+from widthwise.experiments.sentences import equal_loss_sentence
 from widthwise.records.equal_loss import EqualLoss
 
 TOKENS = np.array([700.0, 1500, 2900, 5000, 7100, 9000])
@@ -41,28 +41,12 @@ def test_the_crossing_of_straight_lines_is_exact() -> None:
     assert found.tokens_ratio.mean == pytest.approx(share)
     assert found.training_flops_ratio.mean == pytest.approx(share * 9 / 6)
     assert (found.tokens_ratio.low, found.tokens_ratio.high) == (None, None)
-
-
-def test_a_worse_variant_is_compared_at_its_own_final_loss() -> None:
+    # A worse one is compared at its own final loss.
     found = compared([straight(7.1, flops_per_token=9)], [straight(7)])
     assert found.n_reached == 0
     assert (found.tokens.mean, found.training_flops.mean) == (None, None)
     assert found.tokens_ratio.mean == pytest.approx(math.exp(0.1 / 0.4))
     assert found.training_flops_ratio.mean == pytest.approx(math.exp(0.1 / 0.4) * 9 / 6)
-
-
-def test_a_crossing_of_power_laws_is_found_between_the_validations() -> None:
-    """A factor s to A in E + A t^-a moves the crossing by s^(1/a): here 0.8^(1/0.5) = 0.64."""
-    tokens = np.linspace(1000, 100_000, 100)
-    own, baseline = (course(1.7 + scale * tokens**-0.5, tokens) for scale in (80, 100))
-    assert compared([own], [baseline]).tokens_ratio.mean == pytest.approx(0.64, rel=1e-4)
-
-
-def test_a_longer_or_differently_validated_run_is_compared_by_tokens() -> None:
-    tokens = np.array([1000.0, 3000, 4000, 8000, 12_000])
-    found = compared([straight(7.1, tokens=tokens)], [straight(7)])
-    assert found.n_reached == 1
-    assert found.tokens_ratio.mean == pytest.approx(math.exp(0.1 / 0.4))
 
 
 @st.composite
@@ -73,6 +57,7 @@ def falling(draw: st.DrawFn) -> Course:
     return course(5 - fall, flops_per_token=draw(st.floats(1, 10)))
 
 
+@settings(max_examples=40, deadline=None)
 @given(falling(), falling(), st.floats(0.1, 10))
 def test_ratios_turn_round_with_the_pair_and_scale_with_the_tokens(own: Course, baseline: Course, scale: float) -> None:
     there, back = compared([own], [baseline]), compared([baseline], [own])
@@ -96,13 +81,10 @@ def test_the_interval_is_that_of_the_mean_logarithm_over_seeds() -> None:
     assert ends == pytest.approx(tuple(np.exp([low, logarithms.mean(), high])))
 
 
-def test_a_loss_that_goes_up_again_counts_where_it_first_was_reached() -> None:
+def test_a_loss_counts_where_it_first_was_reached_and_outside_of_the_validations_is_unknown() -> None:
     bumpy = course([5.0, 4.0, 3.0, 3.5, 3.2, 3.0])
     assert bumpy.tokens_at("val_loss", 3.0) == TOKENS[2]
     assert bumpy.tokens_at("val_loss", 3.5) == pytest.approx(math.sqrt(TOKENS[1] * TOKENS[2]))
-
-
-def test_what_lies_outside_of_the_validations_is_unknown() -> None:
     own = straight(7)
     first, last = own.losses["val_loss"][[0, -1]]
     assert math.isnan(own.tokens_at("val_loss", first + 0.01))
@@ -125,7 +107,7 @@ def records(steps: Sequence[int], **extra: Any) -> list[dict[str, Any]]:
 def test_a_course_is_read_from_the_records_of_a_run() -> None:
     old = {"step": 3, "event": "validation", "loss": 9.0}  # of a version that gave no tokens
     again = {"step": 2, "event": "validation", "loss": 2.5, "tokens": 20, "training_flops": 120.0}
-    found = Course.of([*records([1, 2, 4], mtp_losses=[1.5]), old])
+    found = Course.of([*records([4, 1, 2], mtp_losses=[1.5]), old])
     assert found.tokens.tolist() == [10, 20, 40]
     assert found.training_flops.tolist() == [60, 120, 240]
     assert {name: own.tolist() for name, own in found.losses.items()} == {
@@ -135,13 +117,6 @@ def test_a_course_is_read_from_the_records_of_a_run() -> None:
     assert found.final_lr_share == pytest.approx(0.75)
     assert Course.of([*records([1, 2]), again]).losses["val_loss"].tolist() == [4, 2.5]
     assert Course.of([]).losses == {}
-
-
-def test_a_loss_that_one_of_both_lacks_is_not_compared() -> None:
-    own, baseline = Course.of(records(range(1, 4), mtp_losses=[2.0])), Course.of(records(range(1, 4)))
-    assert list(equal_losses([own], [baseline], 0.95)) == ["val_loss"]
-    assert list(equal_losses([own], [own], 0.95)) == ["val_loss", "val_loss_next_2"]
-    assert list(gaps([own], [own], 0.95)) == ["val_loss", "val_loss_next_2"]
 
 
 def test_the_gap_is_paired_by_seed_at_tokens_that_all_have() -> None:
@@ -172,36 +147,15 @@ def test_the_ratio_in_the_course_of_training_is_that_of_straight_lines_at_every_
     assert tokens_ratios([straight(11)], [straight(7)], 0.95) == {}
 
 
-def test_validations_are_those_of_the_run_that_has_the_fewest() -> None:
-    found = validations_of([straight(7), Course.of(records([1, 2])), Course.of(records([1, 2, 4]))])
-    assert (found.n_fewest, found.n_needed, found.suffice) == (2, 5, False)
-    assert found.final_lr_share == pytest.approx(0.75)
-    assert "takes 5 validations of every run (train.validate_every), and one has 2" in too_few_validations(found)[0]
-    assert too_few_validations(validations_of([straight(7)])) == []
-    assert too_few_validations(None) == []
-
-
-@pytest.mark.parametrize(
-    ("own", "words"),
-    [
-        (
-            (6.9,),
-            "It reaches uniform's final held-out loss with 0.779 times the tokens (one seed gives no interval) and",
-        ),
-        (
-            (6.9, 6.9),
-            "with 0.779 times the tokens (95% interval 0.779 to 0.779) and 0.779 times the training FLOPs (95%",
-        ),
-        ((7.1,), "It does not reach uniform's final held-out loss: for the one it ends with, it takes 1.284 times the"),
-        ((6.9, 7.1), "with 1 of 2 seeds; for the higher of the two final losses it takes 1.000 times the tokens (95%"),
-        (
-            (3.0,),
-            "It reaches uniform's final held-out loss before the first validation, so with how many tokens is unknown.",
-        ),
-        ((11.0,), "uniform reaches the held-out loss it ends with before the first validation, so"),
-    ],
-)
-def test_the_answer_in_words(own: Sequence[float], words: str) -> None:
+def test_the_answer_in_words() -> None:
     """exp(-0.1 / 0.4) = 0.779."""
-    found = compared([straight(height) for height in own], [straight(7)] * len(own))
-    assert words in equal_loss_sentence("held-out loss", found, "uniform")
+    for own, words in {
+        (6.9,): "It reaches uniform's final held-out loss with 0.779 times the tokens (one seed gives no interval) and",
+        (6.9, 6.9): "with 0.779 times the tokens (95% interval 0.779 to 0.779) and 0.779 times the training FLOPs (95%",
+        (7.1,): "It does not reach uniform's final held-out loss: for the one it ends with, it takes 1.284 times the",
+        (6.9, 7.1): "with 1 of 2 seeds; for the higher of the two final losses it takes 1.000 times the tokens (95%",
+        (3.0,): "It reaches uniform's final held-out loss before the first validation, so with how many tokens is",
+        (11.0,): "uniform reaches the held-out loss it ends with before the first validation, so",
+    }.items():
+        found = compared([straight(height) for height in own], [straight(7)] * len(own))
+        assert words in equal_loss_sentence("held-out loss", found, "uniform")

@@ -1,7 +1,6 @@
 """Where the points of a law come from, and what is said about them."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -96,149 +95,52 @@ def test_each_variant_is_a_group_with_a_point_from_each_comparison(tmp_path: Pat
     assert gathered.groups[1].points[0].y == pytest.approx((loss(32, 0, 2.95) + loss(32, 1, 2.95)) / 2)
 
 
-def test_the_groups_of_a_sweep_have_its_finished_points_and_the_others_are_named(tmp_path: Path) -> None:
-    gathered = gather([write_sweep(tmp_path / "s")], AXES, baseline="uniform")
-    assert {name: len(points) for name, points in by_group(gathered).items()} == {"uniform": 4, "x": 4}
-    assert "x-512 (failed)" in gathered.left_out[0]
-    assert "x-512 (failed)" in fit_groups(gathered, "t", "c")["sentence"]
-
-
-def test_runs_of_one_recipe_are_seeds_of_one_point(tmp_path: Path) -> None:
+def test_runs_of_one_recipe_are_seeds_of_one_point_and_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / f"d{d}-seed{seed}", d, seed) for d in SIZES for seed in (1, 2, 3)]
     gathered = gather(runs, Axes("training_flops", "val_loss"))
     assert by_group(gathered) == {"runs": [(1e6 * d**3, 3) for d in SIZES]}
     assert gathered.groups[0].points[0].per_seed == tuple(loss(32, seed) for seed in (1, 2, 3))
-
-
-def test_y_can_be_the_loss_of_a_further_head(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / str(d), d, val_mtp_losses=[4.0, 5.0 + 1 / d]) for d in SIZES]
-    folder = write_sweep(tmp_path / "s")
-    sweep = json.loads((folder / "sweep.json").read_text())
-    for point in sweep["points"][:-1]:
-        point["measured"] = {"val_loss_next_3": losses(point["cost"]["d_model"], 2)}
-    (folder / "sweep.json").write_text(json.dumps(sweep))
-    gathered = gather([*runs, folder], Axes("params", "val_loss_next_3"), baseline="uniform")
-    found = {group.name: [point.per_seed for point in group.points] for group in gathered.groups}
-    assert found["runs"] == [(5.0 + 1 / d,) for d in SIZES]
-    assert found["x"] == [(loss(d, 0), loss(d, 1)) for d in SIZES]
-
-
-def test_runs_that_differ_in_more_than_the_seed_are_points_of_their_own(tmp_path: Path) -> None:
-    runs = [write_run(tmp_path / str(steps), 32, steps, steps=steps, tokens=100 * steps) for steps in (5, 10, 20)]
-    assert by_group(gather(runs, Axes("tokens", "val_loss"))) == {"runs": [(500, 1), (1000, 1), (2000, 1)]}
-
-
-def test_comparisons_that_name_other_baselines_name_none(tmp_path: Path) -> None:
-    folders = [write_comparison(tmp_path / str(d), d) for d in SIZES]
-    other = json.loads((folders[0] / "comparison.json").read_text())
-    (folders[0] / "comparison.json").write_text(json.dumps({**other, "baseline": "x"}))
-    assert gather(folders, AXES).baseline is None
-
-
-def test_runs_are_grouped_by_a_key_or_by_folder(tmp_path: Path) -> None:
+    for x, expected in {"layer_params": 12 * 32**2, "average_width": 32, "kv_bytes": 128, "tokens": 3200}.items():
+        assert gather(runs, Axes(x, "val_loss")).groups[0].points[0].x == expected
     runs = [write_run(tmp_path / kind / str(d), d, kind=kind) for kind in ("plain", "wide") for d in SIZES]
     for group_by in ("model.residual.kind", "folder"):
         assert list(by_group(gather(runs, Axes("tokens", "val_loss", group_by)))) == ["plain", "wide"]
 
 
-@pytest.mark.parametrize(
-    ("x", "expected"), [("layer_params", 12 * 32**2), ("average_width", 32), ("kv_bytes", 128), ("tokens", 3200)]
-)
-def test_x_can_be_of_the_model_or_of_the_run(tmp_path: Path, x: str, expected: float) -> None:
-    runs = [write_run(tmp_path / str(d), d) for d in SIZES]
-    assert gather(runs, Axes(x, "val_loss")).groups[0].points[0].x == expected
-
-
-def test_rows_that_agree_in_name_and_x_are_seeds(tmp_path: Path) -> None:
-    text = "# a source\nsize,name,y,kind\n1,s,3.0,a\n1,s,3.1,a\n\n2,m,2.9,a\n4,l,2.8,a\n4,k,2.7,a\n"
-    gathered = gather([table(tmp_path, text)], Axes("size", "y", "kind"))
-    assert by_group(gathered) == {"a": [(1, 2), (2, 1), (4, 1), (4, 1)]}
-    assert gathered.groups[0].points[0].y == pytest.approx(3.05)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
+def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path) -> None:
+    for text, named in (
         ("", "holds no table"),
         ("size,y\n", "no rows"),
         ("size,z\n1,2\n", r"--y: got 'y'; .*size, z"),
         ("size,y\n1,2\n2,many\n", r"line 3: y is 'many', not a number"),
         ("size,y\n1,2\n2\n", r"line 3: has 1 cells; expected 2"),
         ("size,y\n# note\n0,2\n", r"line 3: size is 0; a law needs finite numbers above 0"),
-        ("size,y\n1,inf\n", r"line 2: y is inf"),
         ("size,y\n1,nan\n", r"line 2: y is nan"),
         (f"size,y\n1,{'2' * 131_073}\n", r"line 2: cannot be read \(field larger than field limit"),
         ("size,y,y\n1,3,4\n", r"two columns have the same name \(size, y, y\)"),
         ("size,y\n1,3\n2,2\n", r"3 or more different x, and points has 2"),
-    ],
-)
-def test_a_mistake_in_a_table_is_named_with_its_line(tmp_path: Path, text: str, named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        gather([table(tmp_path, text)], Axes("size", "y"))
+    ):
+        with pytest.raises(UserError, match=named):
+            gather([table(tmp_path, text)], Axes("size", "y"))
 
 
-@pytest.mark.parametrize(
-    ("axes", "named"),
-    [
-        (Axes("flop", "val_loss"), r"--x: got 'flop'; did you mean 'flops'"),
-        (Axes("val_perplexity", "val_loss"), r"--x: got 'val_perplexity'"),
-        (Axes("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
-        (Axes("params", "train_loss"), r"train_loss is None"),
-        (Axes("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
-        (Axes("active_params", "val_loss"), r"its cost has no active_params"),
-        (
-            Axes("params", "val_loss", "model.residual.knd"),
-            r"--group-by: got 'model.residual.knd'.*did you mean 'kind'",
-        ),
-    ],
-)
-def test_what_runs_do_not_have_is_refused(tmp_path: Path, axes: Axes, named: str) -> None:
+def test_what_runs_do_not_have_is_refused(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / str(d), d) for d in SIZES]
-    with pytest.raises(UserError, match=named):
-        gather(runs, axes)
+    for axes, named in (
+        (("flop", "val_loss"), r"--x: got 'flop'; did you mean 'flops'"),
+        (("val_perplexity", "val_loss"), r"--x: got 'val_perplexity'"),
+        (("params", "accuracy"), r"--y: got 'accuracy'; .*val_loss"),
+        (("params", "train_loss"), r"train_loss is None"),
+        (("virtual_width", "val_loss"), r"3 or more different x, and runs has 1"),
+        (("active_params", "val_loss"), r"its cost has no active_params"),
+        (("params", "val_loss", "model.residual.knd"), r"--group-by: got 'model.residual.knd'.*did you mean 'kind'"),
+    ):
+        with pytest.raises(UserError, match=named):
+            gather(runs, Axes(*axes))
 
 
-def test_paths_that_hold_no_points_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a \.csv file, a run directory"):
-        gather([tmp_path], AXES)
-    unfinished = tmp_path / "run"
-    RunDir(unfinished).begin("train: {seed: 1}\n", {})
-    with pytest.raises(UserError, match=r"has not finished .*resume"):
-        gather([unfinished], AXES)
-    with pytest.raises(UserError, match=r"--x tokens is only in the run itself, and .*runs/uniform-seed1 is missing"):
-        gather([write_comparison(tmp_path / "c", 32)], Axes("tokens", "val_loss"))
-    with pytest.raises(UserError, match=r"--baseline: got 'y'; allowed: uniform, x"):
-        gather([write_sweep(tmp_path / "s")], AXES, baseline="y")
-
-
-def test_a_path_counts_once(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "32", 32)
-    with pytest.raises(UserError, match="32: is given twice"):
-        gather([run, tmp_path / "." / "32"], AXES)
-
-
-def test_a_table_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
-    """With a byte order mark, Windows line ends, spaces and quotes."""
-    gathered = gather([table(tmp_path, '\ufeffsize, y\r\n1,"3.0"\r\n2, 2.9\r\n4,2.8\r\n')], Axes("size", "y"))
-    assert [(point.x, point.y) for point in gathered.groups[0].points] == [(1, 3.0), (2, 2.9), (4, 2.8)]
-
-
-def test_a_saving_outside_the_models_of_a_group_says_so(tmp_path: Path) -> None:
-    rows = "".join(f"{x},{3 * x**-0.05},base\n{x},{3.1 * x**-0.05},new\n" for x in (1, 2, 4, 8))
-    gathered = gather([table(tmp_path, f"x,y,g\n{rows}")], Axes("x", "y", "g"), "base")
-    assert f"with {(3.1 / 3) ** 20:.1%} (" in (sentence := fit_groups(gathered, "t", "c", "power")["sentence"])
-    assert sentence.count(", outside its own models) of the x") == 2
-
-
-def test_equal_losses_are_said_to_be_equal(tmp_path: Path) -> None:
-    rows = "".join(f"{x},3,a\n{x},3,b\n" for x in (1, 2, 4, 8, 16))
-    scaling = fit_groups(gather([table(tmp_path, f"x,y,g\n{rows}")], Axes("x", "y", "g"), "a"), "t", "c")
-    assert {saving["ratio"]["mean"] for saving in scaling["savings"]} == {None}
-    assert "all points are equal" in scaling["sentence"]
-    assert "nan" not in scaling["sentence"]
-
-
-def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
+def test_scaling_json_is_what_reports_read_and_holds_the_finished_points_of_a_sweep(tmp_path: Path) -> None:
+    """A power law is chosen where the points follow one; the same loss is at (2.95 / 3)^20 of the parameters."""
     scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "title", "command")
     scaling.write(tmp_path)
     read = ScalingLaws.read(tmp_path)
@@ -256,11 +158,7 @@ def test_scaling_json_is_what_reports_read(tmp_path: Path) -> None:
         assert (np.array(band.low) < curve).all()
         assert (np.array(band.high) > curve).all()
     assert "luck of runs" in read.sentence
-
-
-def test_a_power_law_is_chosen_where_the_points_follow_one(tmp_path: Path) -> None:
-    """And the saving is the shift: the same loss at (2.95 / 3)^(1 / 0.05) of the parameters."""
-    scaling = fit_groups(gather([write_sweep(tmp_path / "s")], AXES, "uniform"), "t", "c")
+    assert "x-512 (failed)" in read.sentence
     assert {group["chosen"] for group in scaling["groups"]} == {"power"}
     parameters = scaling["groups"][0]["fits"]["power"]["parameters"]
     assert parameters["b"]["mean"] == pytest.approx(0.05)
@@ -293,17 +191,15 @@ def paper(name: str, x: str, y: str, group_by: str | None = None, law: str | Non
     return fit_groups(gather([PAPERS / name], Axes(x, y, group_by), baseline), "t", "c", law)
 
 
-@pytest.mark.parametrize(
-    ("x", "fitted", "point"),
-    [("pflops_days", "2.745 with 77.6%", "74.4%"), ("average_width", "2.761 with 85.1%", "86.3%")],
-)
-def test_the_answer_to_table_2_names_both_savings(x: str, fitted: str, point: str) -> None:
-    sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
-    assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
-    assert f"the measured loss of 2B (2.751) with {point} (95% interval" in sentence
-
-
-def test_the_shipped_tables_have_the_papers_laws() -> None:
+def test_the_shipped_tables_have_the_papers_laws_and_savings() -> None:
+    """arXiv:2606.18246, Table 2; arXiv:2602.06471, Tables 5 and 6; arXiv:2511.11238, Fig. 8."""
+    for x, fitted, point in (
+        ("pflops_days", "2.745 with 77.6%", "74.4%"),
+        ("average_width", "2.761 with 85.1%", "86.3%"),
+    ):
+        sentence = paper("variable_width_table_2.csv", x, "loss", "model")["sentence"]
+        assert f"><former reaches transformer's fitted loss of {fitted} (95% interval" in sentence
+        assert f"the measured loss of 2B (2.751) with {point} (95% interval" in sentence
     hourglass = paper("hourglass_tables_5_6.csv", "layer_params_millions", "val_loss")["groups"][0]
     assert len(hourglass["points"]) == 9
     assert hourglass["chosen"] == "power_irreducible"
@@ -312,28 +208,3 @@ def test_the_shipped_tables_have_the_papers_laws() -> None:
     assert virtual["parameters"]["slope"]["mean"] == pytest.approx(-0.00685, abs=1e-12)
     assert round(virtual["parameters"]["intercept"]["mean"], 4) == 1.6212
     assert round(virtual["r_squared"], 4) == 0.9986
-
-
-def test_numbers_that_do_not_exist_are_null(tmp_path: Path) -> None:
-    """JSON has no nan: the group's irreducible loss lies above the baseline's best."""
-    rows = [f"{x},{2 + x**-0.5},base\n{x},{3.2 + 0.3 * x**-0.5},new" for x in (1, 2, 4, 8, 16)]
-    path = table(tmp_path, "\n".join(["x,y,g", *rows]))
-    scaling = fit_groups(gather([path], Axes("x", "y", "g"), "base"), "t", "c", "power_irreducible")
-    saving = next(each for each in scaling["savings"] if each["fit"] == "power_irreducible")
-    assert saving["ratio"].to_data() == {"mean": None, "low": None, "high": None}
-    assert "new never reaches base's fitted loss" in scaling["sentence"]
-    assert not any(isinstance(value, float) and math.isnan(value) for value in _leaves(scaling))
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
-
-
-def test_what_a_trial_of_all_laws_cannot_tell_is_not_said_of_the_chosen_one(tmp_path: Path) -> None:
-    """A law at its bound takes no part in the choice, and the reason given names only those that did."""
-    path = table(tmp_path, "\n".join(["x,y", *(f"{x},{4 - 0.5 * math.log(x)}" for x in (1, 2, 4, 8, 16, 32))]))
-    scaling = fit_groups(gather([path], Axes("x", "y")), "t", "c")
-    assert scaling["groups"][0]["chosen"] == "log_linear"
-    assert "power_irreducible" not in scaling["sentence"].rsplit("Law:")[-1]

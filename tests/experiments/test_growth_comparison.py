@@ -2,19 +2,16 @@
 
 import csv
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from tiny_runs import TINY
 
-from widthwise.config_io import UserError
 from widthwise.experiments import family
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.equal_loss import Course, equal_losses
 from widthwise.experiments.family import plan_family, run_family
 from widthwise.experiments.plan import read_plan
-from widthwise.experiments.sharing.storage import sqlite_url
 from widthwise.recipe.recipe import parse_recipe
 from widthwise.records.family import Family
 from widthwise.reports.writing import write_report
@@ -56,18 +53,9 @@ def losses(run: Path, event: str = "train") -> list[dict]:
     return [{key: value for key, value in record.items() if key not in MEASURED_KEYS} for record in found]
 
 
-def test_a_shared_comparison_goes_on_in_a_folder_and_finds_the_same(done: tuple[Path, dict], tmp_path: Path) -> None:
-    folder, found = done
-    plan = read_plan([write(tmp_path / "recipe.yaml", {**RECIPE, "compare": COMPARE})])
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    shutil.rmtree(copy / "runs" / "exact-seed5")
-    shared = run_plan(plan, copy, found["command"], storage_url=sqlite_url(tmp_path / "study.db"))
-    for own, other in zip(shared["variants"], found["variants"], strict=True):
-        for key in ("name", "val_loss", "train_loss", "difference", "verdict", "cost"):
-            assert own[key] == other[key]
-
-
-def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow(done: tuple[Path, dict]) -> None:
+def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow_and_flops_are_of_all_phases(
+    done: tuple[Path, dict],
+) -> None:
     """The first loss after an exact growth is that of the model that did not grow, on the same batch."""
     runs = done[0] / "runs"
     for seed in (3, 5):
@@ -76,9 +64,6 @@ def test_variants_of_a_seed_see_the_same_data_before_and_after_they_grow(done: t
         assert exact[3]["loss"] == pytest.approx(small[3]["loss"], abs=1e-6)
         assert abs(naive[3]["loss"] - small[3]["loss"]) > 1e-4
         assert exact[4]["loss"] != small[4]["loss"]
-
-
-def test_training_flops_are_those_of_all_phases(done: tuple[Path, dict]) -> None:
     variants = {variant["name"]: variant for variant in done[1]["variants"]}
     costs = [variants[name]["cost"]["flops_per_token"]["training"] for name in ("small", "exact")]
     assert variants["exact"]["ratio"]["training_flops"] == pytest.approx((3 * costs[0] + 3 * costs[1]) / (6 * costs[0]))
@@ -93,8 +78,18 @@ def branching(done: tuple[Path, dict], tmp_path: Path) -> tuple[Source, list[Pat
     return Source.of(done[0] / "runs" / "small-seed3"), [tmp_path / "wide.yaml", tmp_path / "deep.yaml"]
 
 
-def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], tmp_path: Path) -> None:
+def test_a_family_shares_the_first_steps_and_interrupted_goes_on_and_does_nothing_twice(
+    branching: tuple[Source, list[Path]], tmp_path: Path, monkeypatch
+) -> None:
     source, recipes = branching
+
+    def interrupt(path, observer):
+        raise Interrupted(f"{path}: stopped", 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(family, "resume", interrupt)
+        with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
+            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
     branches = plan_family(source, recipes, [], tmp_path / "out")
     found = run_family(branches, tmp_path / "out", Silence())
     assert Family.read(tmp_path / "out").to_data() == found.to_data()
@@ -107,9 +102,12 @@ def test_a_family_shares_the_first_steps(branching: tuple[Source, list[Path]], t
     assert deep["flops_alone"] == 9 * 4 * 24 * per_token[1]
     assert found["family_flops"] == shared + 4 * 24 * (2 * per_token[0] + 3 * per_token[1])
     assert found["flops_alone"] == wide["flops_alone"] + deep["flops_alone"]
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
+    assert len(stamps) == 2
+    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == found
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     for member in found["members"]:
         result = RunDir(Path(member["run"])).result()
-        assert result is not None
         assert member["val_loss"] == result["val_loss"]
         assert member["params"] == result["cost"]["params"]["total"]
 
@@ -138,40 +136,4 @@ def test_a_size_is_compared_with_its_control_at_equal_loss(tmp_path: Path) -> No
     rows = {row["variant"]: row for row in csv.DictReader(tables[0].read_text().splitlines())}
     assert list(rows) == ["wide", "wide-alone"]
     assert float(rows["wide"]["tokens_at_equal_loss_mean"]) == grown.at_equal_loss["val_loss"].tokens_ratio.mean
-    assert "the same model trained alone" in tables[1].read_text()
     assert "To the final held-out loss of the same model trained alone" in page.read_text()
-    assert "Tokens at equal loss" not in write_report([out], columns=["val_loss"])[2].read_text()
-
-
-def test_an_interrupted_family_goes_on_and_does_nothing_twice(branching, tmp_path: Path, monkeypatch) -> None:
-    source, recipes = branching
-    with monkeypatch.context() as patch:
-
-        def interrupt(path, observer):
-            raise Interrupted(f"{path}: stopped", 2)
-
-        patch.setattr(family, "resume", interrupt)
-        with pytest.raises(Interrupted, match=r"wide: stopped; the same command goes on with the family"):
-            run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
-    first = run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence())
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/result.json")}
-    assert len(stamps) == 2
-    assert run_family(plan_family(source, recipes, [], tmp_path / "out"), tmp_path / "out", Silence()) == first
-    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-
-
-def test_mistakes_of_a_family_are_found_before_anything_is_written(branching, tmp_path: Path) -> None:
-    source, recipes = branching
-    narrow = write(tmp_path / "narrow.yaml", {**RECIPE, "model": {**RECIPE["model"], "d_model": 8}})
-    with pytest.raises(UserError, match=r"narrow\.yaml: d_model: "):
-        plan_family(source, [*recipes, narrow], [], tmp_path / "out")
-    with pytest.raises(UserError, match="two have the same name"):
-        plan_family(source, [recipes[0], recipes[0]], [], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_of_another_branch_is_refused(branching, tmp_path: Path) -> None:
-    source, recipes = branching
-    run_family(plan_family(source, recipes[:1], [], tmp_path / "out"), tmp_path / "out", Silence())
-    with pytest.raises(UserError, match="wide: holds a run of another recipe"):
-        plan_family(source, recipes[:1], ["train.steps=12"], tmp_path / "out")

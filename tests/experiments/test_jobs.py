@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
-from tiny_runs import TINY
+from tiny_sweeps import recipe_file
 
 from widthwise.config_io import UserError
 from widthwise.experiments.compare import run_plan
@@ -26,20 +25,7 @@ from widthwise.run_dir import RunDir, RunFailed
 from widthwise.training.metrics import MEASURED_KEYS
 from widthwise.training.observer import Observer, Silence
 
-BASE = {
-    "model": {"vocab_size": 257, "d_model": 16, "n_layers": 1, "attention": {"head_dim": 8}},
-    **TINY,
-    "train": {"steps": 4, "batch_size": 2, "precision": "fp32", "log_every": 1, "validation_tokens": 240},
-}
-VARIANTS = {"a": {}, "b": {"model": {"d_model": 24}}}
-
-
-def pair(folder: Path, **changes: object) -> Path:
-    """A recipe that compares two models over two seeds."""
-    path = folder / "pair.yaml"
-    compare = {"match": "none", "seeds": [1, 2], "variants": VARIANTS}
-    path.write_text(yaml.safe_dump({**BASE, "train": BASE["train"] | changes, "compare": compare}))
-    return path
+COMPARE = {"match": "none", "seeds": [1, 2], "variants": {"a": {}, "b": {"model": {"d_model": 24}}}}
 
 
 def records(folder: Path) -> dict[str, list[dict[str, object]]]:
@@ -67,7 +53,7 @@ class Heard(Silence):
 
 
 def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> None:
-    plan = read_plan([pair(tmp_path)])
+    plan = read_plan([recipe_file(tmp_path, compare=COMPARE)])
     heard = Heard()
     alone = run_plan(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
     together = run_plan(plan, tmp_path / "two", "command", heard, jobs=Jobs(2, 1))
@@ -79,19 +65,14 @@ def test_results_are_the_same_however_many_go_on_at_a_time(tmp_path: Path) -> No
     ]
 
 
+@pytest.mark.hard
 def test_a_sweep_is_divided_on_one_machine(tmp_path: Path) -> None:
-    path = tmp_path / "lr.yaml"
-    path.write_text(yaml.safe_dump({**BASE, "sweep": {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}}))
-    plan = read_sweep(path)
+    plan = read_sweep(recipe_file(tmp_path, {"over": {"optimizer.lr": [0.01, 0.02, 0.03]}, "seeds": [1]}))
     alone = run_sweep(plan, tmp_path / "one", "command", jobs=Jobs(1, 1))
     # Who has nothing left to do looks as often whether the others are done as it gives a sign of life.
     together = run_sweep(plan, tmp_path / "two", "command", heartbeat=Heartbeat(2), jobs=Jobs(2, 1))
     assert records(tmp_path / "one") == records(tmp_path / "two")
     assert [each.val_loss for each in alone.variants] == [each.val_loss for each in together.variants]
-
-
-def fail(observer: Observer) -> None:
-    raise UserError("a mistake")
 
 
 def crash(observer: Observer) -> None:
@@ -121,17 +102,10 @@ def observing(key: str, waiting: list[str], observer: Observer) -> nullcontext[O
     return nullcontext(observer)
 
 
-def test_an_error_reaches_the_caller_as_it_is() -> None:
-    with pytest.raises(UserError, match="a mistake"):
-        do_all({"one": fail}, Jobs(2, 1), Silence(), observing)
-
-
-def test_a_process_that_dies_is_named_with_its_code() -> None:
+def test_a_failure_stops_the_others_by_a_signal_and_is_what_is_raised(tmp_path: Path) -> None:
+    """Of a process that dies, with its code."""
     with pytest.raises(RunFailed, match="ended with code 7"):
         do_all({"one": crash}, Jobs(2, 1), Silence(), observing)
-
-
-def test_a_failure_stops_the_others_by_a_signal_and_is_what_is_raised(tmp_path: Path) -> None:
     mark, never = tmp_path / "mark", tmp_path / "never"
     tasks = {
         "waits": partial(wait_for_the_signal, mark),
@@ -144,18 +118,18 @@ def test_a_failure_stops_the_others_by_a_signal_and_is_what_is_raised(tmp_path: 
     assert not never.exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path, number: int) -> None:
-    path, out = pair(tmp_path, steps=4000, validate_every=4000), tmp_path / "out"
-    command = [sys.executable, "-m", "widthwise", "compare", str(path), "--jobs", "2", "--out", str(out)]
+@pytest.mark.hard
+def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    path, out = recipe_file(tmp_path, compare=COMPARE), tmp_path / "out"
+    options = ["train.steps=4000", "train.checkpoint_every=null", "--jobs", "2", "--out", str(out)]
+    command = [sys.executable, "-m", "widthwise", "compare", str(path), *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until = time.monotonic() + 120
     while len([found for found in records(out).values() if len(found) > 2]) < 2 and time.monotonic() < until:
         time.sleep(0.1)
-    os.killpg(process.pid, number)  # as a terminal does
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, said
+    assert process.returncode == 128 + signal.SIGINT, said
     last = [line for line in said.splitlines() if line][-1]
     assert "2 runs stopped, each with a checkpoint; the same command goes on with the comparison" in last
     runs = [out / "runs" / "a-seed1", out / "runs" / "b-seed1"]
@@ -164,11 +138,11 @@ def test_a_signal_stops_all_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
     assert all(0 < state["step"] < 4000 for state in states)
 
 
-def test_threads_depend_on_the_recipes_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_depend_on_the_recipes_alone_and_under_torchrun_it_is_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(BASE))
-    n_cores = len(os.sched_getaffinity(0))
+    path, n_cores = recipe_file(tmp_path), len(os.sched_getaffinity(0))
     small = load_recipe(path)
     large = load_recipe(path, ["model.d_model=4096", "model.n_layers=24", "train.batch_size=64"])
     assert {Jobs.of([small], 9, asked).n_threads for asked in (None, 1, 2, 3)} == {1}
@@ -179,39 +153,10 @@ def test_threads_depend_on_the_recipes_alone(tmp_path: Path, monkeypatch: pytest
     assert Jobs.of([small, large], 9) == Jobs(1, n_cores)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     assert Jobs.of([small], 9, 2) == Jobs(2, 5)
-
-
-@pytest.mark.parametrize(
-    ("value", "n_threads"),
-    [
-        (" 3 ", 3),
-        ("2,1", 2),
-        (" 4 , 3, 2", 4),
-        ("0", 1),
-        ("", 1),
-        (" ", 1),
-        (",2", 1),
-        ("-2", 1),
-        ("2.5", 1),
-        ("all", 1),
-    ],
-)
-def test_the_first_number_of_openmp_counts_and_anything_else_is_ignored(
-    value: str, n_threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(BASE))
-    monkeypatch.setenv("OMP_NUM_THREADS", value)
-    assert Jobs.of([load_recipe(path)], 9, 2) == Jobs(2, n_threads)
-
-
-def test_under_torchrun_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(BASE))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert Jobs.of([load_recipe(path)], 9) == Jobs()
+    assert Jobs.of([small], 9) == Jobs()
     with pytest.raises(UserError, match="--jobs: got 2"):
-        Jobs.of([load_recipe(path)], 9, 2)
+        Jobs.of([small], 9, 2)
 
 
 def talk(observer: Observer) -> None:

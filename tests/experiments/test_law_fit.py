@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from widthwise.experiments.scaling.law_fit import Fit, fit_law, t_interval, undetermined
+from widthwise.experiments.scaling.law_fit import fit_law
 from widthwise.experiments.scaling.laws import LAWS
 from widthwise.experiments.scaling.points import CurveGroup, Point
 
@@ -64,21 +64,6 @@ def test_points_on_the_curve_leave_no_doubt() -> None:
         assert (interval.low, interval.high) == pytest.approx((true, true), rel=1e-4)
 
 
-def test_the_same_seed_draws_the_same() -> None:
-    y = noisy(4)
-    first, again, other = (fit_law(POWER, group(y), seed).intervals(0.95)["b"] for seed in (0, 0, 1))
-    assert first == again
-    assert first != other
-
-
-def test_r_squared_and_rms_are_of_the_means() -> None:
-    y = noisy(6, n_seeds=2)
-    fit, means = fit_law(LOG_LINEAR, group(y)), y.mean(axis=1)
-    line = stats.linregress(np.log2(X), means)
-    assert fit.r_squared == pytest.approx(line.rvalue**2)
-    assert fit.rms == pytest.approx(np.sqrt(np.mean((means - line.intercept - line.slope * np.log2(X)) ** 2)))
-
-
 def test_a_band_is_as_wide_as_the_error_of_the_curve() -> None:
     """At the mean of ln x the error of a line is that of the mean."""
     y = noisy(7)[:, 0]
@@ -92,22 +77,6 @@ def test_a_band_is_as_wide_as_the_error_of_the_curve() -> None:
     assert half == pytest.approx(stats.t.ppf(0.975, len(X) - 2) * error, rel=0.06)
 
 
-def test_too_few_different_x_determine_no_law() -> None:
-    three = group(np.array([3.0, 2.9, 2.8, 2.7]), x=np.array([1.0, 2.0, 4.0, 4.0]))
-    assert undetermined(POWER, three) is None
-    assert "4 or more different x, and g has 3" in (undetermined(IRREDUCIBLE, three) or "")
-
-
-def test_the_largest_point_is_that_of_the_largest_x_and_of_several_the_best() -> None:
-    assert group(np.array([2.5, 2.7, 2.6]), x=np.array([1.0, 8.0, 8.0])).largest == 2
-
-
-def test_what_has_no_number_in_a_draw_has_no_interval() -> None:
-    interval = t_interval(2.0, np.array([1.9, np.nan, 2.1]), 3, 0.95, as_factor=True)
-    assert interval.mean == 2
-    assert (interval.low, interval.high) == (None, None)
-
-
 def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     """About one data set in twenty of runs on a power law looks bent; a bend of ten times their luck always does."""
     n_misses = sum(fit_law(POWER, group(noisy(seed, n_seeds=2))).misses_by_more_than_luck for seed in range(100))
@@ -115,23 +84,3 @@ def test_a_bend_is_told_from_the_luck_of_runs() -> None:
     bent = noisy(0, n_seeds=2) * np.exp(0.04 * np.array([1, 0, -1, 0, 1]))[:, None]
     assert fit_law(POWER, group(bent)).misses_by_more_than_luck
     assert not fit_law(POWER, group(bent[:, 0])).misses_by_more_than_luck  # one seed each shows no luck
-
-
-def test_runs_that_are_equal_show_no_luck() -> None:
-    """As rows of a table that were written twice: the interval is that of one row each."""
-    y = noisy(9)[:, 0]
-    once, twice = fit_law(POWER, group(y)), fit_law(POWER, group(np.stack([y, y], axis=1)))
-    assert not twice.group.has_seeds
-    assert not twice.misses_by_more_than_luck
-    for expected, found in zip(once.intervals(0.95).values(), twice.intervals(0.95).values()):
-        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=0.06)
-
-
-def fit_of(y: np.ndarray) -> Fit:
-    return fit_law(POWER, group(y))
-
-
-def test_groups_of_one_layout_are_drawn_alike() -> None:
-    """The same bend in both, the same noise in both."""
-    y = noisy(8)[:, 0]
-    assert fit_of(y).noise == pytest.approx(fit_of(1.3 * y).noise, abs=1e-12)

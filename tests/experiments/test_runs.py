@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from small_costs import small_cost
 
 from widthwise.experiments.runs import Trained, variant_of
 from widthwise.experiments.sentences import difference_sentence
 from widthwise.experiments.statistics import paired_difference, seed_interval
+from widthwise.records.comparison import Variant
+from widthwise.records.estimate import Estimate
+from widthwise.records.evaluation import Score
 from widthwise.records.quantities import OF_HELD_OUT, QUANTITY
-from widthwise.records.run import RunResult
+from widthwise.records.run import RunResult, TaskResult, TextResult
 
 COST = small_cost()
 RANDOM = np.random.default_rng(3)
@@ -19,7 +21,7 @@ WINDOWS = 3 + RANDOM.normal(0, 0.1, (2, 3, len(SEEDS), 7))
 """Held-out losses of two variants, of the first, second and third token ahead, by seed and window."""
 
 
-def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0), has_windows: bool = True):
+def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0)) -> list[RunResult]:
     """Results. of_tokens: (n_places, n_seeds, n_windows) held-out losses of the next token and of those after it."""
     return [
         RunResult(
@@ -28,7 +30,7 @@ def runs(of_tokens: np.ndarray, train_losses: Sequence[float] = (2.5, 2.75, 3.0)
             val_loss=of_tokens[0, seed].mean(),
             val_window_losses=of_tokens[0, seed].tolist(),
             val_mtp_losses=of_tokens[1:, seed].mean(axis=1).tolist(),
-            val_mtp_window_losses=of_tokens[1:, seed].tolist() if has_windows else [],
+            val_mtp_window_losses=of_tokens[1:, seed].tolist(),
             training_flops=7e9,
         )
         for seed in range(len(SEEDS))
@@ -52,6 +54,10 @@ def test_further_heads_are_paired_by_seed_and_window_like_the_loss_itself() -> N
         assert f"Its next-{place} held-out loss differs by {estimate.mean:+.4f} nats" in sentence
     assert QUANTITY["difference_next_4"].of_variant(variant) is None
     assert OF_HELD_OUT["val_loss_next_4"].of_variant(variant) is None
+    alone = Variant(name="alone", runs=["alone"], val_loss=Estimate(mean=2), cost=COST, ratio={})
+    assert OF_HELD_OUT["val_loss"].ratio(variant, alone) == variant.val_loss.mean / 2
+    for pair in ((variant, alone), (alone, variant)):
+        assert OF_HELD_OUT["val_loss_next_2"].ratio(*pair) is None
 
 
 def test_the_training_loss_is_paired_by_seed() -> None:
@@ -60,22 +66,24 @@ def test_the_training_loss_is_paired_by_seed() -> None:
     assert difference == seed_interval([-0.25, -0.25, 0.25])
 
 
-@pytest.mark.parametrize("lacks", ["heads", "windows"])
-def test_a_baseline_without_further_heads_leaves_their_losses_alone(lacks: str) -> None:
-    """Results of older versions have no windows of them."""
-    baseline = runs(WINDOWS[0, :1]) if lacks == "heads" else runs(WINDOWS[0], has_windows=False)
-    variant = variant_of("x", trained(runs(WINDOWS[1])), trained(baseline))
-    assert set(variant.differences) == {"train_loss"}
-    assert OF_HELD_OUT["val_loss_next_2"].of_variant(variant) is not None
+def validated(of_tokens: np.ndarray, accuracies: Sequence[float]) -> Trained:
+    """With losses of a text `wiki` and accuracies in a task `piqa`."""
+    return trained(
+        [
+            result.with_changes(
+                val_texts={"wiki": TextResult(loss=losses.mean(), window_losses=losses.tolist())},
+                val_tasks={"piqa": TaskResult(n_items=4, metrics={"acc": Score(value=accuracy)})},
+            )
+            for result, losses, accuracy in zip(runs(of_tokens), of_tokens[1], accuracies)
+        ]
+    )
 
 
-def test_runs_without_windows_are_no_baseline() -> None:
-    baseline = [each.with_changes(val_window_losses=[]) for each in runs(WINDOWS[0])]
-    variant = variant_of("x", trained(runs(WINDOWS[1])), trained(baseline))
-    assert (variant.difference, variant.verdict) == (None, "cannot tell")
-
-
-def test_a_baseline_differs_from_nothing() -> None:
-    baseline = trained(runs(WINDOWS[0]))
-    variant = variant_of("uniform", baseline, baseline)
-    assert (variant.difference, variant.differences, variant.verdict) == (None, {}, "baseline")
+def test_texts_are_paired_by_seed_and_window_and_tasks_by_seed() -> None:
+    own, baseline = validated(WINDOWS[1], (0.5, 0.75, 0.25)), validated(WINDOWS[0], (0.25, 0.5, 0.5))
+    found = variant_of("x", own, baseline).validated
+    assert set(found) == {"wiki.loss", "piqa.acc"}
+    assert found["wiki.loss"].value == seed_interval(WINDOWS[1, 1].mean(axis=1).tolist())
+    assert found["wiki.loss"].difference == paired_difference(WINDOWS[1, 1], WINDOWS[0, 1])
+    assert found["piqa.acc"].value == seed_interval((0.5, 0.75, 0.25))
+    assert found["piqa.acc"].difference == seed_interval([0.25, 0.25, -0.25])

@@ -19,6 +19,8 @@ from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.experiments.sweep.worker import run_sweep
 from widthwise.run_dir import RunDir
 
+pytestmark = pytest.mark.hard
+
 SCRIPT = Path(__file__).with_name("workers.py")
 COMMAND_LINES = Path(__file__).with_name("command_lines.py")
 POINTS = ["baseline", "0.002", "0.03"]
@@ -29,12 +31,6 @@ TIME_KEYS |= {"tokens_per_second", "wall_seconds", "peak_memory_bytes"}
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipe_file(tmp_path_factory.mktemp("recipe"), LEARNING_RATES)
-
-
-@pytest.fixture(scope="module")
-def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The sweep of one worker that nobody disturbed."""
-    return json.loads(run_sweep(read_sweep(recipe), tmp_path_factory.mktemp("alone"), "widthwise sweep").to_json())
 
 
 def run_workers(recipe: Path, folder: Path, storage: str, *kill_after: str) -> list[int]:
@@ -57,41 +53,16 @@ def without_times(value: Any) -> Any:
     return [without_times(item) for item in value] if isinstance(value, list) else value
 
 
-def check_complete(folder: Path, storage: str, alone: dict[str, Any]) -> None:
-    """Every point once, and the results of a worker that nobody disturbed."""
+def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(recipe: Path, tmp_path: Path) -> None:
+    """On a SQLite file, every point once, and with the results of a worker that nobody disturbed."""
+    alone = json.loads(run_sweep(read_sweep(recipe), tmp_path / "alone", "widthwise sweep").to_json())
+    storage, folder = sqlite_url(tmp_path / "study.db"), tmp_path / "shared"
+    assert run_workers(recipe, folder, storage, "10", "0,0") == [signal.SIGKILL, 0, 0]
     sweep = json.loads((folder / "sweep.json").read_text())
     assert [point["name"] for point in sweep["points"]] == POINTS
     assert sweep["study"]["n_finished"] == len(POINTS)
     assert without_times(sweep) == without_times(alone)
-    assert trials_by_state(storage)["COMPLETE"] == Counter(POINTS)
-
-
-@pytest.mark.slow
-def test_two_workers_on_postgresql_one_of_them_killed(
-    recipe: Path, tmp_path: Path, postgres: str, alone: dict[str, Any]
-) -> None:
-    """Both begin at once on an empty database. The survivor goes on with the run that was cut off."""
-    assert run_workers(recipe, tmp_path, postgres, "6,0") == [signal.SIGKILL, 0]
-    check_complete(tmp_path, postgres, alone)
-    by_state = trials_by_state(postgres)
-    assert set(by_state) == {"COMPLETE", "FAIL"}
-    (lost,) = by_state["FAIL"].elements()
-    cut_off = RunDir(tmp_path / "runs" / f"{lost}-seed7")
-    assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]
-    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".json", ".yaml", ".jsonl", "")]
-    assert len(files) > 3 * 2 * len(POINTS)
-    assert not [path for path in files if b"secret" in path.read_bytes()]
-
-
-@pytest.mark.slow
-def test_a_sweep_whose_only_worker_was_killed_is_finished_by_two_others(
-    recipe: Path, tmp_path: Path, alone: dict[str, Any]
-) -> None:
-    """On a SQLite file."""
-    storage = sqlite_url(tmp_path / "study.db")
-    assert run_workers(recipe, tmp_path, storage, "10", "0,0") == [signal.SIGKILL, 0, 0]
-    check_complete(tmp_path, storage, alone)
-    assert trials_by_state(storage)["FAIL"] == Counter(["0.002"])
+    assert trials_by_state(storage) == {"COMPLETE": Counter(POINTS), "FAIL": Counter(["0.002"])}
 
 
 COMPARE = {"seeds": [4, 7], "variants": {"plain": {}, "slow": {"optimizer": {"lr": 0.002}}}}
@@ -106,9 +77,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Path, postgres: str) -> None:
-    """The survivor goes on with the run that was cut off, and writes what a worker alone writes without a study."""
+    """Both begin at once on an empty database. The survivor goes on with the run that was cut off, and writes what a
+    worker alone writes without a study."""
     run_plan(read_plan([pair]), tmp_path / "alone", "widthwise compare")
     folder = tmp_path / "shared"
     assert run_workers(pair, folder, postgres, "6,0") == [signal.SIGKILL, 0]
@@ -120,9 +91,11 @@ def test_two_workers_of_a_comparison_one_of_them_killed(pair: Path, tmp_path: Pa
     (lost,) = by_state["FAIL"].elements()
     cut_off = RunDir(folder / "runs" / lost)
     assert [record["step"] for record in cut_off.metrics() if record["event"] == "train"] == [1, 2, 3, 4]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix in (".json", ".yaml", ".jsonl", "")]
+    assert len(files) > 3 * len(RUNS)
+    assert not [path for path in files if b"secret" in path.read_bytes()]  # the password of the server
 
 
-@pytest.mark.slow
 def test_a_worker_may_be_several_processes(pair: Path, recipe: Path, tmp_path: Path) -> None:
     """Both in a comparison and in a sweep the first process speaks to the study and prints."""
     alone = run_plan(read_plan([pair], ["train.batch_size=4"]), tmp_path / "alone", "widthwise compare")

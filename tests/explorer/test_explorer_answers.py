@@ -3,7 +3,6 @@
 import json
 import random
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -54,21 +53,19 @@ def _drawn(draw: random.Random) -> dict[str, Any]:
     return {name: asked[name] for name in asked if name in ("shape", "quantum") or draw.random() < 0.6}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_numbers_are_those_of_inspect_for_the_recipe_that_it_gives(
-    answers: Answers, tmp_path: Path, seed: int, record_property
+    answers: Answers, tmp_path: Path, seed: int
 ) -> None:
     draw = random.Random(seed)
     for _ in range(50):
         asked = _drawn(draw)
         setting = parse(Setting, {name: str(value) for name, value in asked.items()})
-        began = time.perf_counter()
         with suppress(UserError):
             found = answers.costs(setting)
             break
     else:
         pytest.fail("none of the settings can be had")
-    record_property("answer_seconds", time.perf_counter() - began)
     path = tmp_path / "explored.yaml"
     path.write_text(answers.recipe_yaml(setting))
     recipe = load_recipe(path)
@@ -106,18 +103,14 @@ def test_untouched_it_is_the_recipe(answers: Answers) -> None:
     assert (start["d_model"], start["n_layers"], start["n_heads"], start["ratio"]) == (640, 16, 16, 4)
 
 
-@pytest.mark.parametrize(
-    ("setting", "n_kv_heads"),
-    [(Setting(kv_group_size=2), {8}), (Setting(n_heads=8), {2}), (Setting(head_dim=40, shape="uniform"), {4})],
-)
-def test_counted_key_value_heads_are_groups_that_other_heads_have_too(
-    setting: Setting, n_kv_heads: set[int], tmp_path: Path
-) -> None:
-    answers = Answers("x_200m", ["model.attention.n_kv_heads=4"])
-    path = tmp_path / "explored.yaml"
-    path.write_text(answers.recipe_yaml(setting))
-    found = {layer.attention.n_kv_heads for layer in load_recipe(path).explicit_model.layers}
-    assert found == n_kv_heads == {layer["n_kv_heads"] for layer in answers.costs(setting)["inspection"]["layers"]}
+def test_counted_key_value_heads_are_groups_that_other_heads_have_too(tmp_path: Path) -> None:
+    answers, path = Answers("x_200m", ["model.attention.n_kv_heads=4"]), tmp_path / "explored.yaml"
+    settings = ((Setting(kv_group_size=2), 8), (Setting(n_heads=8), 2), (Setting(head_dim=40, shape="uniform"), 4))
+    for setting, n_kv_heads in settings:
+        path.write_text(answers.recipe_yaml(setting))
+        found = {layer.attention.n_kv_heads for layer in load_recipe(path).explicit_model.layers}
+        counted = {layer["n_kv_heads"] for layer in answers.costs(setting)["inspection"]["layers"]}
+        assert found == counted == {n_kv_heads}
 
 
 def test_a_curve_is_tried_at_other_sizes_and_left_for_another_kind() -> None:
@@ -130,50 +123,35 @@ def test_a_curve_is_tried_at_other_sizes_and_left_for_another_kind() -> None:
     assert of_curve.costs(Setting(shape="x"))["inspection"]["widths"] != found["widths"]
 
 
-def test_every_control_at_its_start_changes_nothing(answers: Answers) -> None:
-    start = {name: value for name, value in answers.controls["start"].items() if value is not None}
-    found = answers.costs(parse(Setting, start))["inspection"]
-    assert found == answers.costs(Setting())["inspection"]
-
-
 @settings(deadline=None, max_examples=15)
 @given(
-    shape=st.sampled_from(SHAPES),
-    turn_width=st.floats(0.01, 3) | st.none(),
-    turn_layer=st.floats(0, 1) | st.none(),
-    n_layers=st.integers(1, 9),
-    d_model=st.integers(1, 700),
-)
-def test_a_combination_that_cannot_be_had_is_a_mistake_in_one_line(
-    answers: Answers, shape: str, turn_width: float, turn_layer: float, n_layers: int, d_model: int
-) -> None:
-    setting = Setting(
-        shape=shape,
-        turn_width=turn_width,
-        turn_layer=turn_layer,
-        n_layers=n_layers,
-        d_model=d_model,
-        quantum="smallest",
+    asked=st.fixed_dictionaries(
+        {
+            "shape": st.sampled_from(SHAPES),
+            "turn_width": st.floats(0.01, 3) | st.none(),
+            "turn_layer": st.floats(0, 1) | st.none(),
+            "n_layers": st.integers(1, 9),
+            "d_model": st.integers(1, 700),
+        }
     )
+)
+def test_a_combination_that_cannot_be_had_is_a_mistake_in_one_line(answers: Answers, asked: dict[str, Any]) -> None:
+    message = ""
     try:
-        n_found, message = len(answers.costs(setting)["inspection"]["widths"]), ""
+        assert len(answers.costs(Setting(**asked, quantum="smallest"))["inspection"]["widths"]) == asked["n_layers"]
     except UserError as error:
-        n_found, message = n_layers, str(error)
-    assert n_found == n_layers
+        message = str(error)
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("recipe", "overrides", "message"),
-    [
-        ("quickstart", [], "describes several runs"),
-        ("x_200m", ["model.shape={kind: explicit, widths: [64]}"], "model.shape.kind: got 'explicit'"),
-        ("x_200m", ["model.shape.bottleneck_width=3"], "bottleneck_width"),
-    ],
-)
-def test_a_recipe_that_cannot_be_explored_is_refused(recipe: str, overrides: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Answers(recipe, overrides)
+def test_a_recipe_that_cannot_be_explored_is_refused() -> None:
+    for message, recipe, *overrides in (
+        ("describes several runs", "quickstart"),
+        ("model.shape.kind: got 'explicit'", "x_200m", "model.shape={kind: explicit, widths: [64]}"),
+        ("bottleneck_width", "x_200m", "model.shape.bottleneck_width=3"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Answers(recipe, overrides)
 
 
 def test_answers_are_kept_up_to_a_number_of_bytes_and_the_oldest_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +192,7 @@ def test_memory_is_that_of_plan(answers: Answers) -> None:
     recipe = answers.recipe(setting)
     rows = {row[0]: row[1:] for row in answers.memory(setting)["rows"]}
     assert set(rows) == {device.name for device in DEVICES}
-    for device in DEVICES:
+    for device in (DEVICES[0], DEVICES[-1]):
         (none,) = (each for each in plan(recipe, device).setups if each.activation_checkpointing == "none")
         size = MISSING if none.micro_batch_size is None else str(none.micro_batch_size)
         hours = MISSING if none.micro_batch_size is None else duration(none.run_hours)

@@ -106,13 +106,6 @@ def test_a_shared_address_opens_the_setting_and_its_recipe_has_its_numbers(
     assert browser.evaluate("byId('yaml').textContent") == path.read_text()
 
 
-def test_the_recipe_is_copied(browser: Page, server: ExplorerServer) -> None:
-    _open(browser, server)
-    browser.evaluate("navigator.clipboard.writeText = text => { window.written = text; return Promise.resolve(); }")
-    _click(browser, "byId('copy')")
-    assert _wait(browser, "window.written") == server.answers.recipe_yaml(Setting())
-
-
 def test_a_mistake_is_said_in_its_line_and_mended_by_going_back(browser: Page, server: ExplorerServer) -> None:
     _open(browser, server, "?n_heads=20")
     assert "model.shape.quantum: got 32" in browser.evaluate("byId('error').textContent")
@@ -154,8 +147,7 @@ def test_memory_is_counted_one_at_a_time_and_last_for_the_last_setting(browser: 
     assert browser.evaluate("most") == 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
 def test_it_fits_the_window_and_asks_nobody_else(
     browser: Page, server: ExplorerServer, width: int, scheme: str
 ) -> None:

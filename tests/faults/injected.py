@@ -17,6 +17,13 @@ Fault = Callable[[], None]
 """Makes something go wrong later, in the process that calls it."""
 
 
+def fault(work: Callable[..., None]) -> Callable[..., Fault]:
+    """Makes of `work` a function of its arguments that gives the fault; pickle finds `work` under the name `_WORK`."""
+    work.__name__ = work.__qualname__ = f"_{work.__name__}"
+    globals()[work.__name__] = work
+    return partial(partial, work)
+
+
 def rank() -> int:
     return int(os.environ["RANK"])
 
@@ -74,31 +81,22 @@ def _run_worker(arguments: tuple[str, ...], *faults: Fault) -> None:
             raise
 
 
-def on_restart(wanted: int, fault: Fault) -> Fault:
+@fault
+def on_restart(wanted: int, fault: Fault) -> None:
     """When torchrun has started the processes again so many times."""
-    return partial(_on_restart, wanted, fault)
-
-
-def _on_restart(wanted: int, fault: Fault) -> None:
     if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) == wanted:
         fault()
 
 
-def on_rank(wanted: int, fault: Fault) -> Fault:
-    return partial(_on_rank, wanted, fault)
-
-
-def _on_rank(wanted: int, fault: Fault) -> None:
+@fault
+def on_rank(wanted: int, fault: Fault) -> None:
     if rank() == wanted:
         fault()
 
 
-def at_step(step: int, event: Fault) -> Fault:
+@fault
+def at_step(step: int, event: Fault) -> None:
     """Before the process makes that step."""
-    return partial(_at_step, step, event)
-
-
-def _at_step(step: int, event: Fault) -> None:
     from widthwise.training.learner import Learner
 
     make_step = Learner.make_step
@@ -111,24 +109,18 @@ def _at_step(step: int, event: Fault) -> None:
     Learner.make_step = interrupted
 
 
-def at_start(event: Fault) -> Fault:
+@fault
+def at_start(event: Fault) -> None:
     """Before the command is read."""
-    return partial(_at_start, event)
-
-
-def _at_start(event: Fault) -> None:
     from widthwise.cli.signals import leave_at_once
 
     leave_at_once()
     event()
 
 
-def before_data(event: Fault) -> Fault:
+@fault
+def before_data(event: Fault) -> None:
     """Before the process opens the data, which the first one does while the others wait."""
-    return partial(_before_data, event)
-
-
-def _before_data(event: Fault) -> None:
     from widthwise.runs import data_shelf as module
 
     open_data = module.open_data
@@ -140,32 +132,24 @@ def _before_data(event: Fault) -> None:
     module.open_data = interrupted
 
 
-def send(number: int, times: int = 1) -> Fault:
+@fault
+def send(number: int, times: int = 1) -> None:
     """A signal to this process."""
-    return partial(_send, number, times)
-
-
-def _send(number: int, times: int) -> None:
     for _ in range(times):
         os.kill(os.getpid(), number)
         time.sleep(0.01)  # two at once are one
 
 
-def send_to_agent(number: int) -> Fault:
+@fault
+def send_to_agent(number: int) -> None:
     """A signal to torchrun's process, once."""
-    return partial(_send_to_agent, number)
-
-
-def _send_to_agent(number: int) -> None:
     os.kill(os.getppid(), number)
 
 
-def send_to_group(number: int, times: int) -> Fault:
+@fault
+def send_to_group(number: int, times: int) -> None:
     """Signals to torchrun's process and its workers, a moment after each other while these go on."""
-    return partial(_send_to_group, number, times)
 
-
-def _send_to_group(number: int, times: int) -> None:
     def send_all() -> None:
         for _ in range(times):
             os.killpg(0, number)
@@ -182,12 +166,9 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_after(n_steps: int, seconds: float) -> Fault:
+@fault
+def killed_after(n_steps: int, seconds: float) -> None:
     """A SIGKILL so many seconds after this process has begun with so many steps; of none, after it has started."""
-    return partial(_killed_after, n_steps, seconds)
-
-
-def _killed_after(n_steps: int, seconds: float) -> None:
     from widthwise.training.learner import Learner
 
     make_step, left, killer = Learner.make_step, n_steps, threading.Timer(seconds, die)
@@ -205,12 +186,9 @@ def _killed_after(n_steps: int, seconds: float) -> None:
         killer.start()
 
 
-def full_disk(step: int) -> Fault:
+@fault
+def full_disk(step: int) -> None:
     """The tensors of that step's checkpoint do not fit on this process's disk."""
-    return partial(_full_disk, step)
-
-
-def _full_disk(step: int) -> None:
     from widthwise.training import saved_tensors
 
     save_file = saved_tensors.save_file

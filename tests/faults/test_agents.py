@@ -21,13 +21,14 @@ from tiny_runs import outcome
 from widthwise.run_dir import RunDir
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage, step_of
 
+pytestmark = pytest.mark.hard
+
 
 def agent(command: tuple[str, ...], *faults: Fault, errors: Path, max_restarts: int = 0) -> Launch:
     """torchrun with two processes on one machine, after it has ended."""
     return launched(1, run_agent, 0, 1, 2, free_port(), max_restarts, command, *faults, errors=errors)
 
 
-@pytest.mark.slow
 def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_path):
     """torchrun's store, with the addresses of the dead in it, outlives both."""
     run = tmp_path / "run"
@@ -38,7 +39,6 @@ def test_killed_twice_in_a_row_the_run_goes_on_twice(recipe_file, finished, tmp_
     assert [launch.everything().count(f"going on after step {step} of 9") for step in (2, 5)] == [1, 1]
 
 
-@pytest.mark.slow
 def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_before_the_save(
     recipe_file, finished, tmp_path
 ):
@@ -63,7 +63,6 @@ def test_a_signal_to_torchrun_or_to_all_stops_once_and_repeats_do_not_kill_befor
     assert outcome(run)["model"] == outcome(finished)["model"]
 
 
-@pytest.mark.slow
 def test_a_run_that_diverged_is_not_trained_again(recipe_file, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), "optimizer.lr=1e9", "train.log_every=1", "--out", str(run))
@@ -76,7 +75,6 @@ def test_a_run_that_diverged_is_not_trained_again(recipe_file, tmp_path):
     assert [record["event"] for record in RunDir(run).metrics()].count("stopped") == 1
 
 
-@pytest.mark.slow
 def test_two_machines_of_which_one_loses_its_process(recipe_file, finished, tmp_path, monkeypatch):
     run, port = tmp_path / "run", free_port()
     command = ("train", str(recipe_file), "--out", str(run))

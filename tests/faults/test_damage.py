@@ -64,19 +64,19 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("damage", "named"), DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_named_and_the_checkpoint_before_is_used(finished, tmp_path, damage, named):
-    run = unfinished_copy(finished, tmp_path / "run", 6)
-    newest = run / "checkpoints" / "step_00000006"
-    damage(newest)
-    found, (said,) = latest_valid(run / "checkpoints")
-    assert found == run / "checkpoints" / "step_00000005"
-    assert str(said).startswith(f"checkpoint step_00000006 is damaged ({named}")
-    trained = load_trained(run)
-    assert (trained.step, [each.path for each in trained.damages]) == (5, [newest])
+def test_damage_is_named_and_the_checkpoint_before_is_used(finished, tmp_path):
+    for name, (damage, named) in DAMAGES.items():
+        run = unfinished_copy(finished, tmp_path / name, 6)
+        newest = run / "checkpoints" / "step_00000006"
+        damage(newest)
+        found, (said,) = latest_valid(run / "checkpoints")
+        assert found == run / "checkpoints" / "step_00000005"
+        assert str(said).startswith(f"checkpoint step_00000006 is damaged ({named}"), name
+        trained = load_trained(run)
+        assert (trained.step, [each.path for each in trained.damages]) == (5, [newest])
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_several_processes_pass_over_damaged_checkpoints_and_end_bitwise(recipe_file, finished, tmp_path):
     run = unfinished_copy(finished, tmp_path / "run", 7)
     swap(run / "checkpoints" / "step_00000007")
@@ -103,7 +103,7 @@ class Malicious:
         return Path.write_text, (self.path, "executed")
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_pickles_beside_the_shards_are_never_read(recipe_file, finished, tmp_path):
     """torch's distributed checkpoints are pickles of these names."""
     run, proof = unfinished_copy(finished, tmp_path / "run", 6), tmp_path / "proof"

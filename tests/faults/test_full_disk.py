@@ -17,9 +17,7 @@ def left(run) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("background", ["false", "true"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "background"), [(0, "false"), (1, "true")])
 def test_a_full_disk_is_said_once_and_the_next_start_goes_on(recipe_file, finished, tmp_path, rank, background):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), f"train.checkpoint_in_background={background}", "--out", str(run))
@@ -42,7 +40,7 @@ def test_what_failed_in_the_background_is_said_at_the_end_at_the_latest(recipe_f
     assert left(run) == [f"step_{step:08d}" for step in range(1, 9)]
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_a_kill_while_a_checkpoint_is_written_in_the_background_leaves_those_before(recipe_file, finished, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), IN_BACKGROUND, "train.checkpoint_every=4", "--out", str(run))

@@ -4,6 +4,8 @@ import pytest
 from injected import at_step, die, hang, on_rank, run_command
 from ranks import Launch
 
+pytestmark = pytest.mark.hard
+
 
 def named(recipe_file, tmp_path, n: int, victim: int, fault, *overrides: str) -> list[tuple[int, str]]:
     """What the others say."""
@@ -15,7 +17,6 @@ def named(recipe_file, tmp_path, n: int, victim: int, fault, *overrides: str) ->
     return errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "fault"), [(0, hang), (0, die), (1, die)])
 def test_one_of_two_is_named(recipe_file, tmp_path, victim, fault):
     ((rank, error),) = named(recipe_file, tmp_path, 2, victim, fault)
@@ -23,13 +24,11 @@ def test_one_of_two_is_named(recipe_file, tmp_path, victim, fault):
     assert error.startswith(f"process {rank}: waits for process {victim}, which has ended or hangs (train.hang_seconds")
 
 
-@pytest.mark.slow
 def test_a_process_that_hangs_while_others_save_in_the_background_is_named(recipe_file, tmp_path):
     ((_, error),) = named(recipe_file, tmp_path, 2, 1, hang, "train.checkpoint_in_background=true")
     assert "waits for process 1" in error
 
 
-@pytest.mark.slow
 def test_one_of_four_in_two_groups_is_named_by_the_rest(recipe_file, tmp_path):
     errors = named(recipe_file, tmp_path, 4, 2, hang)
     assert len(errors) == 3

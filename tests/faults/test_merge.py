@@ -17,6 +17,8 @@ from widthwise.runs.train import train_or_resume
 from widthwise.training.checkpoint_folder import MANIFEST, checkpoint_paths, files, find_damage, manifest_of
 from widthwise.training.saved_tensors import SavedTensors
 
+pytestmark = pytest.mark.hard
+
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
     """Those of a checkpoint of any form, with the name of their file in front."""
@@ -43,7 +45,6 @@ def merge_watched(run: Path, states: Path) -> None:
     merge(run)
 
 
-@pytest.mark.slow
 def test_killed_before_any_file_operation_the_checkpoint_is_valid_and_the_next_merge_ends_it(finished, tmp_path):
     expected = tensors(checkpoint_paths(finished / "checkpoints")[0])
     run, states = with_one_checkpoint(finished, tmp_path / "run"), tmp_path / "states"
@@ -91,7 +92,6 @@ def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_reads_both_forms_alike(uniform, tmp_path, verb):
     (text := tmp_path / "text.txt").write_text("Some text that is read.\n" * 20)
@@ -108,7 +108,6 @@ def test_every_verb_reads_both_forms_alike(uniform, tmp_path, verb):
     assert found[0].keys() == found[1].keys()
 
 
-@pytest.mark.slow
 def test_one_process_goes_on_with_both_forms_alike(finished, tmp_path):
     runs = [unfinished_copy(finished, tmp_path / name, 6) for name in ("shards", "merged")]
     merge(runs[1])

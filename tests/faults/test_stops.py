@@ -19,7 +19,7 @@ STOPS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_stopped_by_every_signal_in_turn_the_run_ends_bitwise_as_one_that_was_not(recipe_file, finished, tmp_path):
     run = tmp_path / "run"
     command = ("train", str(recipe_file), "train.checkpoint_every=null", "--out", str(run))
@@ -38,8 +38,7 @@ def test_stopped_by_every_signal_in_turn_the_run_ends_bitwise_as_one_that_was_no
     }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("moment", [at_start, before_data])
+@pytest.mark.parametrize(("moment", "number"), [(at_start, signal.SIGUSR1), (before_data, signal.SIGTERM)])
 def test_a_signal_to_all_before_the_first_step_is_said_once(recipe_file, tmp_path, moment, number):
     command = ("train", str(recipe_file), "--out", str(tmp_path / "run"))
     launch = launched(2, run_command, command, moment(send(number)), errors=tmp_path)
@@ -47,29 +46,19 @@ def test_a_signal_to_all_before_the_first_step_is_said_once(recipe_file, tmp_pat
     assert launch.errors() == [(0, "stopped by a signal; what has finished is kept")]
 
 
-def test_a_finished_run_is_said_to_be_finished_once(recipe_file, finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
-    launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
+def test_a_finished_run_a_user_error_and_a_run_in_use_are_said_once(recipe_file, finished, tmp_path):
+    run, command = shutil.copytree(finished, tmp_path / "run"), ("train", str(recipe_file), "--out")
+    launch = launched(2, run_command, (*command, str(run)), errors=tmp_path / "finished")
     assert launch.codes() == [0, 0], launch.everything()
     assert launch.everything().count("has finished already") == 1
     assert launch.said(1) == ""
-
-
-def test_a_user_error_is_said_once(recipe_file, tmp_path):
-    command = ("train", str(recipe_file), "train.batchsize=3", "--out", str(tmp_path / "run"))
-    launch = launched(2, run_command, command, errors=tmp_path)
-    assert launch.codes() == [2, 2]
-    ((rank, error),) = launch.errors()
-    assert rank == 0
-    assert "batchsize: unknown key; did you mean 'batch_size'?" in error
-
-
-def test_a_run_in_use_is_said_once_and_ends_all(recipe_file, finished, tmp_path):
-    run = shutil.copytree(finished, tmp_path / "run")
+    wrong = launched(2, run_command, (*command, str(tmp_path / "new"), "train.batchsize=3"), errors=tmp_path / "wrong")
     (run / "result.json").unlink()
     with RunDir(run).locked():
-        launch = launched(2, run_command, ("train", str(recipe_file), "--out", str(run)), errors=tmp_path / "errors")
-    assert launch.codes() == [2, 2]
-    ((rank, error),) = launch.errors()
-    assert rank == 0
-    assert error.startswith(f"{run}: is in use")
+        in_use = launched(2, run_command, (*command, str(run)), errors=tmp_path / "in_use")
+    said = "batchsize: unknown key; did you mean 'batch_size'?", f"{run}: is in use"
+    for launch, message in zip((wrong, in_use), said, strict=True):
+        assert launch.codes() == [2, 2]
+        ((rank, error),) = launch.errors()
+        assert rank == 0
+        assert message in error

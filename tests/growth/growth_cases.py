@@ -1,4 +1,4 @@
-"""Random small models of every kind, and random expansions of them."""
+"""Small models of every kind, expansions and conversions of each, random ones too, and what is measured of them."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -9,20 +9,15 @@ import torch
 from expansions import Expansion, changed, same_layers
 from torch import Tensor
 
-from widthwise.config_io import parse, to_data
+from widthwise.config_io import UserError, parse, to_data
 from widthwise.growth.choices import ZeroSide
-from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.merging import merge
-from widthwise.model.attention import AttentionConfig
 from widthwise.model.axes import Weight
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import Decoder
-from widthwise.model.ffn.dynamic import DynamicConfig
 from widthwise.model.ffn.hourglass import HourglassConfig
 from widthwise.model.ffn.moe import MoEConfig
-from widthwise.model.ffn.swiglu import SwiGLUConfig
-from widthwise.model.layer import LayerConfig
 from widthwise.model.residual.hyper_connections import HyperConnectionsConfig
 from widthwise.model.residual.plain import PlainResidualConfig
 from widthwise.shape.template import ModelTemplate
@@ -51,6 +46,92 @@ def shaped(widths: list[int], endpoints: str = "slim", **changes) -> ModelConfig
     """The same with layers of these widths."""
     shape = {"kind": "explicit", "widths": widths, "endpoints": endpoints}
     return small_model(**merge({"n_layers": len(widths), "shape": shape}, changes))
+
+
+GQA = {"attention": {"head_dim": 2, "kv_group_size": 3}}
+GPT2 = {
+    "attention": {"rope_base": None, "bias": True, "out_bias": True},
+    "norm": {"kind": "layer"},
+    "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True, "d_ff": 10},
+    "positions": {"n_positions": 9},
+    "tie_embeddings": True,
+}
+MOE = {"ffn": {"kind": "moe", "n_experts": 3, "top_k": 2, "d_expert": 4, "n_shared_experts": 1}}
+UNSHARED = {"ffn": {**MOE["ffn"], "n_shared_experts": 0}}
+HOURGLASS = {"ffn": {"kind": "hourglass", "n_blocks": 2, "d_hidden": 4}}
+SHARED_BLOCKS = {"ffn": {**HOURGLASS["ffn"], "share_weights": True}}
+DYNAMIC = {"ffn": {"kind": "dynamic", "d_ff": 9, "start": 0.8, "mask": {"kind": "soft", "temperature": 2.0}}}
+SLOTS = {"residual": {"kind": "hyper_connections", "slot_width": 4}}
+REORDERED = {"norm": {"placement": "reordered"}}
+QK_NORM = {"attention": {"qk_norm": {"over": "head"}, "bias": True}}
+ONE_QK_NORM = {"attention": {"qk_norm": {"over": "all_heads"}}}
+UNGATED = {"ffn": {**HOURGLASS["ffn"], "gated": False, "activation": "relu2"}}
+NARROW = {"n_layers": 3, "shape": {"kind": "explicit", "widths": [16, 8, 12]}}
+
+
+def _projected(resize: str) -> dict:
+    return {**NARROW, "residual": {"kind": "plain", "resize": resize}}
+
+
+EXPANSIONS: dict[str, tuple] = {
+    "units": ({}, expansions.widen_ffn, [0, 2], 13),
+    "units_with_biases": (GPT2, expansions.widen_ffn, [1], 11),
+    "units_of_experts": (MOE, expansions.widen_ffn, [0], 7),
+    "units_of_blocks": (HOURGLASS, expansions.widen_ffn, [0], 6),
+    "units_of_shared_blocks": (SHARED_BLOCKS, expansions.widen_ffn, [0], 6),
+    "units_of_any_rank": (DYNAMIC, expansions.widen_ffn, [0], 14),
+    "groups": (GQA, expansions.add_heads, [0], 12, 4),
+    "wider_groups": (GQA, expansions.add_heads, [0], 8, 2),
+    "divided_groups": (GQA, expansions.add_heads, [0], 6, 6),
+    "heads_under_one_norm": (ONE_QK_NORM, expansions.add_heads, [0], 6, 6),
+    "values": (GQA, expansions.widen_values, [1], 5),
+    "keys": ({"attention": {"bias": True}}, expansions.widen_keys, [1], 6),
+    "keys_behind_norms": (QK_NORM, expansions.widen_keys, [1], 12),
+    "keys_that_do_not_turn": (GPT2, expansions.widen_keys, [1], 5),
+    "stream": ({}, expansions.widen_stream, 3),
+    "stream_tied": ({"tie_embeddings": True}, expansions.widen_stream, 3),
+    "stream_of_layer_norms": (GPT2, expansions.widen_stream, 3),
+    "stream_with_further_heads": ({"mtp": {"n_depths": 1}}, expansions.widen_stream, 3),
+    "stream_of_layer_norms_with_further_heads": (
+        {"mtp": {"n_depths": 1}, "norm": {"kind": "layer"}},
+        expansions.widen_stream,
+        3,
+    ),
+    "stream_behind_norms": (REORDERED, expansions.widen_stream, 3),
+    "stream_of_narrow_layers": (NARROW, expansions.widen_stream, 3),
+    "stream_of_mixtures": (MOE, expansions.widen_stream, 3),
+    "stream_of_slots": (SLOTS, expansions.widen_stream, 6),
+    "stream_of_wide_attention": ({"attention": {"d_attention": 20}}, expansions.widen_stream, 3),
+    "stream_of_ungated_blocks": (UNGATED, expansions.widen_stream, 3),
+    "stream_projected": (_projected("projection"), expansions.widen_stream, 2),
+    "stream_projected_whole": (_projected("full_projection"), expansions.widen_stream, 2),
+    "narrow_layer": (NARROW, expansions.widen_layers, {1: 10}),
+    "narrow_layer_behind_norms": ({**NARROW, **REORDERED}, expansions.widen_layers, {1: 10}),
+    "narrow_layer_of_slots": ({**NARROW, **SLOTS}, expansions.widen_layers, {1: 12}),
+    "layers": ({}, expansions.add_layers, [0, 4]),
+    "layers_with_biases": (GPT2, expansions.add_layers, [2]),
+    "layers_behind_norms": (REORDERED, expansions.add_layers, [1]),
+    "layers_of_slots": (SLOTS, expansions.add_layers, [1]),
+    "layers_of_experts": (MOE, expansions.add_layers, [1]),
+    "narrow_layers": (NARROW, expansions.add_layers, [1], 1),
+    "block": (HOURGLASS, expansions.add_block, 1, 1),
+    "block_behind_norms": ({**HOURGLASS, **REORDERED}, expansions.add_block, 1, 0, 3),
+    "more_experts": (MOE, expansions.duplicate_experts, [0], 2),
+    "narrower_experts": (MOE, expansions.split_experts, [0], 2),
+    "shared_expert": (UNSHARED, expansions.widen_shared_expert, [0], 3),
+    "shared_expert_behind_norms": ({**UNSHARED, **REORDERED}, expansions.widen_shared_expert, [0], 3),
+    "experts_of_a_dense_layer": ({}, expansions.upcycle, [1], 3, 2),
+    "slots": (SLOTS, expansions.add_slots, 5),
+    "slots_of_a_plain_stream": (NARROW, expansions.to_slots, 4, 5),
+}
+"""What is laid over the small model, the expansion, and its sizes."""
+
+
+def expanded(case: str) -> tuple[ModelConfig, Expansion]:
+    """The model of a case of EXPANSIONS, and what it is to become."""
+    changes, expand, *sizes = EXPANSIONS[case]
+    config = small_model(**changes)
+    return config, expand(config, *sizes)
 
 
 def with_random_weights(config: ModelConfig, seed: int, embedding_std: float = 0.3) -> Weights:
@@ -181,7 +262,7 @@ def _unread_rows(config: ModelConfig, name: str, entries: Tensor) -> Tensor:
     """
     path = name.split(".")
     found = torch.zeros_like(entries)
-    if path[0] != "layers" or path[2] != "ffn" or path[-2] != "w_down":
+    if path[0] != "layers" or path[2] != "ffn" or "w_down" not in path:
         return found
     number = int(path[1])
     ffn, later = config.layers[number].ffn, [layer.d_model for layer in config.layers[number + 1 :]]
@@ -239,24 +320,6 @@ class Grown:
         for plan in reversed(self.plans):
             weights = plan.shrunk(weights)
         return dict(weights)
-
-    def correspondence(self) -> Correspondence:
-        """Which layer of the first model each layer of the last one is, over all growths."""
-        layers = tuple(range(self.config.n_layers))
-        blocks: dict[int, tuple[int | None, ...]] = {}
-        for plan in self.plans:
-            step, before = plan.correspondence, blocks
-            blocks = {}
-            for new, old in enumerate(step.layers):
-                if old is None:
-                    continue
-                a, b = plan.old.layers[old].ffn, plan.new.layers[new].ffn
-                if isinstance(a, HourglassConfig) and isinstance(b, HourglassConfig):
-                    earlier = before.get(old, tuple(range(a.n_blocks)))
-                    now = step.blocks_of(new, a, b)
-                    blocks[new] = tuple(None if block is None else earlier[block] for block in now)
-            layers = tuple(None if old is None else layers[old] for old in step.layers)
-        return Correspondence(layers, {new: found for new, found in blocks.items() if layers[new] is not None})
 
 
 def random_model(rng: Random) -> ModelConfig:
@@ -370,245 +433,107 @@ def _dynamic(rng: Random) -> dict:
     }
 
 
-Operation = Callable[[Random, ModelConfig], Expansion | None]
-"""A random expansion of a model; None where it has none of that kind, by a rule of the model's own."""
+def _width(ffn) -> int:
+    return ffn.d_expert if isinstance(ffn, MoEConfig) else max(ffn.hidden_widths)
 
 
-def _layer_with(rng: Random, model: ModelConfig, suits: Callable[[LayerConfig], bool]) -> int | None:
-    found = [i for i, layer in enumerate(model.layers) if suits(layer)]
-    return rng.choice(found) if found else None
+def _n_shared(ffn) -> int:
+    return ffn.d_shared if isinstance(ffn, MoEConfig) else 0
 
 
-def widen_ffn(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = rng.randrange(model.n_layers)
-    ffn = model.layers[i].ffn
-    width = ffn.d_expert if isinstance(ffn, MoEConfig) else max(ffn.hidden_widths)
-    return expansions.widen_ffn(model, [i], width + rng.randint(1, 4))
+def _n_blocks(ffn) -> int:
+    return ffn.n_blocks if isinstance(ffn, HourglassConfig) else 0
 
 
-def widen_shared_expert(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = _layer_with(rng, model, lambda layer: isinstance(layer.ffn, MoEConfig))
-    if i is None:
-        return None
-    return expansions.widen_shared_expert(model, [i], model.layers[i].ffn.d_shared + rng.randint(1, 4))
+def _quantum(model: ModelConfig) -> int:
+    return model.residual.slot_width if isinstance(model.residual, HyperConnectionsConfig) else 1
 
 
-def duplicate_experts(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = _layer_with(rng, model, lambda layer: isinstance(layer.ffn, MoEConfig) and layer.ffn.n_experts <= 4)
-    return None if i is None else expansions.duplicate_experts(model, [i], rng.choice([2, 3]))
-
-
-def split_experts(rng: Random, model: ModelConfig) -> Expansion | None:
-    def suits(layer: LayerConfig) -> bool:
-        ffn = layer.ffn
-        return isinstance(ffn, MoEConfig) and ffn.n_experts <= 4 and ffn.d_expert % 2 == 0
-
-    i = _layer_with(rng, model, suits)
-    return None if i is None else expansions.split_experts(model, [i], 2)
-
-
-def upcycle(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = _layer_with(rng, model, lambda layer: isinstance(layer.ffn, SwiGLUConfig))
-    if i is None:
-        return None
-    wanted, layers = expansions.upcycle(model, [i], n_experts := rng.randint(2, 3), rng.randint(1, n_experts))
-    ffn = wanted.layers[i].ffn.model_copy(update={"balance_coefficient": 0.0, "z_coefficient": 0.0})
-    return _with_layer(wanted, i, ffn=ffn), layers
-
-
-def _with_layer(model: ModelConfig, i: int, **changes) -> ModelConfig:
-    layers = list(model.layers)
-    layers[i] = layers[i].model_copy(update=changes)
-    return changed(model, layers=tuple(layers))
-
-
-def _are_heads_under_one_norm(attention: AttentionConfig) -> bool:
-    return attention.qk_norm is not None and attention.qk_norm.over == "all_heads"
-
-
-def add_heads(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = _layer_with(rng, model, lambda layer: layer.attention.n_heads <= 6)
-    if i is None:
-        return None
+def _more_heads(rng: Random, model: ModelConfig, i: int) -> Expansion:
+    """More groups, wider ones, both, or groups divided among copies."""
     attention = model.layers[i].attention
     n_kv, group = attention.n_kv_heads, attention.n_heads // attention.n_kv_heads
-    if _are_heads_under_one_norm(attention):
-        sizes = [(2 * n_kv, group), (n_kv, 2 * group)]
-    else:
-        sizes = [(n_kv + rng.randint(1, 2), group), (n_kv, group + rng.randint(1, 2)), (n_kv + 1, group + 1)]
-    if group > 1:
-        sizes += [(n_kv * group, 1)] * 2
-    n_kv, group = rng.choice(sizes)
+    larger = [(n_kv + rng.randint(1, 2), group), (n_kv, group + rng.randint(1, 2)), (n_kv + 1, group + 1)]
+    n_kv, group = rng.choice([*larger, (2 * n_kv, group), (n_kv, 2 * group), (n_kv * group, 1), (n_kv * group, 1)])
     return expansions.add_heads(model, [i], n_kv * group, n_kv)
 
 
-def widen_values(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = rng.randrange(model.n_layers)
-    return expansions.widen_values(model, [i], model.layers[i].attention.value_dim + rng.randint(1, 3))
+def _upcycled(rng: Random, model: ModelConfig, i: int) -> Expansion:
+    """Without auxiliary losses, which the dense layer has not."""
+    wanted, layers = expansions.upcycle(model, [i], rng.randint(2, 3), rng.randint(1, 2))
+    without = {"balance_coefficient": 0.0, "z_coefficient": 0.0}
+    mixture = wanted.layers[i].model_copy(update={"ffn": wanted.layers[i].ffn.model_copy(update=without)})
+    return changed(wanted, layers=(*wanted.layers[:i], mixture, *wanted.layers[i + 1 :])), layers
 
 
-def widen_keys(rng: Random, model: ModelConfig) -> Expansion | None:
-    i = _layer_with(rng, model, lambda layer: layer.attention.head_dim <= 6)
-    if i is None:
-        return None
-    attention = model.layers[i].attention
-    if attention.qk_norm is not None:
-        head_dim = attention.head_dim * rng.choice([2, 3])
-    elif attention.rope_base is None:
-        head_dim = attention.head_dim + rng.randint(1, 3)
-    else:
-        head_dim = attention.head_dim + 2 * rng.randint(1, 3)
-    return expansions.widen_keys(model, [i], head_dim)
-
-
-def _norm_kinds(model: ModelConfig) -> set[str]:
-    return {norm.kind for layer in model.layers for norm in (layer.attention_norm, layer.ffn_norm)}
-
-
-def _group_norm(model: ModelConfig) -> str | None:
-    return model.residual.group_norm if isinstance(model.residual, HyperConnectionsConfig) else None
-
-
-def _has_mean_scores(layers) -> bool:
-    return any(
-        isinstance(layer.ffn, DynamicConfig) and layer.ffn.score.kind in ("rms_mean", "raw_mean", "ln_mean")
-        for layer in layers
-    )
-
-
-def widen_stream(rng: Random, model: ModelConfig) -> Expansion | None:
-    layers = (*model.layers, *([] if model.mtp is None else [model.mtp.layer]))
-    if _has_mean_scores(layers):
-        return None
-    slot_widths = model.residual.slot_width if isinstance(model.residual, HyperConnectionsConfig) else None
-    if "layer" in {*_norm_kinds(model), _group_norm(model)}:
-        widths = {width for layer in layers for width in (layer.d_model, layer.d_in, layer.d_out)}
-        has_own_means = any(layer.norm_placement != "pre" for layer in layers) or any(
-            isinstance(layer.ffn, HourglassConfig) and layer.ffn.norm not in (None, "pre") for layer in layers
-        )
-        if slot_widths is not None or has_own_means or widths | {model.final_norm_width} != {model.d_model}:
-            return None
-    n_blocks = 1 if slot_widths is None else model.d_model // slot_widths
-    return expansions.widen_stream(model, n_blocks * rng.randint(1, 3 if n_blocks == 1 else 1))
-
-
-def widen_layers(rng: Random, model: ModelConfig) -> Expansion | None:
-    if "layer" in {*_norm_kinds(model), _group_norm(model)}:
-        return None
-    residual, widest = model.residual, max(model.widths)
-    if isinstance(residual, PlainResidualConfig):
-        if residual.resize != "carry":
-            return None
-        step, limit = 1, widest + 2
-    else:
-        step, limit = residual.slot_width, residual.n_owned_slots * residual.slot_width
-
-    def suits(layer: LayerConfig) -> bool:
-        is_last = layer is model.layers[-1]
-        placements = {layer.norm_placement, getattr(layer.ffn, "norm", None)}
-        divides_by_its_place = isinstance(layer.ffn, HourglassConfig) and "reordered" in placements and is_last
-        return layer.d_model + step <= limit and not divides_by_its_place and not _has_mean_scores([layer])
-
-    i = _layer_with(rng, model, suits)
-    if i is None:
-        return None
-    width = model.layers[i].d_model
-    return expansions.widen_layers(model, {i: rng.randrange(width + step, limit + 1, step)})
-
-
-def add_layers(rng: Random, model: ModelConfig) -> Expansion | None:
-    if model.n_layers > 2:
-        return None
-    resize = model.residual.resize if isinstance(model.residual, PlainResidualConfig) else "carry"
-    if resize != "carry" and len({model.d_model, *model.widths}) > 1:
-        return None
-    n_added = rng.randint(1, 3 - model.n_layers)
+def _more_layers(rng: Random, model: ModelConfig, i: int) -> Expansion:
+    n_added = rng.randint(1, max(1, 3 - model.n_layers))
     positions = rng.sample(range(model.n_layers + n_added), n_added)
-    like = rng.choice([None, rng.randrange(model.n_layers)])
-    return expansions.add_layers(model, positions, like)
+    return expansions.add_layers(model, positions, rng.choice([None, i]))
 
 
-def add_block(rng: Random, model: ModelConfig) -> Expansion | None:
-    def suits(layer: LayerConfig) -> bool:
-        return isinstance(layer.ffn, HourglassConfig) and not layer.ffn.share_weights and layer.ffn.n_blocks < 5
-
-    i = _layer_with(rng, model, suits)
-    if i is None:
-        return None
-    layer = model.layers[i]
-    n_blocks = layer.ffn.n_blocks
-    # Behind a last block that writes less, its norm would have to divide by more.
-    last = n_blocks - 1 if layer.d_out != layer.d_model else n_blocks
-    return expansions.add_block(model, i, rng.randint(0, last), rng.choice([None, 3]))
-
-
-def add_slots(rng: Random, model: ModelConfig) -> Expansion | None:
-    residual = model.residual
-    if not isinstance(residual, HyperConnectionsConfig) or residual.embedding == "pad" or residual.n_slots > 14:
-        return None
-    step = 1 if residual.group_norm is None else model.d_model // residual.slot_width
-    return expansions.add_slots(model, residual.n_slots + step * rng.randint(1, 2))
-
-
-def to_slots(rng: Random, model: ModelConfig) -> Expansion | None:
-    residual = model.residual
-    widths = [width for layer in model.layers for width in (layer.d_model, layer.d_in, layer.d_out)]
-    if not isinstance(residual, PlainResidualConfig) or model.final_norm_width != model.d_model:
-        return None
-    if residual.resize != "carry" and set(widths) != {model.d_model}:
-        return None
-    divisors = [n for n in (2, 3, 4, model.d_model) if all(width % n == 0 for width in (model.d_model, *widths))]
-    if model.mtp is not None:
-        divisors = [n for n in divisors if n == model.d_model]
-    if not divisors:
-        return None
-    slot_width = rng.choice(divisors)
-    n_owned = max(model.d_model, *widths) // slot_width
+def _to_slots(rng: Random, model: ModelConfig, i: int) -> Expansion:
+    slot_width = rng.choice([2, 3, 4, model.d_model])
+    n_owned = max(model.d_model, *model.widths) // slot_width
     n_slots = n_owned if model.tie_embeddings else n_owned + rng.randint(0, 2)
     embedding = "pad" if model.tie_embeddings else "direct"
     return expansions.to_slots(model, slot_width, n_slots, rng.random() < 0.5, embedding)
 
 
-def lengthen_positions(rng: Random, model: ModelConfig) -> Expansion | None:
+def _longer_positions(rng: Random, model: ModelConfig, i: int) -> Expansion:
     if model.positions is None:
-        return None
+        return model, same_layers(model)
     n_positions = model.positions.n_positions + rng.randint(1, 3)
     return changed(model, positions=type(model.positions)(n_positions=n_positions)), same_layers(model)
 
 
-RARE = ("add_block", "duplicate_experts", "split_experts", "widen_shared_expert", "to_slots", "widen_layers")
-"""Expansions that few models have, which are tried more often."""
-OPERATIONS: dict[str, Operation] = {
-    operation.__name__: operation
-    for operation in (
-        widen_ffn,
-        add_heads,
-        widen_values,
-        widen_keys,
-        widen_stream,
-        add_layers,
-        widen_layers,
-        add_block,
-        add_slots,
-        to_slots,
-        duplicate_experts,
-        split_experts,
-        widen_shared_expert,
-        upcycle,
-        lengthen_positions,
-    )
+OPERATIONS: dict[str, Callable[[Random, ModelConfig, int], Expansion]] = {
+    "widen_ffn": lambda rng, m, i: expansions.widen_ffn(m, [i], _width(m.layers[i].ffn) + rng.randint(1, 4)),
+    "add_heads": _more_heads,
+    "widen_values": lambda rng, m, i: expansions.widen_values(
+        m, [i], m.layers[i].attention.value_dim + rng.randint(1, 3)
+    ),
+    "widen_keys": lambda rng, m, i: expansions.widen_keys(
+        m, [i], m.layers[i].attention.head_dim + rng.choice([1, 2, 2, 4, m.layers[i].attention.head_dim])
+    ),
+    "widen_stream": lambda rng, m, i: expansions.widen_stream(
+        m, rng.randint(1, 3) if (quantum := _quantum(m)) == 1 else m.d_model // quantum
+    ),
+    "add_layers": _more_layers,
+    "widen_layers": lambda rng, m, i: expansions.widen_layers(
+        m, {i: m.layers[i].d_model + _quantum(m) * rng.randint(1, 4)}
+    ),
+    "add_block": lambda rng, m, i: expansions.add_block(
+        m, i, rng.randint(0, _n_blocks(m.layers[i].ffn)), rng.choice([None, 3])
+    ),
+    "add_slots": lambda rng, m, i: expansions.add_slots(m, getattr(m.residual, "n_slots", 0) + rng.randint(1, 4)),
+    "to_slots": _to_slots,
+    "duplicate_experts": lambda rng, m, i: expansions.duplicate_experts(m, [i], rng.choice([2, 3])),
+    "split_experts": lambda rng, m, i: expansions.split_experts(m, [i], 2),
+    "widen_shared_expert": lambda rng, m, i: expansions.widen_shared_expert(
+        m, [i], _n_shared(m.layers[i].ffn) + rng.randint(1, 4)
+    ),
+    "upcycle": _upcycled,
+    "lengthen_positions": _longer_positions,
 }
+"""Random expansions of a model at one of its layers. Many models refuse some of them."""
+RARE = ("add_block", "duplicate_experts", "split_experts", "widen_shared_expert", "to_slots", "widen_layers")
+"""Those that few models have, which are tried more often."""
 
 
 def random_growth(rng: Random, n_operations: int, zero_side: ZeroSide = "outputs") -> tuple[Grown, list[str]]:
-    """A random model grown so many times, and the names of the expansions."""
+    """A random model grown so many times, and the names of the expansions; what is refused is drawn again."""
     grown, names = Grown(random_model(rng), zero_side=zero_side), []
+    most_params = 3 * grown.config.cost().params
     while len(names) < n_operations:
         name = rng.choice([*OPERATIONS, *3 * RARE])
-        expansion = OPERATIONS[name](rng, grown.now)
-        if expansion is not None:
-            grown.grow(expansion, rng.choice(["drawn", "copied"]))
-            names.append(name)
+        try:
+            expansion = OPERATIONS[name](rng, grown.now, rng.randrange(grown.now.n_layers))
+            if expansion[0] != grown.now and expansion[0].cost().params < most_params:
+                grown.grow(expansion, rng.choice(["drawn", "copied"]))
+                names.append(name)
+        except UserError:
+            continue
     return grown, names
 
 

@@ -1,12 +1,13 @@
+"""A certificate says that a growth preserves the function and that all that is new learns, and finds what does not."""
+
 from dataclasses import replace
 
 import expansions
 import pytest
 import torch
 from applied_plans import weights_of
-from model_cases import config, decoder, random_tokens, variant
+from model_cases import config, decoder, variant
 
-from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.certify import certificate
 from widthwise.growth.certify.certificate import certify
 from widthwise.growth.maps.axis_map import AxisMap
@@ -15,13 +16,8 @@ from widthwise.records.certificate import Certificate
 
 GROWTHS = {
     "ffn": (config("uniform"), lambda c: expansions.widen_ffn(c, [1, 3], 41)),
-    "group": (variant("uniform", "gqa"), lambda c: expansions.add_heads(c, [0, 2], 15, 5)),
     "ungrouped": (variant("uniform", "gqa"), lambda c: expansions.add_heads(c, [0, 2], 10, 10)),
-    "keys_behind_a_norm": (variant("uniform", "qk_norm"), lambda c: expansions.widen_keys(c, [0], 20)),
-    "stream": (variant("x", "tied"), lambda c: expansions.widen_stream(c, 6)),
-    "stream_of_layer_norms": (config("uniform", norm={"kind": "layer"}), lambda c: expansions.widen_stream(c, 6)),
     "stream_of_positions": (variant("uniform", "learned_positions"), lambda c: expansions.widen_stream(c, 6)),
-    "narrow_layer": (config("x"), lambda c: expansions.widen_layers(c, {2: 16})),
     "layers": (config("uniform"), lambda c: expansions.add_layers(c, [0, 3])),
     "split": (variant("uniform", "moe"), lambda c: expansions.split_experts(c, [1, 2], 2)),
     "further_heads": (variant("x", "further_heads"), lambda c: expansions.widen_stream(c, 6)),
@@ -30,7 +26,7 @@ GROWTHS = {
 
 def planned(name: str) -> GrowthPlan:
     old, expand = GROWTHS[name]
-    return plan_growth(old, *expand(old))
+    return plan_growth(old, *expand(old), new_layers="copied")
 
 
 def old_weights(plan: GrowthPlan) -> dict[str, torch.Tensor]:
@@ -52,22 +48,6 @@ def test_a_growth_is_preserved_and_every_new_entry_learns(name):
     assert {name: each.n_new for name, each in found.liveness.items()} == n_new
     assert not found.dead
     assert all(each.n_alive + each.n_unjudged == each.n_new for each in found.liveness.values())
-
-
-def test_layers_that_start_as_copies_leave_the_gradients_of_their_originals():
-    old = config("uniform")
-    found = certified(plan_growth(old, *expansions.add_layers(old, [2, 5]), new_layers="copied"))
-    assert found.is_preserved, found.lines()
-    assert not found.dead
-
-
-def test_sizes_are_those_of_the_models():
-    plan = planned("ffn")
-    found = certified(plan)
-    for size, model in ((found.before, plan.old), (found.after, plan.new)):
-        assert size.params == sum(parameter.numel() for parameter in decoder(model).parameters())
-        assert size.flops_per_token == model.cost().forward_flops(13)
-    assert f"{found.before.params:,} -> {found.after.params:,}" in found.lines()[-1]
 
 
 def test_an_entry_that_must_be_zero_and_is_not_is_found():
@@ -95,7 +75,7 @@ def test_gradients_find_what_logits_hide():
     assert not found.is_preserved
 
 
-@pytest.mark.parametrize("coefficients", [{}, {"coefficient": 0.0}, {"final_coefficient": 0.0}])
+@pytest.mark.parametrize("coefficients", [{}, {"coefficient": 0.0}])
 def test_gradients_find_a_change_of_further_heads(coefficients):
     """Whatever their part in the objective is."""
     old, name = config("x", mtp={"n_depths": 2, **coefficients}), "mtp.0.w_join.weight"
@@ -118,16 +98,6 @@ def test_stored_weights_are_those_that_are_judged():
     assert not found.is_preserved
 
 
-def test_rounding_of_what_is_multiplied_is_told_apart_from_the_growth():
-    grown = planned("stream")
-    weights = dict(grown.weights(old_weights(grown), 3))
-    found = certified(bake_plan(grown.new), weights)
-    assert found.is_preserved
-    assert found.logit_difference < 1e-11 < found.stored_logit_difference < 1e-4
-    assert any("as stored in fp32" in line for line in found.lines())
-    assert "no new entries" in found.lines()
-
-
 def test_two_zeros_that_multiply_each_other_are_dead():
     """What reads must not be 0 where what writes is: 7 units with gate and down 0, whose gradients are products."""
     old = config("uniform")
@@ -142,31 +112,10 @@ def test_two_zeros_that_multiply_each_other_are_dead():
     assert any(f"{name}: 140 of 140 had no gradient" in line for line in found.lines())
 
 
-def test_tokens_that_did_not_occur_are_not_judged():
-    plan, tokens = planned("stream"), random_tokens(2, 9)
-    n_seen, n_more = len(tokens[:, :-1].unique()), 6
-    found = certified(plan, tokens=tokens).liveness["embedding.weight"]
-    assert (found.n_new, found.n_unjudged) == (61 * n_more, (61 - n_seen) * n_more)
-    assert found.n_dead == 0
-
-
 def test_scarce_memory_means_float32_and_says_so(monkeypatch):
     monkeypatch.setattr(certificate, "free_memory", lambda: 1000)
-    found = certified(planned("group"))
+    found = certified(planned("ungrouped"))
     assert found.dtype == "float32"
     assert found.is_preserved
     assert 1e-12 < found.logit_bound < 1e-3
     assert "would not fit into memory" in found.lines()[0]
-
-
-def test_the_random_state_of_the_caller_stays():
-    before = torch.get_rng_state()
-    certified(planned("layers"))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_record_is_plain_data_and_says_what_was_found():
-    found = certified(planned("ffn"))
-    record = found.to_data()
-    assert record["is_preserved"] is True
-    assert record["liveness"]["layers.1.ffn.w_down.weight"]["n_alive"] == found.total("n_new") // 6

@@ -3,7 +3,7 @@
 import expansions
 import pytest
 import torch
-from growth_cases import shaped, small_model, tokens_for, with_random_weights
+from growth_cases import small_model, tokens_for, with_random_weights
 
 from widthwise.growth.certify.measuring import decoder_of
 from widthwise.growth.gain import STEPS, Step, along_sign, first_order_gains
@@ -44,13 +44,16 @@ def test_the_gain_is_what_a_small_step_lowers_the_loss_by(step: Step):
     assert loss(plan, weights) - loss(plan, stepped) == pytest.approx(rate * float(gains[name].sum()), rel=0.02)
 
 
-def test_a_step_for_each_half_is_measured_by_the_other():
+def test_a_step_for_each_half_is_measured_by_the_other_and_units_follow_each_other():
     plan, name = widened([1]), "layers.1.ffn.w_down.weight"
     weights = {key: weight.double() for key, weight in plan.weights(OLD, 3)}
     first, second = (gradient_of_zeros(plan, weights, name, [batch]) for batch in BATCHES[:2])
     expected = float((first * second.sign()).sum() + (second * first.sign()).sum()) / 2
     found = first_order_gains(plan, OLD, BATCHES[:2], 3, along_sign)[name]
     assert float(found.sum()) == pytest.approx(expected, rel=1e-3)
+    n_new = int(plan.tensors[name].must_be_zero()[0].sum())
+    found = first_order_gains(plan, OLD, BATCHES[:2], 3)[name].view(n_new, -1)  # one unit after the other
+    torch.testing.assert_close(found.sum(dim=1), (first * second)[:, -n_new:].sum(dim=0), rtol=1e-3, atol=1e-12)
 
 
 def test_growths_planned_as_one_have_the_gains_they_have_alone():
@@ -59,37 +62,3 @@ def test_growths_planned_as_one_have_the_gains_they_have_alone():
     assert set(together) == {"layers.0.ffn.w_down.weight", "layers.1.ffn.w_down.weight"}
     # New units are drawn from the name of the tensor and the size of the old model, and so are the same ones.
     torch.testing.assert_close(*(each["layers.0.ffn.w_down.weight"] for each in (together, first)), rtol=1e-4, atol=0)
-
-
-def test_gains_of_new_units_come_one_unit_after_the_other():
-    plan, name = widened([1]), "layers.1.ffn.w_down.weight"
-    weights = {key: weight.double() for key, weight in plan.weights(OLD, 3)}
-    first, second = (gradient_of_zeros(plan, weights, name, [batch]) for batch in BATCHES[:2])
-    n_new = int(plan.tensors[name].must_be_zero()[0].sum())
-    expected = (first * second)[:, -n_new:].sum(dim=0)
-    found = first_order_gains(plan, OLD, BATCHES[:2], 3)[name]
-    torch.testing.assert_close(found.view(n_new, -1).sum(dim=1), expected, rtol=1e-3, atol=1e-12)
-
-
-def test_halves_are_averaged_before_they_are_multiplied():
-    alone = [first_order_gains(widened([0]), OLD, [a, b], 3) for a in BATCHES[::2] for b in BATCHES[1::2]]
-    name = "layers.0.ffn.w_down.weight"
-    expected = float(sum(each[name].sum() for each in alone)) / len(alone)  # a product of means is the mean of products
-    found = first_order_gains(widened([0]), OLD, BATCHES, 3)[name]
-    assert float(found.sum()) == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_score_that_no_loss_depends_on_gains_nothing():
-    """Behind a hard mask, as in evaluation."""
-    config = shaped([8, 12, 12], ffn={"kind": "dynamic", "d_ff": 11})
-    old = {name: weight.float() for name, weight in with_random_weights(config, 1).items()}
-    gains = first_order_gains(plan_growth(config, *expansions.widen_layers(config, {0: 12})), old, BATCHES, 3)
-    of_scores = {name: gain for name, gain in gains.items() if ".score." in name}
-    assert of_scores
-    assert not any(gain.any() for gain in of_scores.values())
-    assert gains["layers.0.ffn.w_down.weight"].sum() != 0
-
-
-def test_batches_come_in_two_halves():
-    with pytest.raises(ValueError, match="two halves"):
-        first_order_gains(widened([0]), OLD, BATCHES[:3], 3)

@@ -4,11 +4,11 @@ import expansions
 import pytest
 import torch
 from growth_cases import Measured, Weights, difference, logits_of, small_model, tokens_for, with_random_weights
+from thinned import in_turn
 from torch import Tensor
 from torch.nn.functional import silu
 
-from widthwise.config_io import UserError
-from widthwise.growth.gradmax import first_singular_vector, with_largest_gradients
+from widthwise.growth.gradmax import with_largest_gradients
 from widthwise.growth.plan.model_plan import GrowthPlan, plan_growth
 from widthwise.model.config import ModelConfig
 from widthwise.model.decoder import build
@@ -41,15 +41,17 @@ def gradient_norms(config: ModelConfig, weights: Weights, name: str, zero_side: 
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("zero_side", ["outputs", "inputs"])
-@pytest.mark.parametrize(
-    ("config", "expand", "module", "n_old"),
-    [
-        (small_model(), lambda m: expansions.widen_ffn(m, [1], D_FF + 4), "layers.1.ffn", D_FF),
-        (small_model(**HOURGLASS), lambda m: expansions.widen_ffn(m, [0], 7), "layers.0.ffn.blocks.0", 4),
-        (small_model(), lambda m: expansions.add_layers(m, [1]), "layers.1.ffn", 0),
-        (small_model(**SHARED), lambda m: expansions.widen_shared_expert(m, [0], 9), "layers.0.ffn.shared", 4),
-    ],
+@in_turn(
+    ("zero_side", ["outputs", "inputs"]),
+    (
+        ("config", "expand", "module", "n_old"),
+        [
+            (small_model(), lambda m: expansions.widen_ffn(m, [1], D_FF + 4), "layers.1.ffn", D_FF),
+            (small_model(**HOURGLASS), lambda m: expansions.widen_ffn(m, [0], 7), "layers.0.ffn.blocks.0", 4),
+            (small_model(), lambda m: expansions.add_layers(m, [1]), "layers.1.ffn", 0),
+            (small_model(**SHARED), lambda m: expansions.widen_shared_expert(m, [0], 9), "layers.0.ffn.shared", 4),
+        ],
+    ),
 )
 def test_the_first_new_unit_has_the_largest_gradient_there_is_and_all_have_more_than_drawn_ones(
     config, expand, module, n_old, zero_side
@@ -96,40 +98,3 @@ def test_units_are_orthogonal_and_the_first_is_the_singular_vector(zero_side):
     assert image.norm().item() == pytest.approx(values[0].item(), rel=1e-3)
     assert abs(found[0] @ expected) > 0.97
     torch.testing.assert_close(found @ found.T, torch.eye(5, dtype=torch.float64), rtol=0, atol=1e-5)
-
-
-def test_the_power_method_finds_the_singular_value():
-    generator = torch.Generator().manual_seed(0)
-    matrix, start = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 7), (7,)))
-    _, values, right = torch.linalg.svd(matrix)
-    taken = matrix.new_empty(0, 7)
-    for n_taken in range(2):
-        vector, value = first_singular_vector(matrix, start, taken)
-        assert value == pytest.approx(values[n_taken].item(), rel=1e-2)
-        assert abs(vector @ right[n_taken]) > 0.98
-        taken = torch.cat((taken, right[n_taken : n_taken + 1]))
-    assert first_singular_vector(matrix * 0, start, taken)[1] == 0.0
-
-
-def test_more_units_than_directions_begin_again():
-    config = small_model()
-    _, chosen, drawn = both(config, expansions.widen_ffn(config, [1], D_FF + 30))
-    rows = chosen["layers.1.ffn.w_up.weight"][D_FF:]
-    assert rows.isfinite().all()
-    assert torch.linalg.matrix_rank(rows) == 12
-    assert not torch.equal(rows, drawn["layers.1.ffn.w_up.weight"][D_FF:])
-
-
-def test_the_same_seed_and_batch_choose_the_same():
-    config = small_model()
-    first, second = (both(config, expansions.widen_ffn(config, [1], 15))[1] for _ in range(2))
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
-
-
-@pytest.mark.parametrize(
-    "expand", [lambda m: expansions.add_heads(m, [0], 5, 5), lambda m: expansions.widen_stream(m, 3)]
-)
-def test_a_growth_without_new_units_is_refused(expand):
-    config = small_model()
-    with pytest.raises(UserError, match="new_weights: got gradmax; it chooses new hidden units"):
-        with_largest_gradients(plan_growth(config, *expand(config)), float32_weights(config), 0, TOKENS)

@@ -32,14 +32,8 @@ SIZES: dict[str, Any] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
     **SPECIAL,
 }
-GPT2_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 3,
-    "n_positions": 29,
-    **SPECIAL,
-}
+GPT2_SIZES: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 29}
+GPT2_SIZES |= SPECIAL
 LLAMA3_RULE = {
     "rope_type": "llama3",
     "rope_theta": 1000.0,
@@ -50,24 +44,21 @@ LLAMA3_RULE = {
 }
 LINEAR_RULE = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 2.5}
 
+TIED = {"tie_word_embeddings": True}
+BIASED = {**TIED, "attention_bias": True}
+
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**SIZES, "head_dim": 10}),
-    "llama_tied_biased": (
-        "LlamaConfig",
-        {**SIZES, "tie_word_embeddings": True, "attention_bias": True, "rms_norm_eps": 1e-5},
-    ),
+    "llama_tied_biased": ("LlamaConfig", {**SIZES, **BIASED, "rms_norm_eps": 1e-5}),
     "llama_one_kv_head": ("LlamaConfig", {**SIZES, "num_key_value_heads": 1}),
     "llama_linear": ("LlamaConfig", {**SIZES, "rope_parameters": LINEAR_RULE}),
     "llama_llama3": ("LlamaConfig", {**SIZES, "rope_parameters": LLAMA3_RULE, "head_dim": 16}),
     "qwen2": ("Qwen2Config", SIZES),
-    "qwen2_tied": ("Qwen2Config", {**SIZES, "tie_word_embeddings": True}),
+    "qwen2_tied": ("Qwen2Config", {**SIZES, **TIED}),
     "qwen3": ("Qwen3Config", {**SIZES, "head_dim": 8}),
-    "qwen3_tied_biased": (
-        "Qwen3Config",
-        {**SIZES, "head_dim": 6, "tie_word_embeddings": True, "attention_bias": True},
-    ),
+    "qwen3_tied_biased": ("Qwen3Config", {**SIZES, **BIASED, "head_dim": 6}),
     "olmo2": ("Olmo2Config", SIZES),
-    "olmo2_tied": ("Olmo2Config", {**SIZES, "tie_word_embeddings": True}),
+    "olmo2_tied": ("Olmo2Config", {**SIZES, **TIED}),
     "gpt2": ("GPT2Config", {**GPT2_SIZES, "n_inner": 50}),
     "gpt2_untied": ("GPT2Config", {**GPT2_SIZES, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "gpt2_scaled_by_layer": ("GPT2Config", {**GPT2_SIZES, "scale_attn_by_inverse_layer_idx": True}),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from hf_models import VOCAB_SIZE, tokens
-from widthwise_models import MODELS, NAMES, X, config_of, left_padded, loaded, own_model, prompts, written
+from thinned import in_turn
+from widthwise_models import MODELS, X, config_of, left_padded, loaded, own_model, prompts, written
 
 from widthwise.config_io import UserError, parse
 from widthwise.growth.pad_heads import pad_heads_plan
@@ -31,7 +32,6 @@ EXACT: dict[str, dict[str, Any]] = {
     "no_rope": {**MODELS["layer_norm"], "shape": {**X, "quantum": 3}},
 }
 """As the paper has it, as many heads in every layer: head sizes from 6 to 12, and odd ones without rotation."""
-MULTIPLES = (8, 24)
 
 
 def _config(name: str) -> ModelConfig:
@@ -51,10 +51,12 @@ def _models(name: str, multiple: int) -> tuple[Decoder, Decoder]:
     return model, padded.eval()
 
 
+OTHERS = ("slim_grouped", "reordered", "slots", "dynamic", "hourglass", "frozen", "frozen_slots")
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("multiple", MULTIPLES)
-@pytest.mark.parametrize("name", [*EXACT, *NAMES])
-def test_logits_stay_and_every_head_has_one_size(name: str, multiple: int) -> None:
+@in_turn(("name", [*EXACT, *OTHERS]), ("multiple", (8, 24)))
+def test_logits_stay_and_every_head_has_one_size_in_transformers_too(tmp_path: Path, name: str, multiple: int) -> None:
     model, padded = _models(name, multiple)
     expected = model(tokens())
     torch.testing.assert_close(padded(tokens()), expected, rtol=0, atol=1e-12 * max(1.0, float(expected.abs().max())))
@@ -62,26 +64,17 @@ def test_logits_stay_and_every_head_has_one_size(name: str, multiple: int) -> No
     size = next(n for n in range(multiple, 99, multiple) if n >= largest)
     attentions = [layer.attention for _, layer in padded.config.named_layers()]
     assert {(attention.head_dim, attention.value_dim) for attention in attentions} == {(size, size)}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", [*EXACT, "slim_grouped", "reordered", "slots", "dynamic", "frozen", "frozen_slots"])
-def test_transformers_computes_the_same_from_a_padded_folder(tmp_path: Path, name: str) -> None:
-    model, padded = _models(name, 8)
     folder = written(padded, tmp_path / "hf")
-    theirs = loaded(folder, dtype=torch.float64)
     batch = left_padded(prompts())
     is_real = batch["attention_mask"].bool()
+    found = loaded(folder, dtype=torch.float64)(**batch, use_cache=True)
     expected = model(batch["input_ids"], is_real=is_real)[is_real]
-    found = theirs(**batch, use_cache=True)
     torch.testing.assert_close(found.logits[is_real], expected, rtol=0, atol=1e-5)
-    size = padded.config.layers[0].attention.head_dim
     n_heads = sum(layer.attention.n_kv_heads for layer in model.config.layers)
     n_elements = sum(layer.keys.numel() + layer.values.numel() for layer in found.past_key_values.layers)
     assert n_elements == 2 * n_heads * size * batch["input_ids"].numel()
-    imported = import_hf(folder)
+    imported, weights = import_hf(folder), dict(padded.named_parameters())
     assert imported.config == padded.config
-    weights = dict(padded.named_parameters())
     assert all(torch.equal(imported.weights[key], weights[key]) for key in weights)
 
 
@@ -93,8 +86,7 @@ def test_padded_it_is_a_model_that_vllm_takes(tmp_path: Path) -> None:
 
 
 def test_rotary_pairs_keep_their_frequencies() -> None:
-    _, padded = _models("paper", 8)
-    model, _ = _models("paper", 8)
+    model, padded = _models("paper", 8)
     for before, after in zip(model.config.layers, padded.config.layers):
         assert before.attention.rope is not None
         assert after.attention.rope is not None
@@ -102,15 +94,12 @@ def test_rotary_pairs_keep_their_frequencies() -> None:
         assert after.attention.scale == before.attention.scale
 
 
-@pytest.mark.parametrize(
-    ("multiple", "message"),
-    [
+def test_what_is_no_padding_is_refused() -> None:
+    _, padded = _models("paper", 16)
+    for multiple, message in (
         (12, "^pad_heads: got 12; allowed: multiples of 8$"),
         (0, "^pad_heads: got 0; allowed: multiples of 8$"),
         (16, "^pad_heads: got 16; all heads have 16 coordinates already, so leave it out$"),
-    ],
-)
-def test_what_is_no_padding_is_refused(multiple: int, message: str) -> None:
-    _, padded = _models("paper", 16)
-    with pytest.raises(UserError, match=message):
-        pad_heads_plan(padded.config, multiple)
+    ):
+        with pytest.raises(UserError, match=message):
+            pad_heads_plan(padded.config, multiple)

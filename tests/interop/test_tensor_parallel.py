@@ -31,7 +31,7 @@ def _even(name: str) -> ModelConfig:
     return parse(ModelTemplate, {**data, "shape": {**data["shape"], "quantum": 24}}).resolve(seq_len=16)
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_two_processes_make_what_one_makes(tmp_path: Path) -> None:
     """Logits, text from both caches, and gradients, each process with fewer weights."""
     torch.set_default_dtype(torch.float32)

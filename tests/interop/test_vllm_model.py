@@ -17,7 +17,7 @@ from widthwise.model.generate import SamplingConfig, generate
 
 vllm: Any = pytest.importorskip("vllm", reason="needs the extra [vllm]")
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.hard
 N_NEW = 9
 NAMES = ("slim_grouped", "full", "projection", "reordered", "layer_norm", "hourglass", "hourglass_shared", "mtp")
 HEAD_DIM = 32

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from hf_models import VOCAB_SIZE, tokens
+from thinned import hard_but
 from widthwise_models import (
     N_POSITIONS,
     NAMES,
@@ -40,6 +41,10 @@ GREEDY = SamplingConfig(temperature=0)
 Pair = tuple[Decoder, Any, Path]
 BASIC = ("slim_grouped", "layer_norm", "slots", "dynamic_soft")
 """One of each way a model may be asked: rotary or learned positions, a plain stream or slots, by tokens or not."""
+OTHERS = (
+    *(*BASIC, "moe", "mtp", "frozen", "frozen_slots", "projection", "reordered"),
+    *("hourglass_shared", "hourglass_ungated", "slots_static", "slots_in_turn", "dynamic_sliced"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -61,31 +66,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hf")
 
 
-@pytest.fixture(params=NAMES)
-def pair(request: pytest.FixtureRequest, folder: Path) -> Pair:
-    """A model of ours, the same in transformers, and its folder."""
-    return _pair(request.param, folder)
-
-
-@pytest.fixture(params=BASIC)
-def basic(request: pytest.FixtureRequest, folder: Path) -> Pair:
-    return _pair(request.param, folder)
-
-
 def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
     """Relative to the largest, if that is more than 1."""
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * max(1.0, float(expected.abs().max())))
 
 
-@torch.no_grad()
-def test_logits_are_the_same(pair: Pair) -> None:
-    """Those of padded texts too."""
-    ours, theirs, _ = pair
-    assert_close(theirs(tokens()).logits, ours(tokens()))
-    batch = left_padded(prompts())
-    is_real = batch["attention_mask"].bool()
-    expected = ours(batch["input_ids"], is_real=is_real)
-    assert_close(theirs(**batch).logits[is_real], expected[is_real])
+def assert_same_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def _generated(model: Any, **options: Any) -> list[list[int]]:
@@ -94,52 +82,34 @@ def _generated(model: Any, **options: Any) -> list[list[int]]:
     return found[:, batch["input_ids"].shape[1] :].tolist()
 
 
-def test_greedy_text_is_the_same(pair: Pair) -> None:
-    ours, theirs, _ = pair
+@torch.no_grad()
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_computes_the_same_and_it_is_imported_bit_by_bit(folder: Path, name: str) -> None:
+    """Logits, those of padded texts too, greedy text, and a cache that takes what `inspect` says."""
+    ours, theirs, path = _pair(name, folder)
+    assert_close(theirs(tokens()).logits, ours(tokens()))
+    batch = left_padded(prompts())
+    is_real = batch["attention_mask"].bool()
+    found = theirs(**batch, use_cache=True)
+    assert_close(found.logits[is_real], ours(batch["input_ids"], is_real=is_real)[is_real])
+    n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in found.past_key_values.layers)
+    in_bf16 = cost_summary(ours.config, seq_len=16).kv_bytes_per_token
+    assert n_bytes == 2 * in_bf16 * is_real.numel()
     expected = generate(ours, prompts(), N_NEW, GREEDY)
     assert _generated(theirs, do_sample=False) == expected
     assert len({tuple(text) for text in expected}) == 3
-
-
-def test_it_is_imported_bit_by_bit(pair: Pair) -> None:
-    ours, _, path = pair
     imported = import_hf(path)
-    assert imported.config == ours.config
-    assert (imported.model_type, imported.n_positions) == ("widthwise", N_POSITIONS)
-    weights = dict(ours.named_parameters())
-    assert imported.weights.keys() == weights.keys()
-    assert all(torch.equal(imported.weights[name], weights[name]) for name in weights)
+    assert (imported.config, imported.model_type, imported.n_positions) == (ours.config, "widthwise", N_POSITIONS)
+    assert_same_weights(imported.weights, dict(ours.named_parameters()))
 
 
 @torch.no_grad()
-def test_the_cache_takes_what_inspect_says(pair: Pair) -> None:
-    ours, theirs, _ = pair
-    cache = theirs(tokens(), use_cache=True).past_key_values
-    n_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    in_bf16 = cost_summary(ours.config, seq_len=16).kv_bytes_per_token
-    assert n_bytes == 2 * in_bf16 * tokens().numel()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", hard_but(["frozen", "frozen_slots", "layer_norm", "moe", "dynamic_soft"], OTHERS))
 def test_logits_in_fp64_differ_by_rounding_only(tmp_path: Path, name: str) -> None:
     torch.set_default_dtype(torch.float64)
     model = own_model(config_of(name), torch.float64)
     theirs = loaded(written(model, tmp_path / name), dtype=torch.float64)
     assert_close(theirs(tokens()).logits, model(tokens()), 1e-12)
-
-
-def test_greedy_text_from_a_static_cache_is_the_same(pair: Pair) -> None:
-    ours, theirs, _ = pair
-    expected = generate(ours, prompts(), N_NEW, GREEDY)
-    assert _generated(theirs, do_sample=False, cache_implementation="static") == expected
-
-
-def test_text_drawn_with_a_seed_is_the_same(pair: Pair) -> None:
-    ours, theirs, _ = pair
-    expected = generate(ours, prompts(), N_NEW, SamplingConfig(temperature=0.8, top_k=20, top_p=0.9), seed=7)
-    torch.manual_seed(7)
-    assert _generated(theirs, do_sample=True, temperature=0.8, top_k=20, top_p=0.9) == expected
 
 
 @torch.no_grad()
@@ -157,25 +127,31 @@ def _beams(model: Decoder, prompt: list[int], n_beams: int) -> list[int]:
     return beams[0][1][len(prompt) :]
 
 
-def test_the_text_of_a_beam_search_is_the_same(pair: Pair) -> None:
-    ours, theirs, _ = pair
+@pytest.mark.parametrize("name", hard_but([*BASIC, "moe"], OTHERS))
+def test_text_by_any_way_of_decoding_is_the_same(folder: Path, name: str) -> None:
+    """From a static cache, drawn with a seed, and by a beam search."""
+    ours, theirs, _ = _pair(name, folder)
+    assert _generated(theirs, do_sample=False, cache_implementation="static") == generate(
+        ours, prompts(), N_NEW, GREEDY
+    )
+    expected = generate(ours, prompts(), N_NEW, SamplingConfig(temperature=0.8, top_k=20, top_p=0.9), seed=7)
+    torch.manual_seed(7)
+    assert _generated(theirs, do_sample=True, temperature=0.8, top_k=20, top_p=0.9) == expected
     expected = [_beams(ours, prompt, 3) for prompt in prompts()]
     assert _generated(theirs, do_sample=False, num_beams=3) == expected
 
 
-def test_what_transformers_saves_is_imported_too(pair: Pair, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", hard_but([*BASIC, "moe", "mtp"], OTHERS))
+def test_it_trains_with_checkpointing_and_what_transformers_saves_is_imported_too(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
     """All but the further heads, which it does not load."""
-    ours, theirs, _ = pair
+    ours, theirs, path = _pair(name, folder)
     theirs.save_pretrained(tmp_path / "again")
     imported = import_hf(tmp_path / "again")
     assert imported.config == ours.config.model_copy(update={"mtp": None})
     weights = {name: weight for name, weight in ours.named_parameters() if not name.startswith("mtp.")}
-    assert imported.weights.keys() == weights.keys()
-    assert all(torch.equal(imported.weights[name], weights[name]) for name in weights)
-
-
-def test_gradients_are_the_same_with_checkpointing(pair: Pair) -> None:
-    _, theirs, path = pair
+    assert_same_weights(imported.weights, weights)
     checkpointed = loaded(path).train()
     checkpointed.activation_checkpointing_enable()
     assert all(layer.gradient_checkpointing for layer in checkpointed.model.layers)
@@ -190,41 +166,31 @@ def test_gradients_are_the_same_with_checkpointing(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_eager_attention_and_hidden_states_are_there(basic: Pair) -> None:
-    ours, theirs, path = basic
+@pytest.mark.parametrize("name", BASIC)
+def test_eager_attention_hidden_states_embedded_rows_and_bf16_are_there(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Also from a folder with its code, which is not run where the package is registered."""
+    ours, theirs, path = _pair(name, folder)
+    expected, n_tokens = ours(tokens()), tokens().shape[1]
     eager = loaded(path, attn_implementation="eager")
     found = eager(tokens(), output_attentions=True, output_hidden_states=True)
-    assert_close(found.logits, theirs(tokens()).logits)
-    n_layers, n_tokens = ours.config.n_layers, tokens().shape[1]
-    assert [weights.shape[1:] for weights in found.attentions] == [
-        (layer.attention.n_heads, n_tokens, n_tokens) for layer in ours.config.layers
-    ]
-    assert len(found.hidden_states) == n_layers + 1
+    assert_close(found.logits, expected)
+    sizes = [(layer.attention.n_heads, n_tokens, n_tokens) for layer in ours.config.layers]
+    assert [weights.shape[1:] for weights in found.attentions] == sizes
+    assert len(found.hidden_states) == len(sizes) + 1
     assert {state.shape[-1] for state in found.hidden_states[:-1]} == {ours.config.stream_width}
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", BASIC)
-def test_it_runs_in_bf16(tmp_path: Path, name: str) -> None:
-    """Also from a folder with its code, which is not run where the package is registered."""
-    model = own_model(config_of(name))
-    theirs = loaded(standalone(model, tmp_path / name), dtype=torch.bfloat16)
-    found = theirs(tokens()).logits
-    assert found.dtype == torch.bfloat16
-    assert type(theirs).__module__ == "widthwise.interop.widthwise_model.modeling_widthwise"
-    expected = model(tokens())
-    assert (found - expected).square().mean() < 0.1 * expected.square().mean()
-
-
-@torch.no_grad()
-def test_rows_of_the_embedding_can_be_given_instead_of_tokens(basic: Pair) -> None:
-    ours, theirs, _ = basic
     rows = theirs.get_input_embeddings()(tokens())
-    if ours.config.layers[0].ffn.vocab_size is not None:
+    if ours.config.layers[0].ffn.vocab_size is None:
+        assert_close(theirs(inputs_embeds=rows).logits, expected)
+    else:
         with pytest.raises(ValueError, match="hidden widths depend on the tokens; give input_ids"):
             theirs(inputs_embeds=rows)
-        return
-    assert_close(theirs(inputs_embeds=rows).logits, ours(tokens()))
+    short = loaded(standalone(ours, tmp_path / name), dtype=torch.bfloat16)
+    assert type(short).__module__ == "widthwise.interop.widthwise_model.modeling_widthwise"
+    logits = short(tokens()).logits
+    assert logits.dtype == torch.bfloat16
+    assert (logits - expected).square().mean() < 0.1 * expected.square().mean()
 
 
 def test_what_can_be_written_is_what_transformers_runs() -> None:
@@ -232,14 +198,8 @@ def test_what_can_be_written_is_what_transformers_runs() -> None:
     assert set(widthwise_format.RESIDUALS) == set(modeling_widthwise.RESIDUALS)
     files = {"configuration_widthwise", "modeling_widthwise"}
     imported = {line.split()[1] for code in model_code().values() for line in code.splitlines() if line[:4] == "from"}
-    assert {name.partition(".")[0] for name in imported if name[0] != "."} <= {
-        "collections",
-        "functools",
-        "itertools",
-        "torch",
-        "transformers",
-        "typing",
-    }
+    allowed = {"collections", "functools", "itertools", "torch", "transformers", "typing"}
+    assert {name.partition(".")[0] for name in imported if name[0] != "."} <= allowed
     assert {name[1:] for name in imported if name[0] == "."} <= files
 
 
@@ -248,14 +208,9 @@ def test_layers_of_several_kinds_share_the_rules_in_which_they_agree() -> None:
     mlp = {"kind": "mlp", "d_ff": 8, "activation": "relu", "bias": False}
     data["per_layer_config"].setdefault("1", {})["feed_forward"] = mlp
     plan = WidthwiseConfig(**data).tensor_parallel_plan()
-    assert {name.removeprefix("layers.*."): style for name, style in plan.items()} == {
-        "self_attn.q_proj": "colwise",
-        "self_attn.k_proj": "colwise",
-        "self_attn.v_proj": "colwise",
-        "self_attn.o_proj": "rowwise",
-        "mlp.up_proj": "colwise",
-        "mlp.down_proj": "rowwise",
-    }
+    columns, rows = ("q_proj", "k_proj", "v_proj", "up_proj"), ("o_proj", "down_proj")
+    styles = dict.fromkeys(columns, "colwise") | dict.fromkeys(rows, "rowwise")
+    assert {name.rpartition(".")[2]: style for name, style in plan.items()} == styles
 
 
 def test_the_plan_is_there_with_the_model_and_may_be_written(folder: Path) -> None:
@@ -274,23 +229,20 @@ def test_values_outside_of_layers_are_the_largest() -> None:
     assert data["per_layer_config"]["0"] == {"layer_in": 36}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_broken_config_is_refused_with_the_place(tmp_path: Path) -> None:
+    path = written(own_model(config_of("slim_grouped")), tmp_path / "hf")
+    said = json.loads((path / "config.json").read_text())
+    for change, message in (
         ({"per_layer_config": {"5": {}}}, "per_layer_config: got '5'; allowed: the number of a layer below 5"),
         ({"per_layer_config": [1]}, r"per_layer_config: got \[1\]; allowed: a mapping of layers to mappings"),
         ({"residual": {"kind": "other"}}, "residual.*'other', which is not registered"),
         ({"head_dim": 7}, "head_dim: got 7; rotary positions rotate pairs"),
         ({"num_hidden_layers": 4}, "per_layer_config: got '4'; allowed: the number of a layer below 4"),
-    ],
-)
-def test_a_broken_config_is_refused_with_the_place(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = written(own_model(config_of("slim_grouped")), tmp_path / "hf")
-    said = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**said, **change}))
-    with pytest.raises(UserError, match=message) as error:
-        import_hf(path)
-    assert "\n" not in str(error.value)
+    ):
+        (path / "config.json").write_text(json.dumps({**said, **change}))
+        with pytest.raises(UserError, match=message) as error:
+            import_hf(path)
+        assert "\n" not in str(error.value)
 
 
 WITHOUT_US = """
@@ -321,7 +273,7 @@ print(json.dumps(texts))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_with_its_code_a_folder_needs_no_widthwise(tmp_path: Path) -> None:
     models = [own_model(config_of(name)) for name in NAMES]
     folders = [str(standalone(model, tmp_path / name)) for name, model in zip(NAMES, models)]

@@ -27,25 +27,30 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
     """Name -> what its recipe says of the model, with heads of head_dim."""
     x = {"kind": "x", "bottleneck_layer": 0.5, "bottleneck_width": 0.5, "quantum": head_dim}
     grouped = {"head_dim": head_dim, "kv_group_size": 2, "qk_norm": {"over": "head"}}
-    shaped = {"shape": {**x, "quantum": 2 * head_dim}, "attention": grouped}
+    shaped: dict[str, Any] = {"shape": {**x, "quantum": 2 * head_dim}, "attention": grouped}
+    full = {"shape": {**x, "endpoints": "full"}, "attention": {"head_dim": head_dim}}
+
+    def plain(**said: Any) -> dict[str, Any]:
+        return {"residual": {"kind": "plain", **said}}
+
+    def ffn(kind: str, **said: Any) -> dict[str, Any]:
+        return {"attention": grouped, "ffn": {"kind": kind, **said}}
+
+    def slots(n_slots: int, **said: Any) -> dict[str, Any]:
+        return {"attention": grouped, "residual": {"kind": "hyper_connections", "n_slots": n_slots, **said}}
+
+    multipliers = {"tie_embeddings": True, "embedding_multiplier": 1.5, "logit_multiplier": 0.6}
+    static = {"dynamic": False, "n_fractions": 3, "group_norm": "layer", "multiplier": 0.9}
+    in_turn = {"n_fractions": 3, "writes": "own", "scale": "numbers", "read_init": "in_turn"}
+    ungated = {"gated": False, "activation": "relu2", "share_weights": True, "norm": "shared"}
+    hard, by_token = {"kind": "hard"}, {"kind": "token", "vocab_size": VOCAB_SIZE}
     return {
         "slim": {"shape": x, "attention": {"head_dim": head_dim}},
         "slim_grouped": shaped,
-        "full": {"shape": {**x, "endpoints": "full"}, "attention": {"head_dim": head_dim}},
-        "zero": {"shape": x, "attention": {"head_dim": head_dim}, "residual": {"kind": "plain", "resize": "zero"}},
-        "projection": {
-            "shape": {**x, "endpoints": "full"},
-            "attention": {"head_dim": head_dim},
-            "residual": {"kind": "plain", "resize": "projection", "multiplier": 0.7},
-            "tie_embeddings": True,
-            "embedding_multiplier": 1.5,
-            "logit_multiplier": 0.6,
-        },
-        "full_projection": {
-            "shape": {**x, "endpoints": "full"},
-            "attention": {"head_dim": head_dim},
-            "residual": {"kind": "plain", "resize": "full_projection"},
-        },
+        "full": full,
+        "zero": {"shape": x, "attention": {"head_dim": head_dim}, **plain(resize="zero")},
+        "projection": {**full, **plain(resize="projection", multiplier=0.7), **multipliers},
+        "full_projection": {**full, **plain(resize="full_projection")},
         "reordered": {
             **shaped,
             "norm": {"placement": "reordered"},
@@ -59,74 +64,26 @@ def models(head_dim: int) -> dict[str, dict[str, Any]]:
             "ffn": {"kind": "mlp", "activation": "gelu_tanh", "bias": True},
             "positions": {"n_positions": N_POSITIONS},
         },
-        "hourglass": {**shaped, "ffn": {"kind": "hourglass", "n_blocks": 3, "ratio": 0.6, "block_multiplier": 0.8}},
+        "hourglass": {**shaped, **ffn("hourglass", n_blocks=3, ratio=0.6, block_multiplier=0.8)},
         "hourglass_shared": {
             **shaped,
-            "ffn": {"kind": "hourglass", "n_blocks": 2, "ratio": 0.6, "share_weights": True, "norm": "reordered"},
+            **ffn("hourglass", n_blocks=2, ratio=0.6, share_weights=True, norm="reordered"),
         },
-        "hourglass_gelu": {**shaped, "ffn": {"kind": "hourglass", "n_blocks": 2, "activation": "gelu"}},
-        "hourglass_ungated": {
-            **shaped,
-            "ffn": {
-                "kind": "hourglass",
-                "n_blocks": 2,
-                "gated": False,
-                "activation": "relu2",
-                "share_weights": True,
-                "norm": "shared",
-            },
-        },
-        "hourglass_one_norm": {"ffn": {"kind": "hourglass", "n_blocks": 2, "norm": "shared"}, "attention": grouped},
+        "hourglass_gelu": {**shaped, **ffn("hourglass", n_blocks=2, activation="gelu")},
+        "hourglass_ungated": {**shaped, **ffn("hourglass", n_blocks=2, **ungated)},
+        "hourglass_one_norm": ffn("hourglass", n_blocks=2, norm="shared"),
         "profile": {"shape": {"kind": "profile", "heads": [1, 2, 1], "hidden": [0.5, 1.5]}, "attention": grouped},
-        "moe": {**shaped, "ffn": {"kind": "moe", "n_experts": 5, "top_k": 2, "n_shared_experts": 1}},
-        "slots": {
-            **shaped,
-            "residual": {"kind": "hyper_connections", "slot_width": 2 * head_dim, "n_slots": 6, "group_norm": "rms"},
-        },
-        "slots_static": {
-            "attention": grouped,
-            "residual": {
-                "kind": "hyper_connections",
-                "dynamic": False,
-                "n_fractions": 3,
-                "n_slots": 6,
-                "embedding": "slot",
-                "reduce": "slot",
-                "group_norm": "layer",
-                "multiplier": 0.9,
-            },
-        },
-        "slots_expanded": {
-            "attention": grouped,
-            "residual": {"kind": "hyper_connections", "n_slots": 2, "embedding": "expand"},
-            "tie_embeddings": True,
-        },
-        "slots_in_turn": {
-            "attention": grouped,
-            "residual": {
-                "kind": "hyper_connections",
-                "n_fractions": 3,
-                "n_slots": 6,
-                "writes": "own",
-                "scale": "numbers",
-                "read_init": "in_turn",
-                "embedding": "copies",
-                "reduce": "sum",
-            },
-        },
-        "dynamic": {**shaped, "ffn": {"kind": "dynamic", "ratio": 1.5}},
+        "moe": {**shaped, **ffn("moe", n_experts=5, top_k=2, n_shared_experts=1)},
+        "slots": {**shaped, **slots(6, slot_width=2 * head_dim, group_norm="rms")},
+        "slots_static": slots(6, embedding="slot", reduce="slot", **static),
+        "slots_expanded": {**slots(2, embedding="expand"), "tie_embeddings": True},
+        "slots_in_turn": slots(6, embedding="copies", reduce="sum", **in_turn),
+        "dynamic": {**shaped, **ffn("dynamic", ratio=1.5)},
         "dynamic_sliced": {
             **shaped,
-            "ffn": {"kind": "dynamic", "execution": "sliced", "score": {"kind": "mlp"}, "mask": {"kind": "hard"}},
+            **ffn("dynamic", execution="sliced", score={"kind": "mlp"}, mask=hard),
         },
-        "dynamic_soft": {
-            "attention": grouped,
-            "ffn": {
-                "kind": "dynamic",
-                "score": {"kind": "token", "vocab_size": VOCAB_SIZE},
-                "mask": {"kind": "soft", "learn_temperature": True},
-            },
-        },
+        "dynamic_soft": ffn("dynamic", score=by_token, mask={"kind": "soft", "learn_temperature": True}),
         "mtp": {**shaped, "mtp": {"n_depths": 2}},
     }
 

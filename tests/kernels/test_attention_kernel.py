@@ -1,15 +1,14 @@
-from functools import partial
+"""Attention in blocks, and of one query, against the reference; and which form takes what."""
 
 import pytest
 import torch
+from thinned import every_pair, in_turn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from widthwise.kernels import attention
 from widthwise.kernels.attention import (
     MIN_CACHED,
     blocks,
-    blocks_are_faster,
     fused,
     one_query,
     one_query_is_faster,
@@ -61,10 +60,12 @@ SHAPES = [(2, 3, 3, 11, 5, 5), (3, 4, 2, 13, 6, 3), (2, 6, 1, 9, 3, 7), (1, 1, 1
 """B, n_heads, n_kv_heads, T, head_dim, v_head_dim."""
 
 
-@pytest.mark.parametrize("kind", [None, "in a line", "in turns", "padded"])
-@pytest.mark.parametrize("n_before", [0, 1, 6])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("attend", [fused.attention, sdpa.attention])
+@every_pair(
+    ("kind", [None, "in a line", "in turns", "padded"]),
+    ("n_before", [0, 1, 6]),
+    ("shape", SHAPES),
+    ("attend", [fused.attention, sdpa.attention]),
+)
 def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before, kind):
     n_texts, n_keys = shape[0], shape[3] + n_before
     inputs, documents = heads(shape, n_keys=n_keys), documents_of(kind, n_texts, n_keys)
@@ -73,20 +74,11 @@ def test_values_and_gradients_are_those_of_the_reference(attend, shape, n_before
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-11)
 
 
-def test_the_reference_is_a_sum_over_the_tokens_that_a_token_sees():
-    queries, keys, values = heads((2, 4, 2, 3, 3, 2), n_keys=5)
-    documents = documents_of("in turns", 2, 5)
-    attended = reference.attention(queries, keys, values, SCALE, documents)
-    for text, head, i in [(0, 0, 0), (0, 3, 2), (1, 1, 1), (1, 2, 2)]:
-        seen = [j for j in range(i + 3) if documents[text, j] == documents[text, i + 2]]
-        weights = torch.stack([(SCALE * queries[text, head, i] @ keys[text, head // 2, j]).exp() for j in seen])
-        expected = sum(weight * values[text, head // 2, j] for weight, j in zip(weights, seen)) / weights.sum()
-        torch.testing.assert_close(attended[text, head, i], expected)
-
-
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-@pytest.mark.parametrize("kind", [None, "in a line"])
-@pytest.mark.parametrize("shape", SHAPES[:3])
+@in_turn(
+    ("shape", SHAPES[:3]),
+    ("kind", [None, "in a line"]),
+    (("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)]),
+)
 def test_so_they_are_in_fewer_bits(shape, kind, dtype, bound):
     inputs, documents = heads(shape, dtype), documents_of(kind, shape[0], shape[3])
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -118,15 +110,14 @@ def test_blocks_leave_out_what_no_query_of_theirs_sees():
     ]
 
 
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2)])
-def test_each_gradient_alone(wanted):
+def test_each_gradient_alone():
     inputs = heads((2, 4, 2, 13, 6, 3))
-    _, *truth = gradients(fused.attention, inputs)
-    leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
-    out = fused.attention(*leaves, SCALE)
+    out, *truth = gradients(fused.attention, inputs)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    for i, gradient in zip(wanted, torch.autograd.grad(out, [leaves[i] for i in wanted], direction), strict=True):
-        assert torch.equal(gradient, truth[i])
+    for wanted in [(0,), (1,), (2,), (0, 2)]:
+        leaves = [x.detach().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
+        found = torch.autograd.grad(fused.attention(*leaves, SCALE), [leaves[i] for i in wanted], direction)
+        assert all(torch.equal(gradient, truth[i]) for i, gradient in zip(wanted, found, strict=True))
 
 
 @pytest.mark.parametrize("kind", [None, "padded"])
@@ -143,15 +134,7 @@ def test_memory_in_another_order_makes_no_difference(kind):
             assert torch.equal(own, expected)
 
 
-def test_inputs_are_left_alone():
-    for shape in ((2, 3, 3, 11, 5, 5), (1, 1, 1, 3, 2, 2)):
-        inputs = [x.detach().contiguous().requires_grad_() for x in heads(shape)]
-        before = [x.detach().clone() for x in inputs]
-        gradients(fused.attention, inputs)
-        assert all(torch.equal(*pair) for pair in zip(inputs, before, strict=True))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_autocast_makes_the_types_that_torch_makes(dtype):
     inputs = heads((2, 4, 2, 13, 6, 6), dtype)
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,18 +144,6 @@ def test_autocast_makes_the_types_that_torch_makes(dtype):
         assert (own - expected).norm() <= 2e-2 * expected.norm()
 
 
-def test_mixed_types_meet_under_autocast():
-    queries, keys, values = heads((2, 4, 2, 13, 6, 6), torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = fused.attention(queries, keys, values.bfloat16(), SCALE)
-    assert out.dtype == torch.bfloat16
-
-
-def test_large_scores_stay_finite():
-    inputs = [(100 * x.detach()).requires_grad_() for x in heads((2, 3, 3, 11, 5, 5), torch.float32)]
-    assert all(x.isfinite().all() for x in gradients(fused.attention, inputs))
-
-
 def test_autograd_keeps_queries_keys_and_values_only():
     inputs, kept = heads((2, 4, 2, 13, 6, 3)), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
@@ -180,34 +151,19 @@ def test_autograd_keeps_queries_keys_and_values_only():
     assert sorted(kept) == sorted(x.data_ptr() for x in inputs)
 
 
-def test_checkpointing_runs_it_again():
-    inputs = heads((2, 4, 2, 13, 6, 3))
-    again = partial(checkpoint, fused.attention, use_reentrant=False)
-    for own, expected in zip(gradients(again, inputs), gradients(fused.attention, inputs), strict=True):
-        assert torch.equal(own, expected)
-
-
-def test_the_output_lies_as_the_next_projection_reads_it():
-    out = fused.attention(*heads((2, 4, 2, 13, 6, 3)), SCALE)
-    assert out.transpose(1, 2).is_contiguous()
-
-
-def test_double_backward_fails_loudly():
-    inputs = heads((2, 4, 2, 13, 6, 3))
-    (gradient,) = torch.autograd.grad(fused.attention(*inputs, SCALE).sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
-        gradient.sum().backward()
-
-
-@pytest.mark.parametrize("shape", SHAPES[:3])
-@pytest.mark.parametrize("kind", [None, "in a line"])
+@in_turn(
+    ("shape", SHAPES[:2]),
+    ("kind", [None, "in a line"]),
+)
 def test_the_operators_keep_what_they_promise_to_compilers(shape, kind):
     inputs, documents = heads(shape, torch.float32, n_keys=shape[3] + 2), documents_of(kind, shape[0], shape[3] + 2)
     torch.library.opcheck(operators.forward, (*inputs, SCALE, documents))
 
 
-@pytest.mark.parametrize("kind", [None, "in a line"])
-@pytest.mark.parametrize(("n_queries", "v_head_dim"), [(9, 3), (37, 3), (37, 6)])
+@in_turn(
+    ("kind", [None, "in a line"]),
+    (("n_queries", "v_head_dim"), [(9, 3), (37, 3), (37, 6)]),
+)
 def test_the_choice_is_in_one_graph_under_a_compiler(kind, n_queries, v_head_dim):
     torch._dynamo.reset()
     inputs = heads((2, 4, 2, n_queries, 6, v_head_dim), torch.bfloat16)
@@ -250,21 +206,18 @@ class TestChoice:
             assert taken(256, head_dim=32) == [fused]
             assert taken(256, head_dim=31) == [sdpa]
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken, dtype):
+    def test_in_wider_types_only_long_texts_of_several_documents_are(self, taken):
         documents = torch.zeros(1, 512, dtype=torch.long)
-        assert taken(512, dtype) == [sdpa]
-        assert taken(512, dtype, documents=documents) == [fused]
-        assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa]
+        for dtype in (torch.float32, torch.float64):
+            assert taken(512, dtype) == [sdpa]
+            assert taken(512, dtype, documents=documents) == [fused]
+            assert taken(511, dtype, documents=documents[:, 1:]) == [sdpa]
 
     def test_the_environment_and_torch_can_ask_for_the_other(self, taken, monkeypatch):
         with sdpa_kernel(SDPBackend.MATH):
             assert taken(64) == [sdpa]
         monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
         assert taken(64) == [sdpa]
-
-    def test_no_other_type_is_taken_in_blocks(self):
-        assert not blocks_are_faster(4096, 64, torch.float16, is_differentiated=True, has_documents=True)
 
 
 class TestOneQuery:
@@ -275,9 +228,11 @@ class TestOneQuery:
         with torch.no_grad():
             yield
 
-    @pytest.mark.parametrize("kind", [None, "in turns", "padded"])
-    @pytest.mark.parametrize("n_bytes", [1, 2 * 13 * 5 * 8, 10**9])
-    @pytest.mark.parametrize("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)])
+    @in_turn(
+        ("kind", [None, "in turns", "padded"]),
+        ("n_bytes", [1, 2 * 13 * 5 * 8, 10**9]),
+        ("shape", [(2, 3, 3, 1, 5, 5), (3, 4, 2, 1, 5, 3), (2, 6, 1, 1, 5, 7)]),
+    )
     def test_it_is_the_reference(self, shape, n_bytes, kind, monkeypatch):
         monkeypatch.setattr(one_query, "BLOCK_BYTES", n_bytes)
         inputs, documents = heads(shape, n_keys=13), documents_of(kind, shape[0], 13)
@@ -292,13 +247,6 @@ class TestOneQuery:
         found = one_query.attention(queries, *(own[:, :, :9] for own in room), SCALE)
         torch.testing.assert_close(found, reference.attention(queries, keys, values, SCALE))
 
-    def test_in_bf16_it_is_nearer_to_fp64_than_a_rounded_output(self):
-        inputs = heads((2, 6, 3, 1, 16, 16), torch.bfloat16, n_keys=200)
-        truth = reference.attention(*(x.double() for x in inputs), SCALE)
-        found = one_query.attention(*inputs, SCALE)
-        assert found.dtype == torch.bfloat16
-        torch.testing.assert_close(found.double(), truth, rtol=2**-8, atol=1e-5)
-
     def test_it_is_taken_for_bf16_without_a_backward_pass_where_there_is_much_to_read(self):
         def is_taken(n_queries=1, dtype=torch.bfloat16, n_keys=MIN_CACHED // 32):
             queries, keys, _ = heads((2, 4, 2, n_queries, 8, 8), dtype, n_keys=n_keys)
@@ -308,12 +256,3 @@ class TestOneQuery:
         assert not is_taken(n_queries=2)
         assert not is_taken(dtype=torch.float32)
         assert not is_taken(n_keys=MIN_CACHED // 32 - 1)
-
-    @pytest.mark.parametrize("has_gradient", [False, True])
-    def test_a_backward_pass_is_left_to_torch(self, has_gradient, monkeypatch):
-        taken, inputs = [], heads((2, 4, 2, 1, 8, 8), torch.bfloat16, n_keys=MIN_CACHED // 32)
-        for form in (one_query, sdpa):
-            monkeypatch.setattr(form, "attention", lambda *_, form=form: taken.append(form))
-        with torch.set_grad_enabled(has_gradient):
-            attention(*inputs, SCALE)
-        assert taken == [sdpa if has_gradient else one_query]

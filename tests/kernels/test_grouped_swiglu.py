@@ -1,10 +1,11 @@
+"""Experts, each of its own tokens, against the reference; what is kept, and what is counted."""
+
 import pytest
 import torch
+from thinned import in_turn
 from torch.utils.flop_counter import FlopCounterMode
 
-from widthwise.kernels import grouped_swiglu
 from widthwise.kernels.grouped_swiglu import fused, reference
-from widthwise.kernels.grouped_swiglu.grouped_mm import grouped_mm
 
 SIZES = [  # n_tokens, d_model, d_expert, d_out, n_experts, top_k
     (13, 7, 5, 7, 4, 2),
@@ -36,10 +37,12 @@ def result(op, arguments):
     return out, *torch.autograd.grad(out, [tensor for tensor in arguments if tensor.requires_grad], direction)
 
 
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 5e-3)],
+@in_turn(
+    ("sizes", SIZES),
+    (
+        ("dtype", "tolerance"),
+        [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 5e-3)],
+    ),
 )
 def test_fused_equals_reference(sizes, dtype, tolerance):
     arguments = inputs(*sizes, dtype, torch.promote_types(dtype, torch.float32))
@@ -48,7 +51,7 @@ def test_fused_equals_reference(sizes, dtype, tolerance):
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("sizes", SIZES[:4])
+@pytest.mark.parametrize("sizes", SIZES[:4:3])
 def test_autocast_equals_reference_under_autocast(sizes):
     arguments = inputs(*sizes, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -59,27 +62,12 @@ def test_autocast_equals_reference_under_autocast(sizes):
         torch.testing.assert_close(ours, truth, rtol=3e-2, atol=3e-2)
 
 
-def test_gradcheck():
-    x, chosen, *others = inputs(5, 3, 2, 4, 3, 2)
-    assert torch.autograd.gradcheck(lambda x, *others: fused.grouped_swiglu(x, chosen, *others), (x, *others))
-
-
-@pytest.mark.parametrize("op", [fused, reference])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_an_expert_without_tokens_has_a_gradient_of_zero(op, dtype):
-    x, _, weights, *matrices = inputs(*SIZES[0], dtype)
+def test_an_expert_without_tokens_has_a_gradient_of_zero():
+    x, _, weights, *matrices = inputs(*SIZES[0], torch.float32)
     chosen = torch.tensor([[1, 3]]).expand(len(x), 2)
-    for gradient in result(op.grouped_swiglu, (x, chosen, weights, *matrices))[3:]:
+    for gradient in result(fused.grouped_swiglu, (x, chosen, weights, *matrices))[3:]:
         assert gradient[[0, 2]].count_nonzero() == 0
         assert gradient[[1, 3]].abs().amin(dim=(1, 2)).min() > 0
-
-
-@pytest.mark.parametrize("op", [fused, reference])
-def test_an_expert_may_have_every_token_more_than_once(op):
-    x, chosen, weights, *matrices = inputs(*SIZES[0])
-    twice = op.grouped_swiglu(x, torch.zeros_like(chosen), weights, *matrices)
-    once = op.grouped_swiglu(x, torch.zeros_like(chosen[:, :1]), weights.sum(dim=1, keepdim=True), *matrices)
-    torch.testing.assert_close(twice, once)
 
 
 def test_keeps_gate_and_up_of_every_choice_beside_its_inputs():
@@ -98,12 +86,6 @@ def test_keeps_gate_and_up_of_every_choice_beside_its_inputs():
     assert sorted(tensor.shape for tensor in own) == [(n_tokens * top_k, d_expert)] * 2
 
 
-def test_double_backward_fails_loudly():
-    x, *others = inputs(*SIZES[0])
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(fused.grouped_swiglu(x, *others).sum(), x, create_graph=True)
-
-
 def test_the_flop_counter_sees_the_chosen_experts_only():
     arguments = inputs(13, 7, 5, 11, 4, 2)
     with FlopCounterMode(display=False) as counter:
@@ -113,28 +95,9 @@ def test_the_flop_counter_sees_the_chosen_experts_only():
     assert counter.get_total_flops() == 3 * 2 * 13 * 2 * (7 * 5 + 7 * 5 + 5 * 11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shapes_and_types_are_known_without_values(dtype):
-    arguments = inputs(*SIZES[2], dtype, torch.float32)
-    on_meta = [tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in arguments]
-    for real, meta in zip(*(result(fused.grouped_swiglu, each) for each in (arguments, on_meta)), strict=True):
-        assert (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride())
-    x, ends = torch.randn(6, 5), torch.tensor([2, 2, 6], dtype=torch.int32)
-    torch.library.opcheck(grouped_mm, (x, torch.randn(3, 7, 5).mT, ends))
-    torch.library.opcheck(grouped_mm, (x.T, torch.randn(6, 3), ends))
-
-
 def test_compiles_to_one_graph():
     torch._dynamo.reset()
     compiled = torch.compile(fused.grouped_swiglu, backend="aot_eager", fullgraph=True, dynamic=False)
     arguments = inputs(13, 7, 5, 9, 4, 2, torch.float32, torch.float32)
     for ours, truth in zip(*(result(op, arguments) for op in (compiled, fused.grouped_swiglu)), strict=True):
         torch.testing.assert_close(ours, truth, rtol=1e-5, atol=1e-5)
-
-
-def test_environment_chooses_the_form(monkeypatch):
-    arguments = inputs(*SIZES[0])
-    expected = grouped_swiglu(*arguments)
-    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-    monkeypatch.delattr(fused, "grouped_swiglu")
-    torch.testing.assert_close(grouped_swiglu(*arguments), expected)

@@ -1,7 +1,10 @@
+"""The loss of a linear head in chunks, with and without a teacher, against the reference."""
+
 import pytest
 import torch
+from thinned import in_turn
 
-from widthwise.kernels import Teacher, linear_cross_entropy
+from widthwise.kernels import Teacher
 from widthwise.kernels.linear_cross_entropy import fused, reference
 
 
@@ -19,8 +22,10 @@ def result(op, hidden, weight, targets, multiplier=0.7, z_coefficient=0.0, scale
     return objective, loss, log_normaliser, *torch.autograd.grad(scale * objective, (hidden, weight))
 
 
-@pytest.mark.parametrize("n_rows", [1, 2, 7, 14, 15, 16])
-@pytest.mark.parametrize(("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)])
+@in_turn(
+    ("n_rows", [1, 7, 15, 16]),
+    (("z_coefficient", "multiplier"), [(0.0, 1.0), (0.3, 0.125)]),
+)
 def test_fused_equals_reference_at_every_chunk_size(monkeypatch, n_rows, z_coefficient, multiplier):
     monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: n_rows)
     arguments = (*inputs(), multiplier, z_coefficient, 2.5)
@@ -50,8 +55,9 @@ def test_what_a_teacher_adds_is_the_literal_divergence():
             torch.testing.assert_close(ours, truth, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("n_rows", [1, 7, 16])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("n_rows", "dtype", "tolerance"), [(1, torch.float64, 1e-12), (7, torch.float32, 1e-5), (16, torch.float64, 1e-12)]
+)
 def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, tolerance):
     monkeypatch.setattr(fused, "rows_per_chunk", lambda *_: n_rows)
     arguments = inputs(dtype=dtype)
@@ -60,20 +66,15 @@ def test_fused_equals_reference_with_a_teacher(monkeypatch, n_rows, dtype, toler
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("shape", [(1,), (63,), (2, 3, 5)])
+@in_turn(
+    (("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]),
+    ("shape", [(1,), (63,), (2, 3, 5)]),
+)
 def test_fused_equals_reference_in_other_types(shape, dtype, tolerance):
     arguments = (*inputs(shape, 33, 97, dtype, torch.float32), 0.5, 0.01)
     for ours, truth in zip(result(fused, *arguments), result(reference, *arguments)):
         assert ours.dtype == truth.dtype
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("z_coefficient", [0.0, 0.3])
-def test_gradcheck(z_coefficient):
-    hidden, weight, targets = inputs((2, 3))
-    function = lambda hidden, weight: fused.linear_cross_entropy(hidden, weight, targets, 0.7, z_coefficient)[0]  # noqa: E731
-    assert torch.autograd.gradcheck(function, (hidden, weight))
 
 
 def test_autocast_equals_reference_under_autocast():
@@ -92,14 +93,6 @@ def test_losses_have_no_gradient_and_the_objective_is_a_scalar():
     assert not loss.requires_grad
     assert not log_normaliser.requires_grad
     torch.testing.assert_close(objective, loss.mean())
-
-
-def test_no_tokens_have_no_gradient():
-    for form in (fused, reference):
-        objective, loss, _, *gradients = result(form, *inputs((0,)))
-        assert objective.isnan()
-        assert loss.shape == (0,)
-        assert not any(gradient.any() for gradient in gradients)
 
 
 def test_no_gradient_is_formed_where_none_is_wanted(monkeypatch):
@@ -124,24 +117,12 @@ def test_each_gradient_alone():
     torch.testing.assert_close(alone, grad_weight)
 
 
-def test_extreme_logits_stay_finite():
-    hidden, weight, targets = inputs(dtype=torch.float32)
-    outputs = result(fused, (hidden.detach() * 1e4).requires_grad_(), weight, targets)
-    assert all(torch.isfinite(tensor).all() for tensor in outputs)
-
-
 @pytest.mark.parametrize("target", [-1, 11])
 def test_a_target_outside_the_vocabulary_is_an_error(target):
     hidden, weight, targets = inputs()
     targets[1, 2] = target
     with pytest.raises((RuntimeError, IndexError)):
         fused.linear_cross_entropy(hidden, weight, targets, 1.0)
-
-
-def test_double_backward_fails_loudly():
-    hidden, weight, targets = inputs()
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(fused.linear_cross_entropy(hidden, weight, targets, 1.0)[0], hidden, create_graph=True)
 
 
 def test_holds_no_more_logits_than_a_chunk(monkeypatch):
@@ -151,17 +132,3 @@ def test_holds_no_more_logits_than_a_chunk(monkeypatch):
     monkeypatch.setattr(fused, "linear", lambda *arguments: sizes.append((out := real(*arguments)).numel()) or out)
     fused.linear_cross_entropy(*inputs(), 1.0)
     assert sizes == [33] * 5
-
-
-def test_a_chunk_has_its_logits_or_its_least_rows():
-    assert fused.rows_per_chunk("cpu", 1024) * 1024 == fused.LOGITS_PER_CHUNK["cpu"]
-    assert fused.rows_per_chunk("cpu", 100_263) == fused.MIN_ROWS
-
-
-def test_environment_chooses_the_form(monkeypatch):
-    arguments = (*inputs(), 1.0)
-    expected = linear_cross_entropy(*arguments)
-    monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
-    monkeypatch.delattr(fused, "linear_cross_entropy")
-    for ours, truth in zip(linear_cross_entropy(*arguments), expected):
-        torch.testing.assert_close(ours, truth)

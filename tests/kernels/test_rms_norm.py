@@ -1,7 +1,9 @@
+"""The norm and its gradients against the reference, for any gain, and in groups."""
+
 import pytest
 import torch
+from thinned import in_turn
 
-from widthwise.kernels import rms_norm
 from widthwise.kernels.rms_norm import fused, reference
 
 SHAPES = [(1,), (63,), (3, 97), (2, 5, 1), (2, 7, 64), (0, 5)]
@@ -21,10 +23,12 @@ def result(op, x, gain, eps=1e-5, norm_dim=None):
     return out, *torch.autograd.grad(out, (x, gain), direction)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance", "norm_dim"),
-    [(torch.float64, 1e-12, 200), (torch.float32, 2e-5, None), (torch.bfloat16, 3e-2, 200)],
+@in_turn(
+    ("shape", SHAPES),
+    (
+        ("dtype", "tolerance", "norm_dim"),
+        [(torch.float64, 1e-12, 200), (torch.float32, 2e-5, None), (torch.bfloat16, 3e-2, 200)],
+    ),
 )
 def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
     x, gain = tensors(shape, dtype)
@@ -33,10 +37,10 @@ def test_fused_equals_reference(shape, norm_dim, dtype, tolerance):
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance * 4)
 
 
-@pytest.mark.parametrize(
-    "gain", [[0.0, 1.0, -2.0], [1e-4, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -0.5, 3.0], [1e-3, 1.0, 1.0]]
+@in_turn(
+    ("gain", [[0.0, 1.0, -2.0], [1e-4, 1.0, 1.0], [0.0, 0.0, 0.0], [-1.0, -0.5, 3.0], [1e-3, 1.0, 1.0]]),
+    ("dtype", [torch.float64, torch.float32]),
 )
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_any_gain_has_the_right_gradient(gain, dtype):
     x, gain = tensors((4, 3), dtype, gain)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
@@ -44,8 +48,7 @@ def test_any_gain_has_the_right_gradient(gain, dtype):
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("values", [[1.5, -0.5, 2.0], [0.0, 1.0, -2.0]])
-@pytest.mark.parametrize("form", [fused, reference])
+@pytest.mark.parametrize(("form", "values"), [(fused, [0.0, 1.0, -2.0]), (reference, [1.5, -0.5, 2.0])])
 def test_groups_with_gains_of_their_own_are_norms_of_their_own(form, values):
     x, _ = tensors((2, 5, 4, 3))
     gain = (torch.tensor(values, dtype=torch.float64) * torch.arange(1, 5)[:, None]).requires_grad_()
@@ -57,23 +60,11 @@ def test_groups_with_gains_of_their_own_are_norms_of_their_own(form, values):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("eps", [1e-12, 1e-5, 10.0])
-def test_gradcheck(eps):
-    x, gain = tensors((2, 5))
-    assert torch.autograd.gradcheck(lambda x, gain: fused.rms_norm(x, gain, eps, 7), (x, gain))
-
-
 def test_a_zero_vector_is_zero_with_finite_gradient():
     x = torch.zeros(2, 5, dtype=torch.float64, requires_grad=True)
     gain = torch.ones(5, dtype=torch.float64, requires_grad=True)
     for ours, truth in zip(result(fused, x, gain), result(reference, x, gain)):
         torch.testing.assert_close(ours, truth)
-
-
-def test_large_bf16_inputs_do_not_overflow():
-    x, gain = tensors((3, 17), torch.bfloat16)
-    huge = (x.detach() * 2.0**40).requires_grad_()
-    torch.testing.assert_close(result(fused, huge, gain)[0], result(fused, x, gain, eps=1e-30)[0])
 
 
 def test_autocast_type_is_the_output_type():
@@ -86,45 +77,13 @@ def test_autocast_type_is_the_output_type():
     assert outputs[0][0].dtype == torch.bfloat16
 
 
-def test_strided_input():
-    x, gain = tensors((4, 6, 5))
-    view = x.transpose(0, 1)[..., :3]
-    for ours, truth in zip(result(fused, view, gain[:3]), result(reference, view, gain[:3])):
-        torch.testing.assert_close(ours, truth)
-
-
-def test_double_backward_fails_loudly():
-    x, gain = tensors((2, 5))
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(fused.rms_norm(x, gain, 1e-5, 5).square().sum(), x, create_graph=True)
-
-
 def test_only_the_wanted_gradients():
     x, gain = tensors((2, 5))
     (alone,) = torch.autograd.grad(fused.rms_norm(x.detach(), gain, 1e-5, 5).sum(), gain)
     torch.testing.assert_close(alone, torch.autograd.grad(fused.rms_norm(x, gain, 1e-5, 5).sum(), gain)[0])
 
 
-@pytest.mark.parametrize(("setting", "expected"), [("reference", reference), ("", fused)])
-def test_environment_chooses_the_form(monkeypatch, setting, expected):
-    monkeypatch.setenv("WIDTHWISE_KERNELS", setting)
-    called = []
-    monkeypatch.setattr(expected, "rms_norm", lambda *arguments: called.append(arguments))
-    rms_norm(torch.ones(3), torch.ones(3), 1e-5, 3)
-    assert len(called) == 1
-
-
-@pytest.mark.parametrize("gain", [None, [0.0] * 8])
-def test_a_permuted_gradient_is_accepted(gain):
-    x, gain = tensors((2, 5, 3, 8), gain=gain)
-    direction = torch.randn(2, 3, 5, 8, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
-    outputs = [op.rms_norm(x, gain, 1e-5, 8).transpose(1, 2) for op in (fused, reference)]
-    for ours, truth in zip(*(torch.autograd.grad(output, (x, gain), direction) for output in outputs)):
-        torch.testing.assert_close(ours, truth)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("gain", [[0.0, 1.0, -2.0], [0.7, 1.0, 3.0]])
+@pytest.mark.parametrize(("dtype", "gain"), [(torch.float32, [0.0, 1.0, -2.0]), (torch.bfloat16, [0.7, 1.0, 3.0])])
 def test_without_gradients_it_is_the_same_to_the_last_bit(dtype, gain):
     x, gain = tensors((5, 3), dtype, gain)
     before = x.detach().clone()

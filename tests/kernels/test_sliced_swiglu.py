@@ -1,7 +1,8 @@
-import itertools
+"""Units up to a token's own width, in stripes, against the network with a mask over all of them."""
 
 import pytest
 import torch
+from thinned import every_pair
 from torch.nn.functional import linear, silu
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -72,12 +73,14 @@ def result(form, tensors, width, mask, margin, overlap=None):
 
 
 @pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize(
-    ("form", "n", "row_tile"),
-    [(fused.sliced_swiglu, N, 1), (fused.sliced_swiglu, N, 4), (fused.sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
+@every_pair(
+    (
+        ("form", "n", "row_tile"),
+        [(fused.sliced_swiglu, N, 1), (fused.sliced_swiglu, N, 4), (fused.sliced_swiglu, 1, 4), (sliced_swiglu, N, 1)],
+    ),
+    (("mask", "margin", "overlap"), MASKS.values()),
+    ("width", WIDTHS.values()),
 )
-@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS)
 def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile, monkeypatch):
     monkeypatch.setattr(fused, "ROW_TILE", {torch.float64: row_tile})
     for ours, truth in zip(
@@ -85,18 +88,6 @@ def test_equals_the_masked_form(form, width, mask, margin, overlap, n, row_tile,
         result(reference.sliced_swiglu, operands(n=n), width(n), mask, margin, overlap),
     ):
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
-def test_real_edges_in_fp32(mask, margin, overlap):
-    tensors = operands(torch.float32, n=67, d_model=33, d_ff=300, d_out=29)
-    tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
-    width = 300 * torch.rand(67, generator=torch.Generator().manual_seed(2))
-    ours, *gradients = result(sliced_swiglu, tensors, width, mask, margin, overlap)
-    truth, *true_gradients = result(reference.sliced_swiglu, tensors, width, mask, margin, overlap)
-    torch.testing.assert_close(ours, truth, rtol=1e-6, atol=1e-6)
-    for own, true in zip(gradients, true_gradients):
-        torch.testing.assert_close(own, true, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -107,24 +98,6 @@ def test_a_token_of_k_units_equals_the_network_cut_to_k():
     for k, own in enumerate(y):
         cut = linear(silu(w_gate[:k] @ x[k]) * (w_up[:k] @ x[k]), w_down[:, :k])
         torch.testing.assert_close(own, cut, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.usefixtures("small_buckets")
-def test_a_token_does_not_notice_where_it_stands():
-    x, *weights = operands()
-    width = WIDTHS["spread"](N)
-    there = torch.randperm(N, generator=torch.Generator().manual_seed(3))
-    y = fused.sliced_swiglu(x, *weights, width, ramp, RAMP / 2)
-    torch.testing.assert_close(
-        fused.sliced_swiglu(x[there], *weights, width[there], ramp, RAMP / 2), y[there], rtol=1e-12, atol=1e-12
-    )
-
-
-@pytest.mark.usefixtures("small_buckets")
-def test_gradcheck():
-    width = torch.linspace(0.3, D_FF + 0.4, N, dtype=torch.float64).roll(4)  # ends of a ramp are half a unit apart
-    leaves = [tensor.requires_grad_() for tensor in (*operands(), width)]
-    assert torch.autograd.gradcheck(lambda *own: fused.sliced_swiglu(*own, ramp, RAMP / 2), leaves)
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -150,14 +123,8 @@ def test_a_mask_without_end_computes_everything():
         torch.testing.assert_close(ours, truth, rtol=1e-12, atol=1e-12)
 
 
-def test_no_tokens():
-    out, *gradients = result(sliced_swiglu, operands(n=0), torch.zeros(0, dtype=torch.float64), ramp, RAMP / 2)
-    assert out.shape == (0, D_OUT)
-    assert all(not own.any() for own in gradients)
-
-
-@pytest.mark.parametrize("n", [N, 150])
-def test_under_autocast(n):
+def test_under_autocast():
+    n = 150
     tensors = operands(torch.float32, n=n, d_model=33, d_ff=300, d_out=29)
     tensors = [tensors[0], tensors[1] / 6, tensors[2] / 6, tensors[3] / 17]
     width = 300 * torch.rand(n, generator=torch.Generator().manual_seed(2))
@@ -182,20 +149,19 @@ def test_executed_flops_are_asked_ones_rounded_up_to_an_edge():
 
 
 @pytest.mark.usefixtures("small_buckets")
-@pytest.mark.parametrize(("mask", "margin", "overlap"), MASKS.values(), ids=MASKS)
-def test_masks_are_applied_only_where_they_are_partial(mask, margin, overlap):
-    n_masked = 0
+def test_masks_are_applied_only_where_they_are_partial():
+    for mask, margin, overlap in MASKS.values():
+        n_masked = []
 
-    def counted(width, units):
-        nonlocal n_masked
-        n_masked += len(width) * len(units)
-        return mask(width, units)
+        def counted(width, units, mask=mask, n_masked=n_masked):
+            n_masked.append(len(width) * len(units))
+            return mask(width, units)
 
-    fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
-    assert n_masked == 0
-    fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
-    whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
-    assert n_masked == N * (9 - whole)
+        fused.sliced_swiglu(*operands(), WIDTHS["everything"](N), counted, margin, overlap)
+        assert sum(n_masked) == 0
+        fused.sliced_swiglu(*operands(), torch.full((N,), 7.2, dtype=torch.float64), counted, margin, overlap)
+        whole = sum(c <= 7.2 - margin for c in (i + 0.5 for i in range(D_FF)))
+        assert sum(n_masked) == N * (9 - whole)
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -216,17 +182,6 @@ def test_keeps_no_more_than_the_masked_form():
     assert kept(fused.sliced_swiglu) <= kept(reference.sliced_swiglu)
 
 
-@pytest.mark.parametrize("d_ff", [1, 13, 64, 65, 500, 512, 1536, 2048, 5461])
-def test_edges_are_even_steps_of_whole_tiles(d_ff):
-    edges = buckets.bucket_edges(d_ff)
-    steps = [b - a for a, b in itertools.pairwise([0, *edges])]
-    assert edges[-1] == d_ff
-    assert len(edges) == min(8, -(-d_ff // 64))
-    assert all(edge % 64 == 0 for edge in edges[:-1])
-    assert max(steps[:-1], default=64) - min(steps[:-1], default=64) <= 64
-    assert 0 < steps[-1] <= max(steps[:-1], default=64) + 64
-
-
 def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     def refuse(*_):
         raise AssertionError("stripes")
@@ -239,22 +194,3 @@ def test_the_masked_form_runs_when_asked_for_and_under_compile(monkeypatch):
     torch.testing.assert_close(torch.compile(sliced_swiglu, backend="eager", fullgraph=True)(*arguments), truth)
     monkeypatch.setenv("WIDTHWISE_KERNELS", "reference")
     assert torch.equal(sliced_swiglu(*arguments), truth)
-
-
-@pytest.mark.parametrize("n", [3, 40])
-def test_where_everything_is_used_it_is_the_plain_network(n):
-    x, w_gate, w_up, w_down = operands(n=n)
-    everything = torch.full((n,), float(D_FF), dtype=torch.float64)
-    y = sliced_swiglu(x, w_gate, w_up, w_down, everything, hard, 0.0)
-    torch.testing.assert_close(y, linear(silu(linear(x, w_gate)) * linear(x, w_up), w_down), rtol=1e-12, atol=1e-12)
-    width = everything.requires_grad_()
-    sliced_swiglu(x, w_gate, w_up, w_down, width + RAMP, ramp, RAMP / 2).sum().backward()
-    assert width.grad is not None
-    assert not width.grad.any()
-
-
-def test_double_backward_fails_loudly():
-    leaves = [tensor.requires_grad_() for tensor in operands()]
-    out = fused.sliced_swiglu(*leaves, WIDTHS["spread"](N), hard, 0.0)
-    with pytest.raises(RuntimeError, match="second derivative"):
-        torch.autograd.grad(out.sum(), leaves[0], create_graph=True)

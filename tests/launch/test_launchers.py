@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import typer
@@ -163,14 +161,12 @@ def check_widthwise(arguments: Sequence[str]) -> None:
         assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_pass_shellcheck(name: str) -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("needs shellcheck")
-    given = {"input": SCRIPTS[name], "capture_output": True, "text": True}
-    for command in (["bash", "-n"], ["shellcheck", "--shell=bash", "--external-sources", "-"]):
-        checked = subprocess.run(command, **given)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
+def test_scripts_pass_shellcheck() -> None:
+    commands = [["bash", "-n"], ["shellcheck", "--shell=bash", "--external-sources", "-"]]
+    for command in commands if shutil.which("shellcheck") else commands[:1]:
+        for script in SCRIPTS.values():
+            checked = subprocess.run(command, input=script, capture_output=True, text=True)
+            assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize(
@@ -195,17 +191,12 @@ def test_nodes_meet_at_the_first_and_train_a_recipe_that_is_there(
     check_widthwise(options.training_script_args)
 
 
-def test_a_slurm_job_takes_the_arguments_of_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_slurm_job_takes_the_arguments_of_train_and_ends_as_torchrun_does(tmp_path: Path, status: int) -> None:
     given = ["configs/small.yaml", "--out", "a b", "train.steps=3"]
-    launch = Launch(tmp_path, SCRIPTS["slurm"], SLURM_JOB, given)
+    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "STATUS": str(status)}, given)
     assert torchrun_options(launch.arguments()).training_script_args == ["train", *given]
-    assert launch.status() == 0
-    assert launch.record("requeued") is None
-
-
-def test_a_slurm_job_that_fails_is_not_queued_again(tmp_path: Path) -> None:
-    launch = Launch(tmp_path, SCRIPTS["slurm"], {**SLURM_JOB, "STATUS": "3"})
-    assert launch.status() == 3
+    assert launch.status() == status
     assert launch.record("requeued") is None
 
 
@@ -232,7 +223,7 @@ def stopped_job(folder: Path, run: RunDir, recipe: Path) -> str:
     return str(job.record("errors"))
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_two_agents_save_at_the_end_of_a_slurm_job_and_go_on_in_the_next(tmp_path: Path) -> None:
     recipe, run = tmp_path / "recipe.yaml", RunDir(tmp_path / "run")
     recipe.write_text(to_yaml(tiny_recipe("train.steps=1000000", "train.checkpoint_every=1000000")))
@@ -251,11 +242,11 @@ def test_processes_are_killed_later_than_torchrun_needs_to_end_them(tmp_path: Pa
         assert int(timeout) < seconds
 
 
-@pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
-def test_the_manifest_fits_the_schema_of_kubernetes(version: str) -> None:
+def test_the_manifest_fits_the_schema_of_kubernetes() -> None:
     assert set(manifests()) == {"PersistentVolumeClaim", "Service", "Job"}
     for manifest in manifests().values():
-        kubernetes_validate.validate(manifest, version, strict=True)
+        for version in ("1.31", kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_parts_of_the_manifest_name_each_other() -> None:
@@ -276,64 +267,18 @@ def test_the_parts_of_the_manifest_name_each_other() -> None:
     assert f"--out {mounts['runs']}/" in SCRIPTS["kubernetes"]
 
 
-SKYPILOT_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z][a-z0-9-]*$"},
-        "num_nodes": {"type": "integer", "minimum": 1},
-        "workdir": {"type": "string"},
-        "resources": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "infra": {"type": "string"},
-                "accelerators": {"type": "string", "pattern": r"^[\w-]+:\d+$"},
-                "network_tier": {"enum": ["best", "standard"]},
-                "job_recovery": {
-                    "type": "object",
-                    "additionalProperties": False,
-                    "properties": {
-                        "strategy": {"type": "string"},
-                        "max_restarts_on_errors": {"type": "integer", "minimum": 0},
-                    },
-                },
-            },
-        },
-        "volumes": {"type": "object", "additionalProperties": {"type": "string"}},
-        "envs": {"type": "object", "additionalProperties": {"type": ["string", "null"]}},
-        "setup": {"type": "string"},
-        "run": {"type": "string"},
-    },
-}
+RESOURCES = {"infra", "accelerators", "network_tier", "job_recovery"}
+TASK = {"name", "num_nodes", "workdir", "resources", "volumes", "envs", "setup", "run"}
 """The part of SkyPilot's task format (docs.skypilot.co, reference/yaml-spec) that the launcher may use."""
 
 
 def test_the_task_has_the_fields_of_skypilot() -> None:
-    jsonschema.validate(skypilot(), SKYPILOT_SCHEMA)
-    (shared,) = skypilot()["volumes"]
+    task = skypilot()
+    resources = task["resources"]
+    assert (task.keys() <= TASK, resources.keys() <= RESOURCES) == (True, True)
+    assert resources["job_recovery"].keys() <= {"strategy", "max_restarts_on_errors"}
+    assert re.fullmatch(r"[\w-]+:\d+", resources["accelerators"])
+    assert re.fullmatch("[a-z][a-z0-9-]*", task["name"])
+    assert task["num_nodes"] >= 1
+    (shared,) = task["volumes"]
     assert f"--out {shared}/" in SCRIPTS["skypilot"]
-
-
-def documented_commands() -> list[list[str]]:
-    """The commands in docs/distributed.md, without comments."""
-    text = (ROOT / "docs" / "distributed.md").read_text()
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    lines = "".join(block for language, block in blocks if not language).replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
-
-
-def test_documented_commands_are_accepted() -> None:
-    n_checked = 0
-    for words in documented_commands():
-        words = [word for word in words if not word.startswith("CUDA_VISIBLE_DEVICES=")]
-        if words[0] == "torchrun":
-            words = ["widthwise", *torchrun_options(words[1:]).training_script_args]
-        elif "launch/slurm.sbatch" in words:
-            words = ["widthwise", "train", *words[words.index("launch/slurm.sbatch") + 1 :]]
-        elif "--wrap" in words:
-            words = shlex.split(words[words.index("--wrap") + 1])
-        if words[0] == "widthwise":
-            check_widthwise(words[1:])
-            n_checked += 1
-    assert n_checked >= 5

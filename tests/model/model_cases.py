@@ -22,7 +22,6 @@ WIDTHS = {
     "narrowing": [36, 28, 20, 12, 8],
     "zigzag": [28, 4, 36, 12, 24],
 }
-SHAPES_AND_ENDPOINTS = [(shape, endpoints) for shape in WIDTHS for endpoints in ("slim", "full")]
 
 SLOTS = {"kind": "hyper_connections", "slot_width": 4}
 """As many slots as the widest layer has blocks, a table as wide, a matrix behind."""
@@ -164,6 +163,16 @@ OVER_WIDTH = {
 
 CASES = [*zip(cycle(("x", "zigzag", "diamond")), VARIANTS), *(("uniform", name) for name in OVER_WIDTH)]
 """Shapes and names for `variant`, every name once."""
+
+_OF_EVERY_KIND = {
+    "gqa", "qk_norm_with_divisors", "biases", "values_of_other_sizes_unrotated", "frequencies",
+    "layer_norm_reordered", "layer_norm_moe", "scaled_by_depth_hourglass", "released_recipe", "gpt2", "ngrams",
+    "hourglass_shared_weights", "moe_reordered", "dynamic", "one_layer_changed", "further_heads", "slots_tied",
+    "slots_static_padded", "slots_mixed_at_both_ends", "slots_layer_norm_mlp", "slots_further_heads",
+    "slots_dynamic", "wide_attention", "hourglass_ungated", "2_of_4_layer_norm", "2_of_6_in_turn",
+}  # fmt: skip
+KINDS = [case for case in CASES if case[1] in _OF_EVERY_KIND]
+"""Those of CASES that have every kind of component once, for what does not follow from the numbers of a component."""
 
 
 def template(shape: str = "x", endpoints: str = "slim", **changes) -> ModelTemplate:

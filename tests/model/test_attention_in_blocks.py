@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 from model_cases import decoder, random_tokens, variant
+from thinned import in_turn
 
 from widthwise.kernels.attention import blocks, operators
 from widthwise.model.generate import pad_left
@@ -13,7 +14,7 @@ from widthwise.model.recompute import Recompute
 
 pytestmark = pytest.mark.usefixtures("float64")
 CHOICE = import_module("widthwise.kernels.attention")  # the package; its function has the same name
-NAMES = ["gqa", "values_of_other_sizes", "unrotated", "further_heads", "slots"]
+NAMES = ["values_of_other_sizes", "unrotated", "further_heads", "slots"]
 
 
 @pytest.fixture
@@ -42,9 +43,11 @@ def loss_and_gradients(model, **options):
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("has_documents", [False, True])
-@pytest.mark.parametrize("every", [None, 2])
+@in_turn(
+    ("name", NAMES),
+    ("has_documents", [False, True]),
+    ("every", [None, 2]),
+)
 def test_losses_and_gradients_are_the_same(in_blocks, name, has_documents, every):
     model = decoder(variant("zigzag", name))
     model.recompute = Recompute(every)
@@ -57,8 +60,10 @@ def test_losses_and_gradients_are_the_same(in_blocks, name, has_documents, every
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("chunks", [(9,), (5, 4), (6, 1, 2)])
+@in_turn(
+    ("name", NAMES),
+    ("chunks", [(9,), (5, 4), (6, 1, 2)]),
+)
 def test_padded_rows_and_chunks_into_a_cache_give_the_same(in_blocks, name, chunks):
     model = decoder(variant("zigzag", name))
     rows = [random_tokens(1, length, seed=length)[0].tolist() for length in (9, 6, 1)]
@@ -72,17 +77,3 @@ def test_padded_rows_and_chunks_into_a_cache_give_the_same(in_blocks, name, chun
         alone = model(torch.tensor([row]))[0]
         for logits in (uncached, torch.cat(found, dim=1)):
             torch.testing.assert_close(logits[i, 9 - len(row) :], alone, rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", ["plain", "gqa"])
-def test_in_bf16_they_are_as_near_to_fp64_as_those_of_the_fused_function(in_blocks, name):
-    model = decoder(variant("uniform", name))
-    truth = loss_and_gradients(model)
-    model = model.float()
-    with torch.autocast("cpu", torch.bfloat16):
-        fused = loss_and_gradients(model)
-        with in_blocks():
-            ours = loss_and_gradients(model)
-    own, usual = ([(x - y).norm() / y.norm() for x, y in zip(found, truth)] for found in (ours, fused))
-    assert own[0] < 2 * usual[0] < 2e-2
-    assert sum(own) < 2 * sum(usual)

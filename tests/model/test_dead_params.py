@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.model.model_cases import D_MODEL, SEQ_LEN, SHAPES_AND_ENDPOINTS, VARIANTS, WIDTHS
+from tests.model.model_cases import D_MODEL, SEQ_LEN, VARIANTS, WIDTHS
 from widthwise.config_io import UserError, parse
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
@@ -37,26 +37,22 @@ def model(widths: list[int], endpoints: str, **options: object) -> ModelConfig:
     return parse(ModelTemplate, merge(section, options), "model").resolve(SEQ_LEN)
 
 
-@pytest.mark.parametrize("resize", ["carry", "zero", "projection", "full_projection"])
-@pytest.mark.parametrize(("shape", "endpoints"), SHAPES_AND_ENDPOINTS)
-def test_counted_as_autograd_finds_them(shape, endpoints, resize):
-    config = model(WIDTHS[shape], endpoints, residual={"kind": "plain", "resize": resize})
-    assert config.n_dead_params == never_moved(config)
-
-
 @given(
     widths=st.lists(st.integers(2, 19).map(lambda n: 2 * n), min_size=1, max_size=5),
     endpoints=st.sampled_from(["slim", "full"]),
+    resize=st.sampled_from(["carry", "zero", "projection", "full_projection"]),
 )
-@settings(deadline=None, max_examples=25)
-def test_random_widths(widths, endpoints):
-    config = model(widths, endpoints)
+@example(widths=WIDTHS["zigzag"], endpoints="full", resize="carry")
+@example(widths=WIDTHS["growing"], endpoints="slim", resize="zero")
+@settings(deadline=None, max_examples=20)
+def test_counted_as_autograd_finds_them(widths, endpoints, resize):
+    config = model(widths, endpoints, residual={"kind": "plain", "resize": resize})
     assert config.n_dead_params == never_moved(config)
 
 
 @pytest.mark.parametrize(
     "variant",
-    ["gqa", "biases", "reordered", "tied", "layer_norm_reordered", "layer_norm_hourglass"],
+    ["gqa", "biases", "layer_norm_reordered", "layer_norm_hourglass"],
 )
 def test_other_components(variant):
     for shape in ("zigzag", "narrowing"):
@@ -90,7 +86,7 @@ def test_slots_can_learn_to_fill_and_to_hear_all(n_dead, options):
     quantum=st.sampled_from([None, 8, 12, 32]),
     rounding=st.sampled_from(["nearest", "balanced"]),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_an_x_has_none_however_it_is_rounded(d_model, n_layers, where, ratio, quantum, rounding):
     turn = min(max(round(where * n_layers), 2), n_layers - 1) / n_layers
     shape = {"kind": "x", "bottleneck_layer": turn, "bottleneck_width": ratio, "quantum": quantum, "rounding": rounding}

@@ -1,15 +1,27 @@
-"""Decoders with hyper-connections: what they are before training, tokens in time, and mistakes in their sizes."""
+"""Decoders with hyper-connections: what they are before training, as the papers on Hyper- and Frac-Connections have
+them (arXiv:2409.19606, arXiv:2503.14125), and mistakes in their sizes.
+"""
+
+from pathlib import Path
 
 import pytest
 import torch
-from model_cases import CASES, OVER_WIDTH, config, decoder, random_tokens, started_from, variant
+from model_cases import AS_IN_THE_PAPERS, config, decoder, random_tokens, started_from
+from thinned import in_turn
 from torch import Tensor
 
-from widthwise.config_io import UserError, parse, to_data
-from widthwise.model.config import ModelConfig
-from widthwise.model.decoder import Decoder
+from widthwise.config_io import UserError
+from widthwise.growth.plan.model_plan import plan_growth
+from widthwise.model.decoder import Decoder, build
+from widthwise.recipe.recipe import load_recipe
 
-TIGHT = {"rtol": 1e-10, "atol": 1e-11}
+pytestmark = pytest.mark.usefixtures("float64")
+CONFIGS = Path(__file__).parents[2] / "configs"
+HYPER = {"kind": "hyper_connections", **AS_IN_THE_PAPERS}
+
+
+def over_width(m: int, n: int, **options):
+    return config("uniform", residual={"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options})
 
 
 def streams(model: Decoder, tokens: Tensor) -> list[Tensor]:
@@ -23,63 +35,56 @@ def streams(model: Decoder, tokens: Tensor) -> list[Tensor]:
     return [model.config.residual.to_slots(stream, d_model) for stream in seen]
 
 
-@pytest.mark.usefixtures("float64")
-class TestOneWidth:
-    """At the start, beside the decoder with the plain residual and the same weights."""
+class TestBeforeTraining:
+    """Beside a decoder with the plain residual."""
 
-    def pair(self, m: int, n: int, **options) -> tuple[Decoder, Decoder]:
-        residual = {"kind": "hyper_connections", "n_fractions": m, "n_slots": n, **options}
-        plain = decoder(config("uniform"))
-        return plain, started_from(plain, config("uniform", residual=residual))
-
-    @pytest.mark.parametrize("dynamic", [False, True])
-    @pytest.mark.parametrize("m", [1, 2, 5])
-    def test_as_many_slots_as_blocks_make_the_same_logits_to_the_last_bit(self, m, dynamic):
-        plain, model = self.pair(m, m, dynamic=dynamic)
+    @in_turn(
+        (("reduce", "dynamic"), [("full", False), ("slot", True)]),
+        (("m", "n", "embedding"), [(1, 2, "expand"), (2, 3, "slot"), (2, 4, "pad"), (4, 4, "expand"), (5, 8, "slot")]),
+    )
+    def test_it_is_the_plain_one_of_the_same_seed_to_the_last_bit(self, m, n, embedding, reduce, dynamic):
+        options = {"embedding": embedding, "reduce": reduce, "dynamic": dynamic, "group_norm": "none"}
+        model, plain = build(over_width(m, n, **options), seed=3), build(config("uniform"), seed=3)
         tokens = random_tokens(2, 5)
         assert torch.equal(model(tokens), plain(tokens))
 
-    @pytest.mark.parametrize(("m", "n"), [(1, 3), (2, 3), (2, 5), (4, 8)])
-    def test_the_first_slots_are_the_plain_stream_and_the_others_add_the_same_updates_to_their_own_start(self, m, n):
-        plain, model = self.pair(m, n)
+    @pytest.mark.parametrize(("m", "n"), [(2, 3), (4, 8), (5, 5)])
+    def test_the_first_slots_are_a_trained_plain_stream_and_the_others_add_its_updates_to_their_own_start(self, m, n):
+        """Whatever the further columns of the table hold."""
+        plain = decoder(config("uniform"))
+        model = started_from(plain, over_width(m, n, group_norm="none"))
+        with torch.no_grad():
+            model.embedding.weight[:, 20:] *= 1e3
         tokens = random_tokens(2, 5)
+        assert torch.equal(model(tokens), plain(tokens))
         theirs, ours = streams(plain, tokens), streams(model, tokens)
         for stream, slots in zip(theirs, ours, strict=True):
             assert torch.equal(slots[..., :m, :].flatten(-2), stream.flatten(-2))
             for j in range(n):
                 grown, expected = slots[..., j, :] - ours[0][..., j, :], slots[..., j % m, :] - ours[0][..., j % m, :]
-                torch.testing.assert_close(grown, expected, **TIGHT)
+                torch.testing.assert_close(grown, expected, rtol=1e-9, atol=1e-9)
 
-    def test_slots_that_no_sublayer_writes_stay_as_the_table_made_them(self):
-        plain, model = self.pair(2, 5, write_init="slice")
+    @pytest.mark.parametrize("reduce", ["full", "slot"])
+    def test_a_head_that_starts_with_the_mean_sees_the_mean_of_the_groups(self, reduce):
+        options = {"embedding": "expand", "reduce": reduce, "group_norm": "none"}
+        first, mean = (build(over_width(2, 6, **options, reduce_init=start), seed=3) for start in ("first", "mean"))
         tokens = random_tokens(2, 5)
-        first, *others = streams(model, tokens)
-        assert all(torch.equal(slots[..., 2:, :], first[..., 2:, :]) for slots in others)
-        assert torch.equal(others[-1][..., :2, :].flatten(-2), streams(plain, tokens)[-1].flatten(-2))
+        groups = first.slots(first.stream(tokens)).flatten(-2).unflatten(-1, (3, 20))
+        assert (groups.std(dim=-2) > 0).all()
+        torch.testing.assert_close(mean.hidden(tokens), mean.exit.norm(groups.mean(dim=-2)))
 
-    @pytest.mark.parametrize(("m", "n"), [(2, 3), (2, 4), (1, 4)])
-    def test_every_table_of_coefficients_learns_from_the_first_step(self, m, n):
-        _, model = self.pair(m, n)
-        model.loss(random_tokens(2, 9), random_tokens(2, 9, seed=1))[0].backward()
-        for name, parameter in model.named_parameters():
-            if name.endswith(("residual.static.weight", "residual.dynamic.weight", "w_reduce.weight")):
-                assert (parameter.grad != 0).any(), name
-
-
-FROZEN = {"kind": "hyper_connections", "slot_width": 4, "dynamic": False, "embedding": "pad"}
-
-
-@pytest.mark.usefixtures("float64")
-class TestWidthsThatDiffer:
-    """One slot width for all layers: static sites that stay as they start are the plain residual."""
-
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-    @pytest.mark.parametrize("shape", ["uniform", "x", "diamond", "growing", "narrowing", "zigzag"])
-    @pytest.mark.parametrize("write_init", ["tail_cyclic", "slice"])
-    def test_a_slice_is_read_and_written_and_the_rest_is_carried(self, shape, write_init, dtype):
+    @in_turn(
+        ("shape", ["x", "diamond", "growing", "zigzag"]),
+        ("dtype", [torch.float64, torch.float32]),
+        ("write_init", ["tail_cyclic", "slice"]),
+    )
+    def test_of_layers_of_different_widths_each_reads_and_writes_a_slice_and_carries_the_rest(
+        self, shape, write_init, dtype
+    ):
         torch.set_default_dtype(dtype)
+        frozen = {"kind": "hyper_connections", "slot_width": 4, "dynamic": False, "embedding": "pad"}
         plain = decoder(config(shape), dtype=dtype)
-        model = started_from(plain, config(shape, residual={**FROZEN, "write_init": write_init}))
+        model = started_from(plain, config(shape, residual={**frozen, "write_init": write_init}))
         tokens, targets = random_tokens(2, 5), random_tokens(2, 5, seed=1)
         assert torch.equal(model(tokens), plain(tokens))
         for each in (model, plain):
@@ -88,119 +93,110 @@ class TestWidthsThatDiffer:
         for name, parameter in plain.named_parameters():
             torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
-    def test_embedding_and_head_own_slots_too(self):
-        """Also those beyond every layer, which are no tail for the layers to write."""
-        plain = decoder(config("narrowing", d_model=40))
-        model = started_from(plain, config("narrowing", d_model=40, residual={**FROZEN, "n_slots": 12}))
-        assert model.config.residual.n_owned_slots == 10
-        tokens = random_tokens(2, 5)
-        assert torch.equal(model(tokens), plain(tokens))
 
-    @pytest.mark.parametrize("shape", ["x", "zigzag"])
-    def test_more_slots_than_the_widest_layer_has_blocks_change_nothing_at_the_start(self, shape):
-        plain = decoder(config(shape))
-        residual = {**FROZEN, "dynamic": True, "n_slots": 13, "group_norm": "none"}
-        model = started_from(plain, config(shape, residual=residual))
-        tokens = random_tokens(2, 5)
-        assert torch.equal(model(tokens), plain(tokens))
+def test_a_group_norm_is_there_where_groups_tile_a_wider_stream():
+    for m, n, asked, found in (
+        (2, 4, "auto", "rms"),
+        (2, 3, "auto", None),  # groups of d_model do not tile 1.5 d_model: the paper leaves the norm out there
+        (2, 2, "auto", None),
+        (1, 3, "auto", "rms"),
+        (1, 1, "rms", "rms"),
+        (2, 4, "layer", "layer"),
+        (2, 4, "none", None),
+    ):
+        model = build(over_width(m, n, group_norm=asked), 0)
+        assert model.config.residual.group_norm == found
+        assert (model.exit.group_norm is None) == (found is None)
 
 
-@pytest.mark.usefixtures("float64")
-class TestTokens:
-    @torch.no_grad()
-    @pytest.mark.parametrize(
-        ("shape", "name"), [(shape, name) for shape, name in CASES if name in OVER_WIDTH or "slots" in name]
-    )
-    def test_a_token_changes_no_logits_before_it(self, shape, name):
-        model, tokens = decoder(variant(shape, name)), random_tokens(2, 9)
-        other = tokens.clone()
-        other[:, 5] = (tokens[:, 5] + 1) % 61
-        before, after = model(tokens), model(other)
-        torch.testing.assert_close(after[:, :5], before[:, :5], rtol=1e-10, atol=1e-10)
-        assert (after[:, 5:] - before[:, 5:]).abs().amax(dim=-1).min() > 1e-6
+class TestAsInThePapers:
+    """What they compute is compared with the formulas in test_decoder.py."""
 
-    @pytest.mark.parametrize(("shape", "name"), [("x", "slots"), ("uniform", "2_of_3"), ("zigzag", "slots_tied")])
-    def test_the_stream_can_be_rebuilt_from_the_updates_alone(self, shape, name):
-        """Without running a sublayer: what a write carries is a function of the state before."""
-        model, tokens = decoder(variant(shape, name)), random_tokens(2, 5)
-        updates = []
-        for layer in model.layers:
-            layer.attention.register_forward_hook(lambda module, inputs, output: updates.append(output))
-            layer.ffn.register_forward_hook(lambda module, inputs, output: updates.append(output[0]))
-        first, *expected = streams(model, tokens)
+    @pytest.mark.parametrize("residual", [{**HYPER, "n_slots": 3}, {**HYPER, "n_fractions": 4, "n_slots": 4}])
+    def test_a_model_starts_as_the_plain_one_but_for_the_eps_of_the_last_norm(self, residual):
+        """Which sees the sum of n equal streams, so that its eps counts n^2 times less."""
+        resolved, tokens = config("uniform", residual=residual), random_tokens(2, 7)
+        model, plain = (build(each, 3, dtype=torch.float64) for each in (resolved, config("uniform")))
+        plain.exit.norm.eps /= (resolved.residual.n_slots // residual.get("n_fractions", 1)) ** 2
+        torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-10, atol=1e-11)
+
+    def test_hyper_connections_start_reading_one_stream_after_the_other_and_writing_all(self):
+        """Eq. (14): A_m of sublayer k is e_(k mod n), A_r the identity, B all ones; scales are 0.01."""
+        n = 3
+        model = build(config("uniform", residual={**HYPER, "n_slots": n}), 0)
         sites = [site for layer in model.layers for site in (layer.attention_residual, layer.ffn_residual)]
-        state, rebuilt = first, []
-        with torch.no_grad():
-            for site, update in zip(sites, updates, strict=True):
-                state = site.write(site.read(state)[1], update)
-                rebuilt.append(state)
-        assert all(torch.equal(a, b) for a, b in zip(rebuilt[1::2], expected, strict=True))
+        for k, site in enumerate(sites):
+            table = site.static.weight.view(n, n + 2)
+            assert table[:, 0].tolist() == [float(i == k % n) for i in range(n)]
+            assert (table[:, 1:-1] == 0).all()  # the deviation from the identity
+            assert (table[:, -1] == 1).all()
+            assert (site.scale.weight == 0.01).all()
+            assert (site.dynamic.weight == 0).all()
+
+    @pytest.mark.parametrize(("name", "n_streams"), [("hyper_connections_4x", 4), ("frac_connections_4", 1)])
+    def test_the_recipes_are_the_papers(self, name, n_streams):
+        model = load_recipe(CONFIGS / f"{name}.yaml").explicit_model
+        plain = load_recipe(CONFIGS / "uniform_200m.yaml").explicit_model
+        residual, d = model.residual, model.d_model
+        n, b, m = residual.n_slots, residual.slot_width, d // residual.slot_width
+        of_a_site = b + b * (m + n + 1) + n * (m + n + 1) + 2
+        assert (n, n * b) == (4, n_streams * d)
+        assert model.cost().params - plain.cost().params == 2 * model.n_layers * of_a_site
+
+
+OF_WIDTHS = {"kind": "hyper_connections", "slot_width": 4}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"residual": {"n_fractions": 3}}, r"model.residual.n_fractions: got 3; must divide d_model = 20"),
+        ({"residual": {"n_fractions": 3}}, "n_fractions: got 3; must divide d_model = 20"),
+        ({"residual": {"n_fractions": 5, "n_slots": 8}}, "n_slots: got 8; must be at least the 9 blocks"),
+        ({"residual": {"slot_width": 8}}, "slot_width: got 8; must divide every width, 20 too"),
+        ({"residual": {"slot_width": 5}}, "slot_width: got 5; must divide every width, 36 too"),
+        ({"residual": OF_WIDTHS, "layers": {1: {"d_in": 18}}}, "slot_width: got 4; must divide every width, 18 too"),
+        ({"residual": OF_WIDTHS, "layers": {1: {"d_out": 10}}}, "slot_width: got 4; must divide every width, 10 too"),
         (
-            {"residual": {"n_fractions": 5, "n_slots": 8}},
-            r"model.residual.n_slots: got 8; must be at least the 9 blocks",
-        ),
-        ({"residual": {"slot_width": 8}}, r"model.residual.slot_width: got 8; must divide every width, 20 too"),
-        (
-            {"residual": {"slot_width": 5}},
-            r"model.residual.slot_width: got 5; must divide every width, 36 too",
-        ),
-        (
-            {"residual": {"slot_width": 4}, "layers": {1: {"d_in": 18}}},
-            r"model.residual.slot_width: got 4; must divide every width, 18 too",
+            {"residual": {**OF_WIDTHS, "n_slots": 11, "group_norm": "layer"}},
+            "group_norm: got layer; its groups of 5 slots do not tile n_slots = 11",
         ),
         (
-            {"residual": {"slot_width": 4}, "layers": {1: {"d_out": 10}}},
-            r"model.residual.slot_width: got 4; must divide every width, 10 too",
+            {"residual": {**OF_WIDTHS, "n_slots": 10, "embedding": "pad", "write_init": "slice"}},
+            "embedding: got pad; of the 1 slots that no layer owns only 0 would ever differ",
         ),
-        (
-            {"residual": {"slot_width": 4, "n_slots": 11, "group_norm": "layer"}},
-            r"model.residual.group_norm: got layer; its groups of 5 slots do not tile n_slots = 11",
-        ),
-        (
-            {"residual": {"slot_width": 4, "n_slots": 10, "embedding": "pad", "write_init": "slice"}},
-            r"model.residual.embedding: got pad; of the 1 slots that no layer owns only 0 would ever differ",
-        ),
-        (
-            {"residual": {"slot_width": 4, "write_init": "cyclic"}},
-            r"model.residual.write_init: got cyclic; with layers of different widths use tail_cyclic",
-        ),
-        (
-            {"residual": {"slot_width": 4}, "tie_embeddings": True},
-            r"model.tie_embeddings: the embedding has 36 columns and the head 20; use residual.embedding",
-        ),
-        (
-            {"residual": {"slot_width": 4, "n_fractions": 5}},
-            r"model.residual.hyper_connections.n_fractions: conflicts with slot_width|give only one of them",
-        ),
-        ({"residual": {"slot_width": 0}}, r"model: residual.slot_width: got 0; input should be greater than 0"),
-        (
-            {"residual": {"n_slots": 5000}},
-            r"model: residual.n_slots: got 5000; input should be less than or equal to 4096",
-        ),
-        (
-            {"residual": {"write_init": "circular"}},
-            r"model: residual.write_init: got 'circular'; input should be 'tail_cyclic'",
-        ),
-        (
-            {"residual": {"zeta": 2}},
-            r"model: residual.zeta: unknown key of kind hyper_connections; allowed: dynamic, embedding",
+        ({"residual": OF_WIDTHS, "tie_embeddings": True}, "the embedding has 36 columns and the head 20; use residual"),
+        ({"residual": {**OF_WIDTHS, "n_fractions": 5}}, "n_fractions: conflicts with slot_width|give only one of them"),
+        ({"residual": {"n_slots": 5000}}, "n_slots: got 5000; input should be less than or equal to 4096"),
+        *(
+            ({"residual": {**OF_WIDTHS, "n_slots": 10, key: value}}, f"{key}: got {value}; with layers of different")
+            for key, value in (*AS_IN_THE_PAPERS.items(), ("write_init", "cyclic"))
+            if key != "scale"
         ),
     ],
 )
 def test_mistakes_are_named_in_one_line(changes, message):
-    changes["residual"]["kind"] = "hyper_connections"
-    with pytest.raises(UserError, match=message) as error:
+    changes = {**changes, "residual": {"kind": "hyper_connections", **changes["residual"]}}
+    with pytest.raises(UserError, match=rf"^model.*{message}") as error:
         config("x", **changes)
     assert "\n" not in str(error.value)
 
 
-def test_a_resolved_model_whose_last_norm_covers_more_than_the_head_reads_is_refused():
-    data = {**to_data(variant("x", "slots")), "final_norm_width": 28}
-    with pytest.raises(UserError, match="final_norm_width: got 28; with hyper_connections it is d_model, 20"):
-        parse(ModelConfig, data, "model")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_slots": 5}, r"embedding: got copies; groups of 2 slots do not tile n_slots = 5"),
+        ({"n_slots": 5, "embedding": "slot"}, r"reduce: got sum; groups of 2 slots do not tile n_slots = 5"),
+        ({"n_slots": 6, "reduce_init": "mean"}, r"reduce_init: got mean; reduce: sum has no weights"),
+        ({"n_slots": 6, "read_init": "first"}, r"embedding: got copies; those that nobody reads would stay equal"),
+    ],
+)
+def test_so_is_what_the_papers_form_would_not_fit_or_never_learn(changes, message):
+    with pytest.raises(UserError, match=rf"^model.residual.{message}"):
+        config("uniform", residual={**HYPER, "n_fractions": 2, **changes})
+
+
+def test_growth_that_nothing_could_keep_unheard_is_refused():
+    old = {**HYPER, "n_fractions": 2, "n_slots": 4}
+    for key, value in (("n_slots", 6), ("scale", "entries"), ("writes", "all")):
+        with pytest.raises(UserError, match=rf"residual.{key}: got '?{value}'? where it was .*; growth has no conver"):
+            plan_growth(config("uniform", residual=old), config("uniform", residual={**old, key: value}))

@@ -13,6 +13,7 @@ from model_cases import decoder, random_tokens, variant
 from widthwise.kernels.boundary import PendingWrite
 from widthwise.model.recompute import RECOMPUTE
 
+pytestmark = pytest.mark.hard  # the interpreter takes seconds for each layer
 CASES = [("uniform", "2_of_3_static"), ("uniform", "1_of_4_mixed_at_both_ends"), ("uniform", "slots_further_heads")]
 
 
@@ -48,7 +49,6 @@ def interpreter():
             yield pool
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_loss_and_gradients_are_those_of_the_usual_form(interpreter, case):
     was_pending, loss, gradients = interpreter.submit(in_the_interpreter, case).result()
@@ -60,7 +60,6 @@ def test_loss_and_gradients_are_those_of_the_usual_form(interpreter, case):
         assert difference < 2e-3, key  # of fp64 the usual form is off by 2e-4 at most; the sums have another order here
 
 
-@pytest.mark.slow
 def test_layers_that_run_again_give_the_same_gradients(interpreter):
     _, loss, gradients = interpreter.submit(in_the_interpreter, CASES[1], "layer").result()
     _, expected_loss, expected = interpreter.submit(in_the_interpreter, CASES[1]).result()

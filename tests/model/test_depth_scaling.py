@@ -8,11 +8,9 @@ from expansions import add_layers
 from growth_contract import assert_preserved
 from model_cases import config, decoder, random_tokens
 
-from widthwise.config_io import UserError
 from widthwise.growth.bake.baked import bake_plan
 from widthwise.growth.describe import kept_constants
 from widthwise.growth.plan.model_plan import plan_growth
-from widthwise.interop.hf_export import hf_config
 
 SCALED = {"norm": {"scaling": "depth"}}
 
@@ -67,21 +65,3 @@ def test_layers_keep_their_factors_when_others_come_between_and_say_so():
         str(constant) for constant in kept_constants(plan, wanted)
     ]
     assert_preserved(bake_plan(plan.new))
-
-
-@pytest.mark.parametrize(("before", "after"), [("none", "depth"), ("depth", "none")])
-def test_growth_does_not_turn_it_on_or_off(before, after):
-    old, new = (config("uniform", norm={"scaling": scaling}) for scaling in (before, after))
-    with pytest.raises(UserError, match=rf"^norm.scaling: got '{after}' where it was '{before}'"):
-        plan_growth(old, new)
-
-
-def test_a_norm_behind_its_sublayer_is_refused():
-    with pytest.raises(UserError, match=r"norm: scaling: got depth; it is of norms before their sublayers"):
-        config("uniform", norm={"scaling": "depth", "placement": "reordered"})
-
-
-def test_a_format_without_such_factors_is_refused():
-    model = config("uniform", **SCALED, embedding_multiplier=1.0)
-    with pytest.raises(UserError, match=r"layers.1.attention_norm.output_multiplier: got 0.707.*; llama has 1.0"):
-        hf_config(model, n_positions=64)

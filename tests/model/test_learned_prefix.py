@@ -1,11 +1,14 @@
+"""Layers that learn how much of the stream they read and write, against layers of those widths."""
+
 import math
 
 import pytest
 import torch
+from comparing import random
 from model_cases import VARIANTS, config, decoder, random_tokens
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.model.decoder import Decoder, blueprint
+from widthwise.model.decoder import Decoder
 from widthwise.model.priced_layers import priced_layers
 from widthwise.model.residual.learned_prefix import LearnedPrefixConfig
 from widthwise.model.residual.plain import PlainResidualConfig
@@ -59,39 +62,24 @@ def test_at_full_width_it_is_the_plain_residual_exactly(d_model):
     assert torch.equal(model(tokens), twin(tokens))
 
 
-@pytest.mark.parametrize("place", ["read", "write"])
-def test_the_mask_is_a_step_with_the_derivative_of_a_sigmoid(place):
+def test_the_mask_is_a_step_with_the_derivative_of_a_sigmoid():
     d, least, bias = 70, 0.15, -0.4
     site = LearnedPrefixConfig(min_fraction=least, multiplier=0.7).build(d, d, d)
     site.bias.weight.data.fill_(bias)
-    random = torch.Generator().manual_seed(0)
-    prefix, update, direction = (torch.randn(2, 3, d, generator=random) for _ in range(3))
+    prefix, update, direction = (random(2, 3, d, seed=seed) for seed in range(3))
     level = 1 / (1 + math.exp(-bias))
     width, temperature = d * (least + (1 - least) * level), 70 / 32
     centres = torch.arange(d) + 0.5
     step, soft = (centres < width).double(), torch.sigmoid((width - centres) / temperature)
     by_width = soft * (1 - soft) / temperature
-    if place == "read":
-        found, masked = site.read(Stream(prefix))[0], prefix
-        expected = prefix * step
-    else:
-        found, masked = site.write(Stream(prefix), update).prefix, 0.7 * update
-        expected = prefix + masked * step
-    torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-    (found * direction).sum().backward()
-    gradient = (masked * direction * by_width).sum() * d * (1 - least) * level * (1 - level)
-    torch.testing.assert_close(site.bias.weight.grad, gradient[None], rtol=1e-12, atol=1e-14)
-
-
-def test_both_sites_of_a_layer_have_one_width():
-    model = decoder(config("uniform", "full", residual=LEARNED))
-    names = [name for name, _ in model.named_parameters() if "_residual." in name]
-    assert names == [f"layers.{i}.attention_residual.bias.weight" for i in range(5)]
-    set_widths(model, [*WIDTHS[:2], 19.5, *WIDTHS[3:]])
-    for layer, width in zip(model.layers, [13, 7, 19.5, 2, 16]):
-        for site in (layer.attention_residual, layer.ffn_residual):
-            assert site.choices()["prefix_fraction"].item() * 20 == pytest.approx(width, rel=1e-12)
-    assert len(list(blueprint(model.config).parameters())) == len(list(model.parameters()))
+    for found, masked, carried in (
+        (site.read(Stream(prefix))[0], prefix, 0.0),
+        (site.write(Stream(prefix), update).prefix, 0.7 * update, prefix),
+    ):
+        torch.testing.assert_close(found, carried + masked * step, rtol=1e-14, atol=1e-14)
+        (gradient,) = torch.autograd.grad((found * direction).sum(), site.bias.weight)
+        expected = (masked * direction * by_width).sum() * d * (1 - least) * level * (1 - level)
+        torch.testing.assert_close(gradient, expected[None], rtol=1e-12, atol=1e-14)
 
 
 def test_further_heads_learn_the_width_of_their_own_layer():
@@ -146,8 +134,3 @@ def test_hidden_units_that_tokens_choose_are_priced_by_the_product_of_both_width
 def test_what_would_not_leave_masked_coordinates_alone_is_refused(variant, message):
     with pytest.raises(UserError, match=f"{message}.* learned_prefix needs"):
         config("uniform", **{**VARIANTS[variant], "residual": LEARNED})
-
-
-def test_layers_that_begin_with_different_widths_are_refused():
-    with pytest.raises(UserError, match=r"^model\.residual\.kind: got learned_prefix; .* are 8 to 36 wide$"):
-        config("x", residual=LEARNED)

@@ -1,39 +1,28 @@
 """The feed-forward without a gate; what every feed-forward promises is in test_ffn_contract.py."""
 
 import pytest
-import torch
+from comparing import assert_same, context, random, randomised
 from literal_decoder import mlp
 from model_cases import config
+from thinned import in_turn
 
-from widthwise.model.context import PassContext
 from widthwise.model.decoder import build
 from widthwise.model.ffn.mlp import MLPConfig
 from widthwise.model.ffn.mlp_module import ACTIVATIONS
 from widthwise.model.norm import NormConfig, NormSite
 
-D_MODEL, D_OUT, D_FF = 9, 7, 11
-CONTEXT = PassContext(torch.zeros(2, 5, dtype=torch.long), rope={}, mask=None, progress=torch.ones(()))
 
-
-def random(*shape: int, seed: int = 1) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@in_turn(
+    ("bias", [False, True]),
+    ("activation", ACTIVATIONS),
+)
 def test_values_and_gradients_are_the_formula(activation, bias):
-    without_norm = NormSite("none", NormConfig(norm_dim=D_MODEL))
-    module = MLPConfig(d_ff=D_FF, activation=activation, bias=bias).build(D_MODEL, D_OUT, without_norm).double()
-    with torch.no_grad():
-        for seed, parameter in enumerate(module.parameters()):
-            parameter.copy_(random(*parameter.shape, seed=seed))
-    x, weights = random(2, 5, D_MODEL).requires_grad_(), random(2, 5, D_OUT, seed=9)
-    ours, literal = module(x, CONTEXT)[0], mlp(module, x)
-    torch.testing.assert_close(ours, literal, rtol=1e-12, atol=1e-12)
+    without_norm = NormSite("none", NormConfig(norm_dim=9))
+    module = randomised(MLPConfig(d_ff=11, activation=activation, bias=bias).build(9, 7, without_norm).double())
+    x = random(2, 5, 9).requires_grad_()
     inputs = (x, *module.parameters())
     assert len(inputs) == (5 if bias else 3)
-    for a, b in zip(*(torch.autograd.grad((y * weights).sum(), inputs) for y in (ours, literal)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    assert_same(module(x, context())[0], mlp(module, x), inputs, rtol=1e-11, atol=1e-12)
 
 
 def test_biases_start_at_zero_and_matrices_as_those_of_any_feed_forward():

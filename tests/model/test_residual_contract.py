@@ -2,8 +2,11 @@
 below if its defaults are not all there is to it.
 """
 
+from itertools import cycle
+
 import pytest
 import torch
+from comparing import random, randomised
 from expansions import add_layers, widen_stream
 from growth_contract import assert_preserved, assert_refused_or_preserved, planned_unless_refused, with_other_values
 from measured import counted_flops, kept_bytes, on_meta, parameters_by_part
@@ -38,7 +41,7 @@ OPTIONS = {
     ],
 }
 UNKNOWN = "residual: growth does not know"
-SITES = [(5, 5, 5), (5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
+WIDTHS = [(5, 2, 2), (2, 9, 9), (9, 9, 5), (1, 3, 7)]
 """Widths of the stream as it arrives, of what a sublayer reads and of what it writes, in a variant's quanta."""
 
 
@@ -52,29 +55,19 @@ CASES = [
 ]
 
 
+SITES = [pytest.param(*case.values, site, id=f"{case.id}-{site}") for case, site in zip(CASES, cycle(WIDTHS))]
+
+
 def make(data: dict):
-    """Template and resolved residual of a model where the widest layer is the widest of SITES."""
+    """Template and resolved residual of a model where the widest layer is the widest of WIDTHS."""
     template = parse(TEMPLATES[data["kind"]], data)
-    widest = max(width for site in SITES for width in site)
+    widest = max(width for site in WIDTHS for width in site)
     return template, template.at_widths(D_MODEL, [widest * template.quantum(D_MODEL), D_MODEL])
 
 
 def shape_for(data: dict, shape: str) -> str:
     """A shape whose layers can share the residual."""
     return "uniform" if data["kind"] == "learned_prefix" or data.get("writes") == "own" else shape
-
-
-def fill(module: torch.nn.Module) -> torch.nn.Module:
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return module.to(torch.float64)
-
-
-def random(*shape: int, seed: int = 1, requires_grad: bool = False) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_(requires_grad)
 
 
 def meta(*shape: int) -> torch.Tensor:
@@ -91,29 +84,32 @@ def test_config_and_template_have_the_same_kinds():
     assert {kind_of(cls) for cls in RESIDUALS.configs} == set(TEMPLATES)
 
 
-@pytest.mark.parametrize("data", CASES)
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize(("data", "site"), SITES)
 class TestSite:
-    def build(self, data, site):
-        """The residual, the widths, a filled site, and slots as they arrive."""
+    def test_reads_and_writes_the_promised_widths_token_by_token_and_reaches_every_parameter(self, data, site):
         template, residual = make(data)
         d_before, d_read, d_write = (width * template.quantum(D_MODEL) for width in site)
-        built = fill(residual.build(d_before, d_read, d_write))
-        slots = random(2, 3, *residual.slot_shape(d_before), requires_grad=True)
-        return residual, (d_before, d_read, d_write), built, slots
+        built = randomised(residual.build(d_before, d_read, d_write).double())
+        slots = random(2, 3, *residual.slot_shape(d_before)).requires_grad_()
+        update, before = random(2, 3, d_write, seed=4).requires_grad_(), slots.detach().clone()
 
-    def test_reads_and_writes_the_promised_widths(self, data, site):
-        residual, (_, d_read, d_write), built, slots = self.build(data, site)
-        x, kept = built.read(residual.from_slots(slots))
+        def passed(tokens: slice):
+            x, kept = built.read(residual.from_slots(slots[:, tokens]))
+            return x, residual.to_slots(built.write(kept, update[:, tokens]), 3 * D_MODEL)
+
+        x, out = passed(slice(None))
         assert x.shape == (2, 3, d_read)
-        stream = built.write(kept, random(2, 3, d_write))
-        for width in (D_MODEL, 3 * D_MODEL):
-            assert residual.to_slots(stream, width).shape == (2, 3, *residual.slot_shape(width))
+        assert out.shape == (2, 3, *residual.slot_shape(3 * D_MODEL))
+        for alone, together in zip(passed(slice(1, 2)), (x, out), strict=True):
+            torch.testing.assert_close(alone, together[:, 1:2])
+        assert torch.equal(slots, before)
+        assert torch.equal(update, random(2, 3, d_write, seed=4))
+        assert_gradients_reach(x.square().sum() + out.square().sum(), slots, update, *built.parameters())
 
     def test_cost_equals_the_built_parameters_and_flops(self, data, site):
-        residual, widths, *_ = self.build(data, site)
-        cost = residual.cost(*widths)
-        built = on_meta(lambda: residual.build(*widths))
+        template, residual = make(data)
+        widths = [width * template.quantum(D_MODEL) for width in site]
+        cost, built = residual.cost(*widths), on_meta(lambda: residual.build(*widths))
         assert all(p.is_meta for p in built.parameters())
         assert cost.params == cost.active_params == sum(p.numel() for p in built.parameters())
 
@@ -123,109 +119,59 @@ class TestSite:
 
         assert counted_flops(run) == 6 * cost.forward_flops(seq_len=3)
 
-    def test_gradients_reach_the_stream_the_update_and_every_parameter(self, data, site):
-        residual, widths, built, slots = self.build(data, site)
-        update = random(2, 3, widths[-1], requires_grad=True)
-        x, kept = built.read(residual.from_slots(slots))
-        out = residual.to_slots(built.write(kept, update), 3 * D_MODEL)
-        assert_gradients_reach(x.square().sum() + out.square().sum(), slots, update, *built.parameters())
 
-    def test_leaves_its_inputs_alone_and_does_not_mix_tokens(self, data, site):
-        residual, (d_before, _, d_write), built, slots = self.build(data, site)
-        update, before = random(2, 3, d_write), slots.detach().clone()
-        stream = residual.from_slots(slots)
-        _, kept = built.read(stream)
-        built.write(kept, update)
-        assert torch.equal(update, random(2, 3, d_write))
-        assert torch.equal(residual.to_slots(stream, d_before), before)
-
-        def run(tokens: slice):
-            x, kept = built.read(residual.from_slots(slots[:, tokens]))
-            return x, residual.to_slots(built.write(kept, update[:, tokens]), D_MODEL)
-
-        for alone, together in zip(run(slice(1, 2)), run(slice(None)), strict=True):
-            torch.testing.assert_close(alone, together[:, 1:2])
-
-
-@pytest.mark.parametrize("data", CASES)
-@pytest.mark.parametrize("site", [(5, 5), (5, 2), (3, 5)])
-def test_real_widths_cost_what_whole_ones_cost(data, site):
-    template, _ = make(data)
-    d_read, d_write = (width * template.quantum(D_MODEL) for width in site)
-    real = template.matched_cost(D_MODEL, float(d_read), float(d_write))
-    whole = template.at_widths(D_MODEL, [D_MODEL]).cost(d_read, d_read, d_write)
-    assert (real.params, real.flops) == (whole.params, whole.flops)
+NORMS = NormConfig(kind="rms", norm_dim=D_MODEL), NormConfig(kind="layer", norm_dim=7)
 
 
 @pytest.mark.parametrize("data", CASES)
 class TestEnds:
-    NORMS = NormConfig(kind="rms", norm_dim=D_MODEL), NormConfig(kind="layer", norm_dim=7)
-
-    def entry(self, residual):
-        return fill(residual.build_entry(D_MODEL)), random(2, 3, residual.embedding_width(D_MODEL), requires_grad=True)
-
-    def exit(self, residual, norm=NORMS[0]):
-        return fill(residual.build_exit(D_MODEL, D_MODEL, norm)), random(
-            2, 3, *residual.slot_shape(D_MODEL), requires_grad=True
-        )
-
-    def test_survive_yaml_data(self, data):
+    def test_slots_and_configs_are_read_back_and_real_widths_cost_what_whole_ones_cost(self, data):
         template, residual = make(data)
         assert parse(type(residual), to_data(residual)) == residual
         assert parse(type(template), to_data(template)) == template
-
-    def test_to_slots_is_the_inverse_of_from_slots(self, data):
-        _, residual = make(data)
         slots = random(2, 3, *residual.slot_shape(D_MODEL))
         assert torch.equal(residual.to_slots(residual.from_slots(slots), D_MODEL), slots)
+        for d_read, d_write in (template.quantum(D_MODEL) * torch.tensor([(5, 5), (5, 2), (3, 5)])).tolist():
+            real = template.matched_cost(D_MODEL, float(d_read), float(d_write))
+            whole = template.at_widths(D_MODEL, [D_MODEL]).cost(d_read, d_read, d_write)
+            assert (real.params, real.flops) == (whole.params, whole.flops)
 
-    def test_entry_makes_slots_of_rows_of_the_table(self, data):
+    def test_the_entry_makes_slots_of_rows_and_the_exit_what_the_head_multiplies(self, data):
         _, residual = make(data)
-        entry, rows = self.entry(residual)
-        slots = residual.to_slots(entry(rows), D_MODEL)
-        assert slots.shape == (2, 3, *residual.slot_shape(D_MODEL))
-        assert_gradients_reach(slots.square().sum(), rows, *entry.parameters())
-        torch.testing.assert_close(residual.to_slots(entry(rows[:, 1:2]), D_MODEL), slots[:, 1:2])
+        rows = random(2, 3, residual.embedding_width(D_MODEL)).requires_grad_()
+        slots = random(2, 3, *residual.slot_shape(D_MODEL)).requires_grad_()
+        entry = randomised(residual.build_entry(D_MODEL).double())
+        entered = residual.to_slots(entry(rows), D_MODEL)
+        assert entered.shape == slots.shape
+        assert_gradients_reach(entered.square().sum(), rows, *entry.parameters())
+        torch.testing.assert_close(residual.to_slots(entry(rows[:, 1:2]), D_MODEL), entered[:, 1:2])
+        for norm in NORMS:
+            exit_ = randomised(residual.build_exit(D_MODEL, D_MODEL, norm).double())
+            hidden = exit_(residual.from_slots(slots))
+            assert hidden.shape == (2, 3, D_MODEL)
+            assert_gradients_reach((hidden * random(2, 3, D_MODEL, seed=2)).sum(), slots, *exit_.parameters())
+            torch.testing.assert_close(exit_(residual.from_slots(slots[:, 1:2])), hidden[:, 1:2])
 
-    @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.kind)
-    def test_exit_makes_what_the_head_multiplies(self, data, norm):
+    def test_costs_equal_the_built_parameters_and_flops(self, data):
         _, residual = make(data)
-        exit_, slots = self.exit(residual, norm)
-        hidden = exit_(residual.from_slots(slots))
-        assert hidden.shape == (2, 3, D_MODEL)
-        assert_gradients_reach((hidden * random(2, 3, D_MODEL, seed=2)).sum(), slots, *exit_.parameters())
-        torch.testing.assert_close(exit_(residual.from_slots(slots[:, 1:2])), hidden[:, 1:2])
-
-    @pytest.mark.parametrize("norm", NORMS, ids=lambda norm: norm.kind)
-    def test_costs_equal_the_built_parameters_and_flops(self, data, norm):
-        _, residual = make(data)
-        entry = on_meta(lambda: residual.build_entry(D_MODEL))
-        exit_ = on_meta(lambda: residual.build_exit(D_MODEL, D_MODEL, norm))
         rows, slots = meta(2, 3, residual.embedding_width(D_MODEL)), meta(2, 3, *residual.slot_shape(D_MODEL))
-        ends = [
-            (residual.entry_cost(D_MODEL), entry, lambda: entry(rows)),
-            (residual.exit_cost(D_MODEL), exit_, lambda: exit_(residual.from_slots(slots))),
-        ]
+        entry = on_meta(lambda: residual.build_entry(D_MODEL))
+        ends = [(residual.entry_cost(D_MODEL), entry, lambda: entry(rows))]
+        for norm in NORMS:
+            exit_ = on_meta(lambda norm=norm: residual.build_exit(D_MODEL, D_MODEL, norm))
+            ends.append((residual.exit_cost(D_MODEL), exit_, lambda exit_=exit_: exit_(residual.from_slots(slots))))
         for cost, module, run in ends:
             built = {name: p.numel() for name, p in module.named_parameters() if not name.startswith("norm.")}
             assert cost.params == cost.active_params == sum(built.values())
             assert counted_flops(run) == 6 * cost.forward_flops(seq_len=3)
 
-    def test_an_exit_takes_over_the_matrix_of_another(self, data):
-        _, residual = make(data)
-        first, second = (self.exit(residual)[0] for _ in range(2))
-        second.share_reduction(first)
-        own = {id(p) for p in first.parameters()}
-        assert sum(p.numel() for p in second.parameters() if id(p) in own) == residual.reduction_params(D_MODEL)
+
+SHAPES = cycle([("x", "slim"), ("zigzag", "full"), ("growing", "slim"), ("narrowing", "full")])
 
 
-@pytest.mark.parametrize("data", CASES)
-@pytest.mark.parametrize(
-    ("shape", "endpoints"), [("x", "slim"), ("zigzag", "full"), ("growing", "slim"), ("narrowing", "full")]
-)
-def test_decoder_of_every_variant(data, shape, endpoints):
-    """Cost equals the built parameters, gradients reach all of them, cached decoding equals the full forward."""
-    resolved = config(shape_for(data, shape), endpoints, residual=data)
+@pytest.mark.parametrize(("data", "shape"), [(*case.values, shape) for case, shape in zip(CASES, SHAPES)])
+def test_a_decoder_costs_what_was_built_learns_everywhere_and_decodes_with_a_cache(data, shape):
+    resolved = config(shape_for(data, shape[0]), shape[1], residual=data)
     built = parameters_by_part(on_meta(lambda: Decoder(resolved)))
     assert {part: cost.params for part, cost in resolved.costs().items()} == built
     model, tokens = decoder(resolved), random_tokens(2, 5)
@@ -238,55 +184,43 @@ def test_decoder_of_every_variant(data, shape, endpoints):
 
 
 @pytest.mark.parametrize("data", CASES)
-class TestModel:
-    def test_activation_bytes_are_those_autograd_keeps(self, data):
-        """What two more sequences add: what does not follow the tokens is in both measurements."""
-        resolved = config(shape_for(data, "zigzag"), residual=data)
-        model = decoder(resolved, dtype=torch.float32)
+def test_activation_bytes_are_those_autograd_keeps(data):
+    """What two more sequences add: what does not follow the tokens is in both measurements."""
+    resolved = config(shape_for(data, "zigzag"), residual=data)
+    model = decoder(resolved, dtype=torch.float32)
 
-        def measured(batch: int) -> int:
-            return kept_bytes(lambda: model.loss(*(random_tokens(batch, 9, seed=seed) for seed in (0, 1))))
+    def measured(batch: int) -> int:
+        return kept_bytes(lambda: model.loss(*(random_tokens(batch, 9, seed=seed) for seed in (0, 1))))
 
-        assert measured(3) - measured(1) == 2 * 9 * resolved.cost().activation_bytes(bytes_per_element=4)
+    assert measured(3) - measured(1) == 2 * 9 * resolved.cost().activation_bytes(bytes_per_element=4)
 
-    def test_a_wider_stream_is_refused_or_preserves_the_function_and_can_be_baked(self, data):
-        old = config("uniform", residual=data)
-        n_blocks = D_MODEL // old.residual.slot_shape(D_MODEL)[1]
-        wider = widen_stream(old, 3 * n_blocks)
-        plan = planned_unless_refused(wider, old, "residual.", "d_model: ", UNKNOWN)
-        if plan is not None:
-            assert_preserved(plan)
-            assert_preserved(bake_plan(plan.new))
-            assert expansions(plan)
 
-    def test_an_added_layer_preserves_the_function_of_a_residual_that_says_how_it_grows(self, data):
-        old = config("uniform", residual=data)
-        plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN)
-        assert (plan is None) == (old.residual.layout is None)
-        if plan is not None:
-            assert_preserved(plan)
-
-    def test_padding_the_stream_is_refused_or_preserves_the_function(self, data):
-        old = config("uniform", residual=data)
-        if isinstance(old.residual.layout, SlotLayout):
-            with pytest.raises(UserError, match=rf"^d_model: cannot be padded .*{old.residual.kind}"):
-                pad_plan(old, Multiples(d_model=16))
-        elif old.residual.layout is None:
-            with pytest.raises(UserError, match=f"^{UNKNOWN}"):
-                pad_plan(old, Multiples(d_model=16))
-        else:
-            plan = pad_plan(old, Multiples(d_model=16))
-            assert plan.new.d_model == 32
-            assert_preserved(plan)
-
-    def test_a_format_that_cannot_hold_it_says_so(self, data):
-        """Every residual but plain ones without options, in a model that is a Llama in all else."""
-        model = config("uniform", residual=data, embedding_multiplier=1.0)
-        if data == {"kind": "plain"}:
-            hf_config(model, n_positions=64)
-            return
+@pytest.mark.parametrize("data", CASES)
+def test_growth_and_padding_preserve_the_function_or_are_refused_and_no_format_takes_it_for_a_plain_stream(data):
+    old = config("uniform", residual=data)
+    wider = widen_stream(old, 3 * D_MODEL // old.residual.slot_shape(D_MODEL)[1])
+    if (plan := planned_unless_refused(wider, old, "residual.", "d_model: ", UNKNOWN)) is not None:
+        assert_preserved(plan)
+        assert_preserved(bake_plan(plan.new))
+        assert expansions(plan)
+    plan = planned_unless_refused(add_layers(old, [2]), old, UNKNOWN)
+    assert (plan is None) == (old.residual.layout is None)
+    if plan is not None:
+        assert_preserved(plan)
+    if old.residual.layout is None or isinstance(old.residual.layout, SlotLayout):
+        refused = UNKNOWN if old.residual.layout is None else f"d_model: cannot be padded .*{old.residual.kind}"
+        with pytest.raises(UserError, match=f"^{refused}"):
+            pad_plan(old, Multiples(d_model=16))
+    else:
+        plan = pad_plan(old, Multiples(d_model=16))
+        assert plan.new.d_model == 32
+        assert_preserved(plan)
+    llama = config("uniform", residual=data, embedding_multiplier=1.0)
+    if data == {"kind": "plain"}:
+        hf_config(llama, n_positions=64)
+    else:
         with pytest.raises(UserError, match=r"^residual\.(kind|resize): got .*; llama has "):
-            hf_config(model, n_positions=64)
+            hf_config(llama, n_positions=64)
 
 
 @pytest.mark.parametrize("kind", TEMPLATES)
@@ -294,16 +228,11 @@ def test_another_value_of_a_field_is_refused_or_preserves_the_function(kind):
     """Whatever is not kept must make no difference."""
     cases = [case.values[0] for case in CASES if case.values[0]["kind"] == kind]
     models = [config(shape_for(data, "x"), residual=data) for data in cases]
-    for old in (*models[:3], *models[-2:]):
+    for old in models[:: -(-len(models) // 3)]:
         for residual in with_other_values(old.residual, [model.residual for model in models], set()):
             wanted = old.model_copy(update={"residual": residual})
-            if is_valid(wanted):
-                assert_refused_or_preserved(old, wanted)
-
-
-def is_valid(model) -> bool:
-    try:
-        checked_copy(model, "model")
-    except UserError:
-        return False
-    return True
+            try:
+                checked_copy(wanted, "model")
+            except UserError:
+                continue
+            assert_refused_or_preserved(old, wanted)

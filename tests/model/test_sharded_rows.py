@@ -1,6 +1,5 @@
 """Rows of which a process holds its share."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,11 +13,6 @@ def test_a_shard_has_the_rows_that_torch_chunks_into_it(n_rows: int, n_shards: i
     chunks = [*rows.chunk(n_shards), *[rows[:0]] * n_shards][:n_shards]  # torch leaves out those without rows
     found = [rows[rows_of_shard(n_rows, shard, n_shards)] for shard in range(n_shards)]
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, chunks, strict=True))
-
-
-@pytest.mark.parametrize("n_shards", [1, 2, 5])
-def test_nothing_has_no_rows(n_shards: int) -> None:
-    assert [rows_of_shard(0, shard, n_shards) for shard in range(n_shards)] == [slice(0, 0)] * n_shards
 
 
 def test_a_plain_tensor_is_whole() -> None:

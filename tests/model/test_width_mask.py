@@ -1,10 +1,13 @@
+"""The masks over hidden units: steps, ramps and their derivatives."""
+
 import math
 
 import pytest
 import torch
 from pydantic import TypeAdapter
+from thinned import in_turn
 
-from widthwise.model.ffn.width_mask import AnyWidthMask, LearnableMaskConfig, TemperedMaskConfig
+from widthwise.model.ffn.width_mask import AnyWidthMask
 
 M = 512
 CENTRES = torch.arange(M, dtype=torch.float64) + 0.5
@@ -45,10 +48,6 @@ class TestStep:
             expected = [1.0 if i + 0.5 < width else 0.0 for i in range(M)]
             assert values(mask, width).tolist() == expected
 
-    def test_a_width_that_is_a_whole_number_uses_as_many_units(self):
-        widths = torch.arange(0, M + 1, dtype=torch.float64)
-        assert values(mask_of(kind="hard"), widths).sum(-1).tolist() == widths.tolist()
-
     def test_straight_through_has_exactly_the_values_of_the_step_and_the_derivative_of_the_sigmoid(self):
         widths = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float32) * M
         centres = CENTRES.float()
@@ -60,31 +59,14 @@ class TestStep:
             assert not slopes(hard, width).any()
 
 
-class TestSoft:
-    @pytest.mark.parametrize("temperature", [1.0, 4.0, 16.0])
-    def test_sum_of_the_mask_is_the_width_away_from_the_ends(self, temperature):
-        widths = torch.linspace(10 * temperature, M - 10 * temperature, 37, dtype=torch.float64)
-        total = values(mask_of(kind="soft", temperature=temperature), widths).sum(-1)
-        torch.testing.assert_close(total, widths, rtol=0, atol=1e-3)
-
-    @pytest.mark.parametrize("temperature", [1.0, 2.5, 8.0])
-    def test_distance_to_the_step_is_two_log_two_temperatures(self, temperature):
+def test_the_sum_of_a_soft_mask_is_the_width_and_its_distance_to_the_step_two_log_two_temperatures():
+    for temperature in (1.0, 2.5, 8.0):
+        mask = mask_of(kind="soft", temperature=temperature)
+        widths = torch.linspace(10 * temperature, M - 10 * temperature, 37, dtype=torch.float64)  # away from the ends
+        torch.testing.assert_close(values(mask, widths).sum(-1), widths, rtol=0, atol=1e-3)
         widths = 200 + torch.linspace(0, 1, 101, dtype=torch.float64)[:-1]
-        distance = values(mask_of(kind="soft", temperature=temperature), widths) - values(mask_of(kind="hard"), widths)
+        distance = values(mask, widths) - values(mask_of(kind="hard"), widths)
         assert distance.abs().sum(-1).mean().item() == pytest.approx(2 * math.log(2) * temperature, rel=0.05)
-
-    def test_becomes_the_step_as_the_temperature_falls(self):
-        hard = values(mask_of(kind="hard"), 77.3)
-        gaps = [(values(mask_of(kind="soft", temperature=t), 77.3) - hard).abs().max().item() for t in (1, 0.1, 0.01)]
-        assert gaps[0] > gaps[1] > gaps[2]
-        assert gaps[2] < 1e-6
-
-    def test_evaluation_is_soft_too_unless_told_otherwise(self):
-        soft, hard = mask_of(kind="soft"), mask_of(kind="hard")
-        assert torch.equal(values(mask_of(training=False, kind="soft"), 99.2), values(soft, 99.2))
-        hardened = mask_of(training=False, kind="soft", hard_eval=True)
-        assert torch.equal(values(hardened, 99.2), values(hard, 99.2))
-        assert torch.equal(values(hardened.train(), 99.2), values(soft, 99.2))
 
 
 def test_linear_ramp_is_the_clipped_line():
@@ -102,18 +84,19 @@ def test_annealing_shrinks_the_temperature_in_equal_ratios_to_a_step_in_evaluati
         found = values(mask, 200.3, progress=moment)
         assert mask.temperature(moment).item() == pytest.approx(temperature)
         torch.testing.assert_close(found, sigmoid((200.3 - CENTRES) / temperature))
-    assert torch.equal(values(mask.eval(), 200.3), values(mask_of(kind="hard"), 200.3))
 
 
-@pytest.mark.parametrize("kind", ["ste", "anneal", "nested"])
-def test_evaluates_as_a_step(kind):
-    edge = mask_of(training=False, kind=kind).edge(HALFWAY, torch.float64)
-    assert edge.margin == 0
-    assert torch.equal(edge.mask(HALFWAY * 100.4, CENTRES), values(mask_of(kind="hard"), 50.2))
+def test_others_evaluate_as_a_step():
+    for kind in ("ste", "anneal", "nested"):
+        edge = mask_of(training=False, kind=kind).edge(HALFWAY, torch.float64)
+        assert edge.margin == 0
+        assert torch.equal(edge.mask(HALFWAY * 100.4, CENTRES), values(mask_of(kind="hard"), 50.2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("training", [True, False])
+@in_turn(
+    ("kind", KINDS),
+    ("training", [True, False]),
+)
 def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training):
     """A straight-through mask has a derivative everywhere, of which rounding leaves nothing beyond its margin."""
     mask = mask_of(training, kind=kind)
@@ -125,31 +108,18 @@ def test_beyond_the_margin_the_mask_is_0_or_1_without_derivative(kind, training)
         assert slopes(mask, width)[inner | outer].sum() <= 1.1 * 2**-52
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_a_straight_through_mask_leaves_out_one_rounding_of_its_derivative(dtype):
-    mask = mask_of(kind="ste", temperature=1.7)
-    margin = mask.edge(HALFWAY, dtype).margin
-    left_out = 2 / (1 + math.exp(margin / 1.7))  # the integral of the derivative is 1
-    assert left_out == pytest.approx(torch.finfo(dtype).eps, rel=0.01)
-
-
 class TestTemperature:
-    @pytest.mark.parametrize("kind", ["hard", "nested", "none"])
-    def test_a_step_has_none(self, kind):
-        assert mask_of(kind=kind).temperature is None
-
     def test_default_is_a_thirty_second_of_d_ff_but_at_least_one(self):
         for kind in ("ste", "soft", "anneal", "linear_ramp"):
             for d_ff, expected in ((512, 16.0), (100, 3.125), (32, 1.0), (7, 1.0)):
                 assert parsed(kind=kind).at_width(d_ff).temperature == expected
                 assert parsed(kind=kind, temperature=2.5).at_width(d_ff).temperature == 2.5
 
-    @pytest.mark.parametrize("kind", ["ste", "soft", "linear_ramp"])
-    def test_learned_one_starts_where_it_is_said_and_stays_in_bounds(self, kind):
-        module = mask_of(kind=kind, learn_temperature=True, temperature=5.0).temperature
-        with torch.no_grad():
+    def test_learned_one_starts_where_it_is_said_and_stays_in_bounds(self):
+        for kind in ("ste", "soft", "linear_ramp"):
+            module = mask_of(kind=kind, learn_temperature=True, temperature=5.0).temperature
             for theta, expected in ((0.0, 5.0), (0.3, 5 * math.exp(0.3)), (9.0, M / 16), (-9.0, 1.0)):
-                module.theta.weight.fill_(theta)
+                torch.nn.init.constant_(module.theta.weight, theta)
                 assert module(HALFWAY).item() == pytest.approx(expected)
                 assert module(HALFWAY) <= module.highest
 
@@ -169,15 +139,6 @@ class TestTemperature:
         for bad in ({"kind": "soft", "temperature": 0.0}, {"kind": "nested", "n_buckets": 1}):
             with pytest.raises(ValueError, match="greater than"):
                 parsed(**bad)
-
-    def test_counts(self):
-        for kind in (*KINDS, "none"):
-            config = parsed(kind=kind)
-            options = [{}, {"learn_temperature": True}] if isinstance(config, LearnableMaskConfig) else [{}]
-            for option in options:
-                explicit = parsed(kind=kind, **option).at_width(M)
-                assert explicit.cost().params == sum(p.numel() for p in explicit.build(M).parameters())
-            assert isinstance(config, TemperedMaskConfig) == hasattr(config, "temperature")
 
 
 class TestNested:

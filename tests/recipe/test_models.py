@@ -17,26 +17,18 @@ from widthwise.yaml_io import to_yaml
 TOKENS = torch.arange(3, 16)[None]
 
 
-@pytest.fixture
-def recipe() -> Recipe:
-    return tiny_recipe()
-
-
 def _weights(model: Decoder) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
-def test_a_recipe_its_file_and_its_config_give_one_model(recipe: Recipe, tmp_path: Path) -> None:
-    path = tmp_path / "recipe.yaml"
+def test_a_recipe_its_file_and_its_config_give_one_model_if_it_can_be_trained(tmp_path: Path) -> None:
+    recipe, path = tiny_recipe(), tmp_path / "recipe.yaml"
     path.write_text(to_yaml(recipe))
     expected = _weights(build(recipe))
     for source in (path, str(path)):
         assert torch.equal(_weights(build(source)), expected)
     assert torch.equal(_weights(build(recipe.explicit_model, seed=recipe.train.seed)), expected)
     assert not torch.equal(_weights(build(recipe, seed=recipe.train.seed + 1)), expected)
-
-
-def test_a_recipe_that_cannot_be_trained_is_refused(recipe: Recipe) -> None:
     broken = recipe.model_copy(update={"schedule": recipe.schedule.model_copy(update={"warmup_steps": 99})})
     with pytest.raises(UserError, match="warmup_steps"):
         build(broken)
@@ -53,11 +45,8 @@ def test_a_grown_model_computes_the_same_and_leaves_the_old_one_alone(to: Recipe
     assert _weights(grown).numel() > before.numel()
     torch.testing.assert_close(grown(TOKENS), model(TOKENS), rtol=1e-5, atol=1e-5)
     assert torch.equal(_weights(model), before)
-
-
-def test_a_model_does_not_grow_smaller(recipe: Recipe) -> None:
     with pytest.raises(UserError):
-        grow_model(build(recipe), tiny_recipe("model.n_layers=2", "model.shape.widths=[24, 24]"))
+        grow_model(grown, tiny_recipe("model.n_layers=2", "model.shape.widths=[24, 24]"))
 
 
 def test_the_groups_give_torch_the_rates_and_decays_of_the_recipe() -> None:
@@ -71,13 +60,7 @@ def test_the_groups_give_torch_the_rates_and_decays_of_the_recipe() -> None:
     assert found.keys() == expected.keys() == set(names.values())
     for name, rates in found.items():
         assert rates == pytest.approx(expected[name]), name
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam])
-def test_other_optimizers_of_torch_take_the_groups(recipe: Recipe, optimizer: type[torch.optim.Optimizer]) -> None:
-    model = build(recipe)
-    made = optimizer(parameter_groups(model, lr=0.01))
     before = _weights(model)
     model.loss(TOKENS[:, :-1], TOKENS[:, 1:]).objective.backward()
-    made.step()
+    torch.optim.SGD(groups).step()  # which knows less of a group than AdamW
     assert not torch.equal(_weights(model), before)

@@ -1,13 +1,15 @@
+"""Schedules of the learning rate: the paper's own numbers, closed forms, and what all have in common."""
+
 import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from widthwise.config_io import UserError
-from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, Schedule, WSDSchedule
+from widthwise.recipe.schedule import ConstantSchedule, CosineSchedule, PowerSchedule, WSDSchedule
 
 # Specification of the variable-width paper's recipe: a, c, warm-up, steps, peak and final learning rate at lr 0.01.
 PAPER = {
@@ -19,22 +21,16 @@ PAPER = {
 
 
 @pytest.mark.parametrize("size", PAPER)
-def test_power_schedule_has_the_papers_peak_and_final_rate(size):
+def test_power_schedule_has_the_papers_peak_and_final_rate_and_takes_a_and_c_from_the_batch(size):
     a, c, warmup, steps, peak, final = PAPER[size]
     schedule = PowerSchedule(a=a, c=c, warmup_steps=warmup)
     assert 0.01 * schedule.factor(warmup, 0.01, steps, 1) == pytest.approx(peak, abs=5e-7)
     assert 0.01 * schedule.factor(steps, 0.01, steps, 1) == pytest.approx(final, abs=5e-7)
     rates = [schedule.factor(step, 0.01, steps, 1) for step in range(1, steps + 1, 7)]
     assert max(rates) <= schedule.factor(warmup, 0.01, steps, 1)
-
-
-@pytest.mark.parametrize("size", PAPER)
-def test_power_schedule_takes_a_and_c_from_the_batch_as_the_paper_does(size):
-    a, c, warmup, steps, _, _ = PAPER[size]
-    explicit = PowerSchedule(a=a, c=c, warmup_steps=warmup)
     derived = PowerSchedule(warmup_steps=warmup)
     for step in (1, warmup, steps):
-        assert derived.factor(step, 0.01, steps, c) == explicit.factor(step, 0.01, steps, c)
+        assert derived.factor(step, 0.01, steps, c) == schedule.factor(step, 0.01, steps, 1)
 
 
 def test_power_schedule_is_capped_by_the_recipes_rate():
@@ -67,7 +63,7 @@ schedules = st.one_of(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(schedules, st.integers(51, 300))
 def test_every_schedule_warms_up_linearly_never_rises_after_and_stays_within_0_and_1(schedule, total_steps):
     factors = [schedule.factor(step, 0.01, total_steps, 4096) for step in range(1, total_steps + 1)]
@@ -79,21 +75,10 @@ def test_every_schedule_warms_up_linearly_never_rises_after_and_stays_within_0_a
     assert all(later <= earlier for earlier, later in pairwise(after))
 
 
-def test_schedules_are_told_apart_by_kind():
-    parsed = TypeAdapter(Schedule).validate_python({"kind": "wsd", "decay_steps": 3})
-    assert parsed == WSDSchedule(decay_steps=3)
-
-
-def test_a_warmup_as_long_as_the_run_is_refused():
+def test_what_does_not_fit_into_the_run_is_refused():
     with pytest.raises(UserError, match=r"warmup_steps: got 10; must be less than train.steps = 10"):
         CosineSchedule(warmup_steps=10).check(10)
-
-
-def test_a_decay_longer_than_what_warmup_leaves_is_refused():
     with pytest.raises(UserError, match="takes 8 steps, but warm-up leaves 7"):
         WSDSchedule(warmup_steps=3, decay_steps=8).check(10)
-
-
-def test_two_lengths_of_the_decay_are_refused():
     with pytest.raises(ValidationError, match="give one of them"):
         WSDSchedule(decay_steps=3, decay_fraction=0.1)

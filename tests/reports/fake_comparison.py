@@ -7,26 +7,19 @@ from pathlib import Path
 from typing import Any
 
 SHAPES = {"uniform": [576] * 7, "x": [640, 576, 448, 320, 448, 576, 640], "hourglass": [608] * 5}
+RATIOS = {"average_width": "average_width", "kv_bytes": "kv_bytes_per_token"}
+RATIOS |= {"activation_bytes": "activation_bytes_per_token"}
 
 
 def cost(widths: list[int]) -> dict[str, Any]:
-    parts = {
-        "embedding": 4096 * max(widths),
-        "attention": sum(4 * width**2 for width in widths),
-        "ffn": sum(8 * width**2 for width in widths),
-        "norm": sum(2 * width for width in widths),
-        "residual": 0,
-        "head": 4096 * max(widths),
-    }
-    total = sum(parts.values())
+    ends, n = 4096 * max(widths), len(widths)
+    parts = {"embedding": ends, "attention": sum(4 * width**2 for width in widths), "norm": 2 * sum(widths)}
+    parts |= {"ffn": sum(8 * width**2 for width in widths), "residual": 0, "head": ends}
+    total, heads = sum(parts.values()), [width // 64 for width in widths]
+    sizes = {"widths": widths, "average_width": sum(widths) / n, "virtual_width": 1 + n / 8, "d_model": max(widths)}
+    sizes |= {"n_heads": heads, "n_kv_heads": heads, "head_dim": [64] * n}
     return {
-        "widths": widths,
-        "average_width": sum(widths) / len(widths),
-        "virtual_width": 1 + len(widths) / 8,
-        "d_model": max(widths),
-        "n_heads": [width // 64 for width in widths],
-        "n_kv_heads": [width // 64 for width in widths],
-        "head_dim": [64] * len(widths),
+        **sizes,
         "hidden_widths": [[8 * width // 3] for width in widths],
         "params": {"total": total, "active": total, **parts},
         "flops_per_token": {"forward": 2.2 * total, "training": 6.6 * total, "forward_causal": 2.1 * total},
@@ -74,7 +67,7 @@ def width_oracle(n_layers: int) -> dict[str, Any]:
 
 
 def write_run(
-    folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True, n_records: int = 600
+    folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True, n_records: int = 60
 ) -> None:
     """A run directory of 6000 steps with so many training records and a validation every 500 steps that has one."""
     folder.mkdir(parents=True)
@@ -85,40 +78,23 @@ def write_run(
     records: list[dict[str, Any]] = []
     for step in range(6000 // n_records, 6001, 6000 // n_records):
         loss = 3 + offset + 6 * math.exp(-step / 400) + 2 / math.sqrt(step) + noise.gauss(0, 0.03)
-        records.append(
-            {"step": step, "event": "train", "loss": loss, "lr": 1e-2 * min(1, step / 300, (6100 - step) / 3000)}
-        )
-        records[-1] |= {
-            "grad_norm": 0.4 + noise.random() / 5,
-            "tokens": step * 4096,
-            "tokens_per_second": 41e3,
-            "mfu": None,
-        }
+        lr = 1e-2 * min(1, step / 300, (6100 - step) / 3000)
+        measured = {"grad_norm": 0.4 + noise.random() / 5, "tokens_per_second": 41e3, "mfu": None}
+        records.append({"step": step, "event": "train", "loss": loss, "lr": lr, "tokens": step * 4096, **measured})
         if step % 500 == 0:
             loss += noise.gauss(0.02, 0.004)
             records.append({"step": step, "event": "validation", "loss": loss, "perplexity": math.exp(loss)})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     if finished:
-        result = {
-            "status": "finished",
-            "name": name,
-            "seed": seed,
-            "steps": 6000,
-            "tokens": 6000 * 4096,
-            "cost": cost(shape),
-        }
+        result = {"status": "finished", "name": name, "seed": seed, "steps": 6000, "tokens": 6000 * 4096}
         result |= {"train_loss": 3.02, "val_loss": 3.04 + offset, "val_perplexity": 20.9, "val_bits_per_byte": 1.2}
-        (folder / "result.json").write_text(json.dumps(result | {"tokens_per_second": 41e3, "wall_seconds": 599.2}))
+        result |= {"cost": cost(shape), "tokens_per_second": 41e3, "wall_seconds": 599.2}
+        (folder / "result.json").write_text(json.dumps(result))
 
 
 def estimate(mean: float, half_width: float) -> dict[str, Any]:
-    spread = half_width / 8
-    return {
-        "mean": mean,
-        "low": mean - half_width,
-        "high": mean + half_width,
-        "per_seed": [mean - spread, mean + spread],
-    }
+    seeds = [mean - half_width / 8, mean + half_width / 8]
+    return {"mean": mean, "low": mean - half_width, "high": mean + half_width, "per_seed": seeds}
 
 
 def add_to_result(run: Path, **changes: Any) -> None:
@@ -140,37 +116,20 @@ def write_comparison(folder: Path, names: tuple[str, str, str] = ("uniform", "x"
         ratio = {
             "params": own["params"]["total"] / base["params"]["total"],
             "flops": own["flops_per_token"]["forward"] / base["flops_per_token"]["forward"],
-            "average_width": own["average_width"] / base["average_width"],
-            "kv_bytes": own["kv_bytes_per_token"] / base["kv_bytes_per_token"],
-            "activation_bytes": own["activation_bytes_per_token"] / base["activation_bytes_per_token"],
+            **{name: own[of] / base[of] for name, of in RATIOS.items()},
             "tokens_per_second": 1 + i / 50,
         }
-        variants.append(
-            {
-                "name": name,
-                "runs": runs,
-                "val_loss": estimate(3.05 + offset, 0.02),
-                "train_loss": estimate(3.02 + offset, 0.02),
-                "val_bits_per_byte": estimate(1.21 + offset / 2, 0.01),
-                "tokens_per_second": estimate(41e3 * (1 + i / 50), 300),
-                "difference": estimate(offset, half_width) if i else None,
-                "verdict": verdict,
-                "cost": own,
-                "ratio": ratio,
-            }
-        )
-    comparison = {
-        "title": "quickstart",
-        "command": "widthwise compare configs/quickstart.yaml",
-        "created": "2026-11-21T10:00:00+00:00",
-        "metric": "val_loss",
-        "confidence": 0.95,
-        "seeds": [1, 2],
-        "baseline": names[0],
-        "matched": "params",
+        variant: dict[str, Any] = {"name": name, "runs": runs, "verdict": verdict, "cost": own, "ratio": ratio}
+        variant |= {"val_loss": estimate(3.05 + offset, 0.02), "train_loss": estimate(3.02 + offset, 0.02)}
+        variant |= {"val_bits_per_byte": estimate(1.21 + offset / 2, 0.01)}
+        variant |= {"tokens_per_second": estimate(41e3 * (1 + i / 50), 300)}
+        variants.append(variant | {"difference": estimate(offset, half_width) if i else None})
+    comparison = {"title": "quickstart", "command": "widthwise compare configs/quickstart.yaml"}
+    comparison |= {"created": "2026-11-21T10:00:00+00:00", "metric": "val_loss", "confidence": 0.95, "seeds": [1, 2]}
+    comparison |= {"baseline": names[0], "matched": "params", "variants": variants}
+    comparison |= {
         "sentence": f"{names[1]} reaches a held-out loss 0.0123 below {names[0]} (95% interval -0.0203 to -0.0043).",
         "environment": {"python": "3.11.7", "torch": "2.13.0", "widthwise": "0.1.0", "n_cpus": 2, "gpu": None},
-        "variants": variants,
     }
     (folder / "comparison.json").write_text(json.dumps(comparison))
     return folder

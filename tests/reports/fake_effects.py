@@ -39,19 +39,16 @@ def comparison_data(
         own = _variant(name, width, tokens, at(doublings), seeds)
         own["difference"] = difference(at(doublings), n_seeds=len(seeds))
         variants.append(own | {"at_equal_loss": {"val_loss": at_equal_loss(tokens_ratio=_ratio(at(doublings)))}})
-    return {
-        "title": f"width {width}",
-        "command": f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}",
-        "created": "2026-11-23T03:00:00+00:00",
+    command = f"widthwise compare configs/w{width}.yaml train.steps={tokens // 1000}"
+    about = {"title": f"width {width}", "command": command, "created": "2026-11-23T03:00:00+00:00", "sentence": ""}
+    about |= {
         "metric": "val_loss",
         "confidence": 0.95,
         "seeds": list(seeds),
         "baseline": "uniform",
         "matched": "params",
-        "sentence": "",
-        "environment": {"python": "3.11.7", "data": DATA},
-        "variants": variants,
     }
+    return {**about, "environment": {"python": "3.11.7", "data": DATA}, "variants": variants}
 
 
 def _variant(name: str, width: int, tokens: int, offset: float, seeds: Sequence[int]) -> dict[str, Any]:

@@ -18,44 +18,24 @@ def law(x: float, share: float) -> float:
 
 def group(name: str, share: float) -> dict[str, Any]:
     a = A * (share * 1e18) ** B
-    fit = {
-        "form": "y = a*x^-b",
-        "parameters": {"a": interval(a, 0.1), "b": interval(B, 0.004)},
-        "rms": 0.001,
-        "r_squared": 0.9991,
-        "reason": None,
-        "band": {
-            "x": SIZES,
-            "low": [0.99 * law(x, share) for x in SIZES],
-            "high": [1.01 * law(x, share) for x in SIZES],
-        },
-    }
-    return {
-        "name": name,
-        "points": [{"name": f"{name}-{x:g}", "x": x, "y": law(x, share), "n_seeds": 3} for x in SIZES],
-        "fits": {"power": fit, "power_irreducible": None, "log_linear": None},
-        "chosen": "power",
-    }
+    band = {"x": SIZES, **{end: [by * law(x, share) for x in SIZES] for end, by in (("low", 0.99), ("high", 1.01))}}
+    fit = {"form": "y = a*x^-b", "parameters": {"a": interval(a, 0.1), "b": interval(B, 0.004)}, "band": band}
+    fit |= {"rms": 0.001, "r_squared": 0.9991, "reason": None}
+    points = [{"name": f"{name}-{x:g}", "x": x, "y": law(x, share), "n_seeds": 3} for x in SIZES]
+    fits = {"power": fit, "power_irreducible": None, "log_linear": None}
+    return {"name": name, "points": points, "fits": fits, "chosen": "power"}
 
 
 def saving(kind: str, ratio: float) -> dict[str, Any]:
     at = {"name": "uniform-2e+19", "x": SIZES[-1], "y": law(SIZES[-1], 1.0)}
-    return {
-        "group": "x",
-        "baseline": "uniform",
-        "fit": "power",
-        "kind": kind,
-        "at": at,
-        "ratio": interval(ratio, 0.05),
-        "is_extrapolated": kind == "point",
-    }
+    between = {"group": "x", "baseline": "uniform", "fit": "power", "kind": kind}
+    return {**between, "at": at, "ratio": interval(ratio, 0.05), "is_extrapolated": kind == "point"}
 
 
 def scaling_data() -> dict[str, Any]:
+    about = {"title": "ladder", "command": "widthwise fit runs/ladder", "created": "2026-11-21T10:00:00+00:00"}
     return {
-        "title": "ladder",
-        "command": "widthwise fit runs/ladder",
-        "created": "2026-11-21T10:00:00+00:00",
+        **about,
         "confidence": 0.95,
         "x": "training FLOPs",
         "y": "loss",

@@ -24,25 +24,24 @@ def estimate(mean: float, half_width: float = HALF_WIDTH) -> dict[str, Any]:
 def finished(name: str, group: str | None, values: dict[str, Any], offset: float | None) -> dict[str, Any]:
     """offset: difference to the baseline; None for the baseline itself."""
     verdict = "baseline" if offset is None else "better" if offset < -HALF_WIDTH else "cannot tell"
+    above = offset or 0.0
     return {
-        "name": name,
-        "group": group,
-        "values": values,
-        "state": "finished",
-        "reason": None,
+        **unfinished(name, group, values, "finished"),
         "runs": [f"runs/{name}-seed{seed}" for seed in (1, 2, 3)],
-        "val_loss": estimate(BASELINE_LOSS + (offset or 0.0)),
+        "val_loss": estimate(BASELINE_LOSS + above),
         "train_loss": None,
-        "val_bits_per_byte": estimate(2.0 + (offset or 0.0)),
+        "val_bits_per_byte": estimate(2.0 + above),
         "tokens_per_second": estimate(4e4, 100),
-        "difference": None if offset is None else estimate(offset),
+        "difference": None if offset is None else estimate(above),
         "verdict": verdict,
         "cost": cost(SHAPE),
         "ratio": {"params": 1.0, "flops": 0.97},
     }
 
 
-def unfinished(name: str, group: str, values: dict[str, Any], state: str, reason: str | None = None) -> dict[str, Any]:
+def unfinished(
+    name: str, group: str | None, values: dict[str, Any], state: str, reason: str | None = None
+) -> dict[str, Any]:
     return {"name": name, "group": group, "values": values, "state": state, "reason": reason}
 
 
@@ -59,30 +58,19 @@ def sweep_data() -> dict[str, Any]:
                 points.append(finished(name, "x", values, difference(layer, width)))
     for group, offset in (("growing", 0.012), ("narrowing", -0.004)):
         points += [finished(f"{group}-{width}", group, {WIDTH_KEY: width}, offset + 0.01 * width) for width in SINGLE]
+    single = {WIDTH_KEY: SINGLE}
+    study = {"storage": "postgresql://studies/shapes", "sampler": "grid", "n_failed": 1}
+    about = {"title": "shapes", "command": "widthwise sweep configs/shapes.yaml", "metric": "val_loss"}
+    about |= {"created": "2026-11-21T10:00:00+00:00", "confidence": 0.95, "seeds": [1, 2, 3]}
     return {
-        "title": "shapes",
-        "command": "widthwise sweep configs/shapes.yaml",
-        "created": "2026-11-21T10:00:00+00:00",
-        "metric": "val_loss",
-        "confidence": 0.95,
-        "seeds": [1, 2, 3],
+        **about,
         "matched": "params",
         "baseline": "uniform",
         "sentence": "Of 8 points x-0.25-0.3 has the lowest held-out loss.\n1 of 11 points failed: x-0.75-0.7.",
         "environment": {"python": "3.11.7", "torch": "2.13.0"},
-        "axes": {
-            "x": {LAYER_KEY: LAYERS, WIDTH_KEY: WIDTHS},
-            "growing": {WIDTH_KEY: SINGLE},
-            "narrowing": {WIDTH_KEY: SINGLE},
-        },
+        "axes": {"x": {LAYER_KEY: LAYERS, WIDTH_KEY: WIDTHS}, "growing": single, "narrowing": single},
         "points": points,
-        "study": {
-            "storage": "postgresql://studies/shapes",
-            "sampler": "grid",
-            "n_points": len(points),
-            "n_finished": len(points) - 2,
-            "n_failed": 1,
-        },
+        "study": {**study, "n_points": len(points), "n_finished": len(points) - 2},
     }
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from chromium_pipe import IN_CHROMIUM, Page
 from fake_comparison import write_comparison
-from fake_scaling import SIZES, law, write_scaling
+from fake_effects import BASE_TOKENS, EFFECTS, HALF_WIDTH, write_scales
 
-from widthwise.reports.page.formats import MINUS, MISSING, fixed
+from widthwise.reports.page.formats import fixed, si, signed
 from widthwise.reports.writing import write_report
 
 pytestmark = IN_CHROMIUM
@@ -59,32 +59,13 @@ def validations(folder: Path, run: str) -> list[dict[str, Any]]:
     return [record for record in records if record["event"] == "validation"]
 
 
-@pytest.mark.parametrize("index", [3, 11])
-def test_pointing_at_a_line_shows_what_the_run_recorded(page: Page, folder: Path, index: int) -> None:
-    record = validations(folder, "variant1-seed2")[index]
-    page.mouse("Moved", *places(page, "x", "seed 2")[index])
-    name, detail, step, loss = page.evaluate(TIP)
-    assert (name, detail) == ("x", "seed 2")
-    assert step == f"step: {record['step']:,}"
-    assert float(loss.removeprefix("held-out loss: ")) == pytest.approx(record["loss"], abs=6e-5)
-
-
-def test_away_from_every_line_nothing_is_shown(page: Page) -> None:
-    x, y = places(page, "x", "seed 2")[11]
-    page.mouse("Moved", x, y)
-    assert page.evaluate(TIP)
-    page.mouse("Moved", x, y - 150)
-    assert page.evaluate(TIP) is None
-
-
-def test_points_on_logarithmic_axes_show_their_numbers(browser: Page, tmp_path: Path) -> None:
-    browser.open(write_report([write_scaling(tmp_path)])[0], 1280)
-    path = f"document.querySelector('[data-detail=\"x-{SIZES[1]:g}\"] path.numbers')"
-    browser.mouse("Moved", *browser.evaluate(PLACES.format(path=path))[0])
-    name, detail, flops, loss = browser.evaluate(TIP)
-    assert (name, detail) == ("x", f"x-{SIZES[1]:g}")
-    assert flops == "training FLOPs: 1E"
-    assert float(loss.removeprefix("loss: ")) == pytest.approx(law(SIZES[1], 0.8), abs=6e-5)
+def test_pointing_at_a_line_shows_what_the_run_recorded(page: Page, folder: Path) -> None:
+    for index in (3, 11):
+        record = validations(folder, "variant1-seed2")[index]
+        page.mouse("Moved", *places(page, "x", "seed 2")[index])
+        name, detail, step, loss = page.evaluate(TIP)
+        assert (name, detail, step) == ("x", "seed 2", f"step: {record['step']:,}")
+        assert float(loss.removeprefix("held-out loss: ")) == pytest.approx(record["loss"], abs=6e-5)
 
 
 def test_a_name_in_the_legend_hides_its_lines_and_shows_them_again(page: Page) -> None:
@@ -120,20 +101,6 @@ def test_a_title_of_a_column_sorts_by_its_numbers_and_then_gives_the_order_back(
     page.press("Enter")
     assert page.evaluate(f"{title}.getAttribute('aria-sort')") is None
     assert column(page, 0) == list(losses)
-
-
-def test_sizes_with_prefixes_and_missing_cells_are_sorted_as_numbers(page: Page) -> None:
-    order = [f"{MINUS}3", "12.5", "1,024", "998k", "1.2M", MISSING]
-    cells = [order[i] for i in (5, 4, 3, 0, 1, 2)]
-    texts = "[...document.querySelectorAll('#curves details table tbody tr')].map(row => row.cells[1].textContent)"
-    page.evaluate("document.querySelector('#curves details').open = true")
-    n_rows = len(page.evaluate(texts))
-    fill = f"({json.dumps((cells * n_rows)[:n_rows])}).forEach((text, i) => {{ rows[i].cells[1].textContent = text; }})"
-    page.evaluate(f"{{ const rows = document.querySelectorAll('#curves details table tbody tr'); {fill} }}")
-    page.evaluate("document.querySelectorAll('#curves details table thead th button')[1].click()")
-    shown = page.evaluate(texts)
-    assert list(dict.fromkeys(shown)) == order
-    assert sorted(shown, key=order.index) == shown
 
 
 def test_dragging_enlarges_a_range_and_a_double_click_shows_all(page: Page) -> None:
@@ -188,3 +155,40 @@ def test_without_scripts_the_page_says_the_same(browser: Page, report: Path) -> 
         assert browser.evaluate("document.querySelectorAll('button').length") == 0
     finally:
         browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+MARKERS = """(() => {
+  const panel = [...document.querySelectorAll('figure')].find(each => each.textContent.trim().startsWith('turns'));
+  panel.scrollIntoView({block: 'center', behavior: 'instant'});
+  return [...panel.querySelectorAll('[data-name="SIZE"][data-detail] path.numbers')].flatMap(path => {
+    const numbers = path.getAttribute('d').match(/[^M ]+/g).map(Number), matrix = path.getScreenCTM();
+    if (numbers.length > 2) return [];
+    const at = new DOMPoint(...numbers).matrixTransform(matrix);
+    return [[at.x, at.y]];
+  });
+})()"""
+SEEN = """[...document.querySelectorAll('figure')].map(each =>
+  [...each.querySelectorAll('[data-name]')].filter(group => getComputedStyle(group).display !== 'none').length)"""
+
+
+def test_a_marker_of_an_effect_says_its_numbers_and_a_name_in_the_legend_hides_a_size_in_all_panels(
+    browser: Page, tmp_path: Path
+) -> None:
+    browser.open(write_report(write_scales(tmp_path / "src"), tmp_path / "out")[0], 1280)
+    for size in ("771k parameters", "3.79M parameters"):
+        for place, doublings in zip(browser.evaluate(MARKERS.replace("SIZE", size)), (0, 2), strict=True):
+            browser.mouse("Moved", *place)
+            mean = EFFECTS["turns"](doublings)
+            assert browser.evaluate(TIP) == [
+                size,
+                f"{signed(mean - HALF_WIDTH, 4)} to {signed(mean + HALF_WIDTH, 4)}",
+                "3 seeds",
+                f"tokens: {si(BASE_TOKENS * 2**doublings)}",
+                f"difference in nats: {signed(mean, 2).removeprefix('+')}",
+            ]
+    before = browser.evaluate(SEEN)
+    browser.evaluate("document.querySelector('.legend button').click()")
+    after = browser.evaluate(SEEN)
+    assert len(after) == len(EFFECTS)
+    assert all(0 < hidden < shown for hidden, shown in zip(after, before))
+    assert browser.complaints() == []

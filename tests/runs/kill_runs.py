@@ -1,12 +1,7 @@
 """Trains a tiny run in child processes that are killed; run by test_kill.py.
 
 kill_runs.py moments WORK N SEED     kills -9 at N random moments of one run, which then finishes
-kill_runs.py operations WORK         goes on from what a kill before any single file operation of a run leaves
-kill_runs.py growth WORK             the same of a run whose model grows
-kill_runs.py mixture WORK            the same of a run on a mixture
-kill_runs.py keep WORK               the same of a run that keeps its best checkpoint, which is not the last
-kill_runs.py validated WORK          the same of a run that is validated on a further text and a task
-kill_runs.py rewind WORK             the same of a run that diverges at its third batch and goes back to its first step
+kill_runs.py KIND WORK               goes on from what a kill before any single file operation of such a run leaves
 
 Prints a line of JSON: how many were killed. The children are forked so that importing torch is paid once; the
 parent never runs a model, because threads do not survive a fork.
@@ -32,9 +27,10 @@ from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.data.config import open_data
-from widthwise.data.corpus import named_corpus
-from widthwise.data.prepare import prepare
 from widthwise.runs.train import train_or_resume
+
+EVERY_STEP = "train.checkpoint_every=1"
+JUMPY = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}")
 
 
 def child(recipe, path: Path, prepare: Callable[[], None] = lambda: None) -> int:
@@ -73,7 +69,7 @@ def kill_at_random_moments(work: Path, n_kills: int, seed: int) -> int:
     return n_killed
 
 
-def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int] = (4,)) -> int:
+def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int]) -> int:
     """Goes on from every state that a kill before a file operation would leave; returns how many these are."""
     steps = ("train.steps=4", "train.checkpoint_every=2", "train.keep_last=1", "train.validate_every=2")
     recipe = tiny_recipe(*steps, *overrides)
@@ -90,21 +86,14 @@ def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int] = (4
     return len(killed)
 
 
-def mixture_of_two(folder: Path) -> str:
-    """A mixture of two preparations of one corpus that hold out different fractions."""
-    sources = {}
-    for name, held_out in (("a", 0.05), ("b", 0.9)):
-        prepare(named_corpus("synthetic"), folder / name, tokenizer="bytes", held_out=held_out)
-        sources[name] = {"path": str(folder / name), "weight": held_out}
-    return f"data={json.dumps({'mixture': sources})}"
-
-
-def validated_on_more(folder: Path) -> str:
-    """A text and a task of one question."""
-    (folder / "text.txt").write_text("a text that is longer than one window")
-    (folder / "task.jsonl").write_text('{"context": "one two", "continuation": "three"}\n')
-    texts, tasks = {"own": {"source": f"{folder}/text.txt"}}, {"quiz": {"file": f"{folder}/task.jsonl"}}
-    return f"validation={json.dumps({'texts': texts, 'tasks': tasks})}"
+KINDS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "plain": ((), (4,)),
+    "growth": ((UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]"), (4,)),
+    "rewind": (("train.on_spike={kind: rewind, margin_steps: 2}", EVERY_STEP), (2, 3, 4)),
+    "keep": (("train.keep_best=true", EVERY_STEP, "train.validate_every=1", *JUMPY), (2, 4)),
+}
+"""Kind -> its overrides, and the checkpoints that stay: it grows; it diverges at its third batch and goes back to its
+first step; it keeps its best checkpoint, which is not the last."""
 
 
 if __name__ == "__main__":
@@ -114,20 +103,9 @@ if __name__ == "__main__":
     mode, folder = sys.argv[1], Path(sys.argv[2])
     if mode == "moments":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
-    elif mode == "growth":
-        n = kill_before_operations(folder, UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]")
-    elif mode == "rewind":
-        spoil(pytest.MonkeyPatch(), {2: math.nan})
-        rewind = "train.on_spike={kind: rewind, margin_steps: 2}"
-        n = kill_before_operations(folder, rewind, "train.checkpoint_every=1", kept=(2, 3, 4))
-    elif mode == "keep":
-        rules = ("train.keep_best=true", "train.checkpoint_every=1", "train.validate_every=1")
-        jumpy = ("optimizer.lr=0.2", "schedule={kind: constant, warmup_steps: 1}")
-        n = kill_before_operations(folder, *rules, *jumpy, kept=(2, 4))
-    elif mode == "validated":
-        n = kill_before_operations(folder, validated_on_more(folder))
-    elif mode == "mixture":
-        n = kill_before_operations(folder, mixture_of_two(folder))
     else:
-        n = kill_before_operations(folder)
+        if mode == "rewind":
+            spoil(pytest.MonkeyPatch(), {2: math.nan})
+        overrides, kept = KINDS[mode]
+        n = kill_before_operations(folder, *overrides, kept=kept)
     print(json.dumps({"n_killed": n}))

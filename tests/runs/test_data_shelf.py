@@ -1,12 +1,18 @@
-"""Data are read and checked once, as long as no file of them changes."""
+"""Data are read and checked once, as long as no file of them changes, and which files a run is bound to."""
 
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 
-from widthwise.config_io import UserError
+from widthwise.config_io import UserError, to_data
 from widthwise.data.config import DataConfig, MixtureConfig, open_data
+from widthwise.data.mixture import MixedData
+from widthwise.data.names import ENDING
+from widthwise.data.prepare import prepare
+from widthwise.data.prepared import PreparedData
+from widthwise.runs.data_identity import identity_of
 from widthwise.runs.data_shelf import DataShelf
 
 SYNTHETIC = DataConfig(corpus="synthetic", tokenizer="bytes")
@@ -57,45 +63,9 @@ def test_the_second_run_reads_nothing(stages, progress):
     assert before[-2:] == CHECKS
     assert both(shelf, SYNTHETIC, progress) is first
     assert stages == before
-
-
-def test_another_process_checks_nothing_again(stages, progress):
-    shelf = DataShelf()
-    both(shelf, SYNTHETIC, progress)
     del stages[:]
-    both(pickle.loads(pickle.dumps(shelf)), SYNTHETIC, progress)
+    both(pickle.loads(pickle.dumps(shelf)), SYNTHETIC, progress)  # in another process
     assert not set(CHECKS) & set(stages)
-
-
-def test_each_shelf_checks_for_itself(folder, stages, progress):
-    for _ in range(2):
-        both(DataShelf(), DataConfig(path=str(folder)), progress)
-    assert stages == 2 * CHECKS
-
-
-def test_a_file_that_changes_between_two_runs_is_checked_again(folder, stages, progress):
-    shelf, section = DataShelf(), DataConfig(path=str(folder))
-    both(shelf, section, progress)
-    damage(folder)
-    with pytest.raises(UserError, match="checksum differs"):
-        both(shelf, section, progress)
-
-
-def test_what_failed_its_check_is_not_taken_for_checked(folder, progress):
-    damage(folder)
-    shelf, section = DataShelf(), DataConfig(path=str(folder))
-    for _ in range(2):
-        with pytest.raises(UserError, match="checksum differs"):
-            both(shelf, section, progress)
-
-
-def test_a_missing_file_is_noticed(folder, progress):
-    shelf, section = DataShelf(), DataConfig(path=str(folder))
-    both(shelf, section, progress)
-    (file,) = folder.glob("train*.bin")
-    file.unlink()
-    with pytest.raises(UserError, match="train"):
-        both(shelf, section, progress)
 
 
 def test_of_a_mixture_every_source_counts(folder, stages, progress):
@@ -108,3 +78,29 @@ def test_of_a_mixture_every_source_counts(folder, stages, progress):
     damage(folder)
     with pytest.raises(UserError, match="checksum differs"):
         both(shelf, section, progress)
+
+
+@pytest.fixture
+def data(tmp_path) -> PreparedData:
+    return prepare("synthetic", tmp_path / "out", tokenizer="bytes")
+
+
+def without_names(data: PreparedData, folder) -> PreparedData:
+    """As a folder that was prepared before names were kept."""
+    shutil.copytree(data.path, folder, ignore=shutil.ignore_patterns(f"*{ENDING}"))
+    files = data.manifest.trained_on
+    return PreparedData(folder, data.manifest.model_copy(update={"files": files}))
+
+
+def test_names_of_documents_are_no_part_of_what_a_run_is_bound_to(data, tmp_path):
+    old = without_names(data, tmp_path / "old")
+    assert len(old.manifest.files) == len(data.manifest.files) - 2
+    assert identity_of(old) == identity_of(data)
+    mixtures = [MixedData({"a": first, "b": data}, {"a": 1, "b": 2}) for first in (old, data)]
+    assert identity_of(mixtures[0]) == identity_of(mixtures[1])
+
+
+def test_every_file_that_is_trained_on_is(data):
+    found = to_data(identity_of(data))["files"]
+    names = ["held_out.bin", "held_out.idx", "tokenizer_spec.json", "train.bin", "train.idx"]
+    assert found == {name: data.manifest.files[name].sha256 for name in names}

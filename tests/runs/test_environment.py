@@ -1,11 +1,17 @@
+"""What is kept of where a run was made, and how much of the machine others used meanwhile."""
+
 import json
+import os
 import shlex
 import sys
 
+import pytest
 import torch
 
 from widthwise.runs import environment as module
+from widthwise.runs import other_work
 from widthwise.runs.environment import REPRODUCED_WITH, command_line, environment
+from widthwise.runs.other_work import LARGEST_SHARE, Clocks, OtherWork, is_shared
 
 
 def test_environment_is_plain_data_with_what_reproduces_a_run():
@@ -42,12 +48,18 @@ def test_command_shows_no_password(monkeypatch):
     ]
 
 
-def test_command_can_be_pasted_into_a_shell(monkeypatch):
-    arguments = ["train", "x.yaml", "model.shape={kind: x}", "--out", "my runs"]
-    monkeypatch.setattr(sys, "argv", ["widthwise", *arguments])
-    assert shlex.split(command_line()) == ["widthwise", *arguments]
-
-
 def test_commit_of_a_repository_that_merely_contains_the_package_is_not_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_git", lambda *arguments: str(tmp_path))
     assert environment()["commit"] is None
+
+
+def test_it_is_what_all_did_but_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = iter([Clocks(busy=1000.0, own=7.0, wall=50.0), Clocks(busy=1024.0, own=22.0, wall=60.0)])
+    monkeypatch.setattr(other_work, "read_clocks", lambda: next(clocks))
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert OtherWork().share() == pytest.approx((24 - 15) / 10 / 3)
+
+
+def test_a_tenth_of_the_cpus_makes_a_machine_shared() -> None:
+    assert not is_shared(0.99 * LARGEST_SHARE)
+    assert is_shared(1.01 * LARGEST_SHARE)

@@ -1,6 +1,4 @@
 import json
-import shutil
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,22 +6,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError, checked_copy
-from widthwise.data.prepare import prepare
 from widthwise.growth.pad import Multiples
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs import descendant
 from widthwise.runs.bake import bake_intended
-from widthwise.runs.conversion import Intention, carry_out
+from widthwise.runs.conversion import carry_out
 from widthwise.runs.grow import GrowOptions, growth_intended, wanted_recipe
 from widthwise.runs.pad import pad_intended
 from widthwise.runs.source import Source
 from widthwise.runs.train import resume, train
 from widthwise.training.checkpoint_folder import checkpoint_paths, find_damage
-from widthwise.training.metrics import PeakMemory
 
 STEP = 5
 WIDER = ("model.layers.1.ffn.d_ff=40", "model.layers.2.ffn.d_ff=110")
@@ -55,17 +50,9 @@ def tensors(path: Path, name: str) -> dict[str, torch.Tensor]:
     return load_file(checkpoint_paths(path / "checkpoints")[0] / f"{name}.safetensors")
 
 
-def test_growth_by_nothing_is_the_run_itself(source: Source, finished: Path, tmp_path: Path) -> None:
-    """Weights, moments, random state, data and counts: all that goes on is there, or the runs would part."""
-    grown(source, tmp_path / "same", "train.keep_last=99")
-    resume(tmp_path / "same")
-    mine, theirs = outcome(tmp_path / "same"), outcome(finished)
-    assert [record for record in mine["metrics"] if record["event"] != "grown"] == theirs["metrics"]
-    assert mine["model"] == theirs["model"]
-    assert mine["optimizer"] == theirs["optimizer"]
-
-
-def test_a_grown_run_trains_on_where_the_old_one_stood(source: Source, tmp_path: Path) -> None:
+def test_a_grown_run_trains_on_where_the_old_one_stood_with_its_weights_and_moments(
+    source: Source, tmp_path: Path
+) -> None:
     found = grown(source, tmp_path / "grown", *WIDER)
     run = RunDir(tmp_path / "grown")
     assert found["step"] == STEP
@@ -77,6 +64,12 @@ def test_a_grown_run_trains_on_where_the_old_one_stood(source: Source, tmp_path:
     assert after["loader"] == before["loader"]
     assert after["recent_losses"] == before["recent_losses"]
     assert torch.equal(tensors(run.path, "rng")["cpu"], tensors(source.run.path, "rng")["cpu"])
+    name, n_old = "layers.1.ffn.w_gate.weight", source.model.layers[1].ffn.hidden_widths[0]
+    assert torch.equal(tensors(run.path, "model")[name][:n_old], tensors(source.run.path, "model")[name])
+    old, new = (tensors(path, "optimizer") for path in (source.run.path, run.path))
+    for part in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(new[f"{name}.{part}"][:n_old], old[f"{name}.{part}"])
+    assert new[f"{name}.step"] == STEP
     result = resume(run.path)
     assert result["steps"] == 9
     assert result["cost"]["params"]["total"] == found["after"]["params"]
@@ -84,17 +77,6 @@ def test_a_grown_run_trains_on_where_the_old_one_stood(source: Source, tmp_path:
     events = [(record["step"], record["event"]) for record in run.metrics()]
     assert (STEP, "grown") in events
     assert (4, "train") in events
-
-
-def test_old_entries_keep_weights_and_moments(source: Source, tmp_path: Path) -> None:
-    grown(source, tmp_path / "grown", *WIDER)
-    name, n_old = "layers.1.ffn.w_gate.weight", source.model.layers[1].ffn.hidden_widths[0]
-    old, new = (tensors(path, "model")[name] for path in (source.run.path, tmp_path / "grown"))
-    assert torch.equal(new[:n_old], old)
-    old, new = (tensors(path, "optimizer") for path in (source.run.path, tmp_path / "grown"))
-    for part in ("exp_avg", "exp_avg_sq"):
-        assert torch.equal(new[f"{name}.{part}"][:n_old], old[f"{name}.{part}"])
-    assert new[f"{name}.step"] == STEP
 
 
 def test_what_the_optimizer_forgets(source: Source, tmp_path: Path) -> None:
@@ -106,86 +88,31 @@ def test_what_the_optimizer_forgets(source: Source, tmp_path: Path) -> None:
     assert resume(tmp_path / "all")["steps"] == 9
 
 
-def test_a_seed_names_the_new_weights(source: Source, tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        grown(source, tmp_path / name, *WIDER, seed=seed)
-    a, b, c = (
-        (checkpoint_paths(tmp_path / name / "checkpoints")[0] / "model.safetensors").read_bytes() for name in "abc"
-    )
-    assert a == b != c
-
-
-def test_data_that_stay_need_not_be_there(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descendant, "open_data", lambda *_: pytest.fail("opened the data"))
-    grown(source, tmp_path / "grown", *WIDER)
-    recorded = [RunDir(path).environment()["data"] for path in (source.run.path, tmp_path / "grown")]
-    assert recorded[0] == recorded[1]
-
-
-def test_a_larger_batch_goes_on_behind_the_windows_seen(source: Source, tmp_path: Path) -> None:
+def test_a_larger_batch_goes_on_behind_the_windows_seen_and_other_data_begin_anew(
+    source: Source, tmp_path: Path
+) -> None:
     found = grown(source, tmp_path / "grown", *WIDER, "train.batch_size=6")
     assert state_json(tmp_path / "grown")["loader"]["step"] == 4  # 5 batches of 4 are 20 windows, and 3 of 6 are 18
     assert not any("anew" in note for note in found["notes"])
     assert resume(tmp_path / "grown")["steps"] == 9
+    other = grown(source, tmp_path / "other", *WIDER, "train.seed=4")
+    assert state_json(tmp_path / "other")["loader"]["step"] == 0
+    assert "data begin anew: other seed than before" in other["notes"]
 
 
-def test_other_data_begin_anew_and_are_told(source: Source, tmp_path: Path) -> None:
-    found = grown(source, tmp_path / "grown", *WIDER, "train.seed=4")
-    assert state_json(tmp_path / "grown")["loader"]["step"] == 0
-    assert "data begin anew: other seed than before" in found["notes"]
-    assert resume(tmp_path / "grown")["steps"] == 9
-
-
-def test_another_tokenizer_is_refused(source: Source, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.tokenizer: got bpe-257; must be that of the model, bytes, whose"):
-        grown(source, tmp_path / "grown", *WIDER, "data.tokenizer=bpe-257")
-    assert not (tmp_path / "grown").exists()
-
-
-def test_the_same_tokenizer_under_another_name_is_taken(tmp_path: Path) -> None:
-    first = prepare("synthetic", tmp_path / "first", tokenizer="bpe-257")
-    prepare("synthetic", tmp_path / "second", tokenizer=str(first.path / "tokenizer.json"), held_out=0.2)
-    train(tiny_recipe(f"data.path={first.path}", "train.steps=3"), tmp_path / "run")
-    source = Source.of(tmp_path / "run")
-    found = grown(source, tmp_path / "grown", *WIDER, f"data.path={tmp_path / 'second'}", "train.steps=5")
-    assert any("data begin anew" in note for note in found["notes"])
-    assert resume(tmp_path / "grown")["steps"] == 5
-
-
-def test_another_optimizer_begins_anew(source: Source, tmp_path: Path) -> None:
-    muon = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
-    found = grown(source, tmp_path / "grown", *WIDER, muon)
-    assert "the optimizer begins anew: muon where it was adamw" in found["notes"]
-    assert resume(tmp_path / "grown")["steps"] == 9
-
-
-def test_layers_are_added_where_they_are_asked_for(source: Source, tmp_path: Path) -> None:
-    (tmp_path / "deep.yaml").write_text(deep_recipe())
-    recipe = wanted_recipe(source, tmp_path / "deep.yaml", ())
-    intention = growth_intended(source, recipe, GrowOptions(layers=(0, None, 1, 2)))
-    assert intention.plan.correspondence.layers == (0, None, 1, 2)
-    assert carry_out(source, intention, tmp_path / "grown")["certificate"]["is_preserved"]
-    assert resume(tmp_path / "grown")["steps"] == 9
-
-
-def deep_recipe() -> str:
-    from widthwise.yaml_io import to_yaml
-
-    return to_yaml(tiny_recipe("model.n_layers=4", "model.shape={kind: explicit, widths: [24, 8, 8, 24]}"))
-
-
-def constants_intended(source: Source, allow_change: bool) -> Intention:
-    """Wider heads, whose scale the recipe has otherwise."""
-    overrides = ["model.layers.1.attention.head_dim=12", "model.layers.1.attention.scale=0.25"]
-    recipe = wanted_recipe(source, None, overrides)
-    return growth_intended(source, recipe, GrowOptions(allow_change=allow_change))
-
-
-def test_constants_that_stay_are_told_and_bake_folds_them(source: Source, tmp_path: Path) -> None:
-    found = carry_out(source, constants_intended(source, allow_change=False), tmp_path / "grown")
+def test_constants_that_stay_are_told_changed_where_that_is_allowed_and_folded_by_bake(
+    source: Source, tmp_path: Path
+) -> None:
+    wider_heads = ["model.layers.1.attention.head_dim=12", "model.layers.1.attention.scale=0.25"]
+    found = grown(source, tmp_path / "grown", *wider_heads)
     assert any(line.startswith("layer 1: attention.scale stays 0.353553 (the recipe") for line in found["constants"])
     assert found["bake_helps"]
     assert found["changes"] == []
+    allowed = grown(source, tmp_path / "changed", *wider_heads, allow_change=True)
+    assert "layer 1: attention.scale 0.353553 -> 0.25" in allowed["changes"]
+    assert allowed["constants"] == []
+    assert not allowed["certificate"]["is_preserved"]
+    assert saved_recipe(RunDir(tmp_path / "changed")).explicit_model.layers[1].attention.scale == 0.25
     baked = carry_out(
         Source.of(tmp_path / "grown"), bake_intended(Source.of(tmp_path / "grown"), False), tmp_path / "baked"
     )
@@ -199,14 +126,6 @@ def test_constants_that_stay_are_told_and_bake_folds_them(source: Source, tmp_pa
     explicit, standard = (tensors(tmp_path / folder, "model")[name] for folder in ("grown", "baked"))
     # The same steps but for rounding in fp32; at the rate of the others they would be shorter by 2e-3 each.
     torch.testing.assert_close(standard / factor, explicit, rtol=0, atol=1e-4)
-
-
-def test_a_change_of_constants_is_made_only_where_it_is_allowed(source: Source, tmp_path: Path) -> None:
-    found = carry_out(source, constants_intended(source, allow_change=True), tmp_path / "changed")
-    assert "layer 1: attention.scale 0.353553 -> 0.25" in found["changes"]
-    assert found["constants"] == []
-    assert not found["certificate"]["is_preserved"]
-    assert saved_recipe(RunDir(tmp_path / "changed")).explicit_model.layers[1].attention.scale == 0.25
 
 
 def test_a_model_that_would_not_compute_the_same_is_not_written(
@@ -225,21 +144,18 @@ def test_a_model_that_would_not_compute_the_same_is_not_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
+def test_what_cannot_be_is_refused_before_anything_is_written(source: Source, tmp_path: Path) -> None:
+    for override, message in (
         ("model.layers.1.ffn.d_ff=3", "growth takes nothing away"),
+        ("model.n_layers=5", "has every layer written out"),
+        ("train.n_layers=5", r"train\.n_layers: unknown key"),
         ("train.steps=4", r"train\.steps: got 4; .* has made 5 steps already"),
         ("model.vocab_size=300", "vocab_size: got 300 where it was 257"),
         ("growth=[{at_step: 3, model: {d_model: 32}}]", r"growth\.0"),
         ("growth=[{at_step: 5, model: {}}]", r"growth\.0: comes before step 5, which .* has reached already"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_anything_is_written(
-    source: Source, tmp_path: Path, override: str, message: str
-) -> None:
-    with pytest.raises(UserError, match=message):
-        grown(source, tmp_path / "grown", *WIDER, override)
+    ):
+        with pytest.raises(UserError, match=message):
+            grown(source, tmp_path / "grown", *WIDER, override)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
@@ -252,16 +168,6 @@ def test_a_folder_that_holds_something_is_left_alone(source: Source, tmp_path: P
     (tmp_path / "empty").mkdir()
     grown(source, tmp_path / "empty", *WIDER)
     assert RunDir(tmp_path / "empty").exists
-
-
-def test_a_full_disk_leaves_nothing(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copytree", fail)
-    with pytest.raises(UserError, match="No space left"):
-        grown(source, tmp_path / "grown", *WIDER)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
 def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source: Source, tmp_path: Path) -> None:
@@ -281,36 +187,6 @@ def test_every_step_is_counted_with_the_model_and_the_batch_that_made_it(source:
     tokens = [record["tokens"] for record in RunDir(tmp_path / "padded").metrics() if record["event"] == "train"]
     assert tokens == sorted(tokens)
     assert tokens[-1] == last["tokens"]
-
-
-def test_a_budget_of_flops_counts_what_the_run_has_spent(source: Source, tmp_path: Path) -> None:
-    scratch = wanted_recipe(source, None, WIDER)
-    per_step = scratch.training_flops / scratch.train.steps
-    budget = source.spent.training_flops + 7.4 * per_step
-    recipe = wanted_recipe(source, None, (*WIDER, f"train.steps={{training_flops: {budget!r}}}"))
-    assert recipe.train.steps == STEP + 7
-    with pytest.raises(UserError, match="those before step 5 take"):
-        wanted_recipe(source, None, (*WIDER, f"train.steps={{training_flops: {source.spent.training_flops!r}}}"))
-
-
-def test_a_finished_run_grows_and_is_told_to_need_more_steps(finished: Path, tmp_path: Path) -> None:
-    source = Source.of(finished)
-    found = grown(source, tmp_path / "grown", *WIDER)
-    assert any("train.steps = 9 is the step reached" in note for note in found["notes"])
-    records = RunDir(tmp_path / "grown").metrics()
-    assert [record for record in records if record["event"] != "grown"] == list(source.run.metrics())
-    assert resume(tmp_path / "grown")["val_loss"] == pytest.approx(source.run.result()["val_loss"], abs=1e-5)
-    found = grown(source, tmp_path / "longer", *WIDER, "train.steps=11")
-    assert not any("step reached" in note for note in found["notes"])
-    assert resume(tmp_path / "longer")["steps"] == 11
-
-
-def test_a_damaged_checkpoint_is_passed_over_and_told(source: Source, tmp_path: Path) -> None:
-    newest = checkpoint_paths(source.run.checkpoints)[0]
-    (newest / "model.safetensors").write_bytes(b"damaged")
-    found = grown(Source.of(source.run.path), tmp_path / "grown", *WIDER)
-    assert found["step"] == STEP - 1
-    assert any("step_00000005 is damaged" in note for note in found["notes"])
 
 
 def test_a_run_that_grew_grows_from_the_model_of_its_checkpoint(tmp_path: Path) -> None:
@@ -339,37 +215,6 @@ def test_padding_is_zero_and_stays_zero(source: Source, tmp_path: Path) -> None:
             resume(tmp_path / "padded")
 
 
-def test_nothing_to_do_is_said(source: Source) -> None:
-    with pytest.raises(UserError, match="nothing to bake"):
-        bake_intended(source, one_eps=False)
-    with pytest.raises(UserError, match="nothing to pad"):
-        pad_intended(source, Multiples(d_ff=1))
-    with pytest.raises(UserError, match="got nothing to grow to"):
-        wanted_recipe(source, None, ())
-
-
-def test_a_run_without_checkpoint_is_refused(source: Source) -> None:
-    shutil.rmtree(source.run.checkpoints)
-    with pytest.raises(UserError, match="no checkpoint"):
-        Source.of(source.run.path)
-
-
-def test_prices_of_a_width_budget_go_on(tmp_path: Path) -> None:
-    dynamic = "model.ffn={kind: dynamic, d_ff: 24}"
-    budget = "train.width_budget={kind: lagrangian, target: 0.6, rate: 0.1, scope: layer}"
-    train(tiny_recipe(dynamic, budget), tmp_path / "run")
-    source = Source.of(unfinished_copy(tmp_path / "run", tmp_path / "source", STEP))
-    prices = state_json(source.run.path)["width_prices"]
-    assert len(prices) == 3
-    assert any(price > 0 for price in prices)
-    grown(source, tmp_path / "grown", "model.layers.1.ffn.d_ff=40", "model.layers.1.ffn.grown_from=[24]")
-    assert state_json(tmp_path / "grown")["width_prices"] == prices
-    grown(source, tmp_path / "other", "model.layers.1.ffn.d_ff=40", "train.width_budget.scope=model")
-    assert state_json(tmp_path / "other")["width_prices"] == [0.0]
-    for name in ("grown", "other"):
-        assert resume(tmp_path / name)["steps"] == 9
-
-
 def test_rates_rise_again_behind_a_growth(source: Source, tmp_path: Path) -> None:
     """Over the steps that the optimizer looks back, but no more than are left, or over those asked for."""
     grown(source, tmp_path / "grown", *WIDER)
@@ -383,17 +228,3 @@ def test_rates_rise_again_behind_a_growth(source: Source, tmp_path: Path) -> Non
         ratios = [found.lr_factor(step) / wanted.lr_factor(step) for step in range(1, wanted.train.steps + 1)]
         expected = [1.0] * STEP + [min(1.0, (i + 1) / n_steps) for i in range(n_left)]
         assert ratios == pytest.approx(expected)
-
-
-def test_speed_and_memory_are_those_of_the_grown_model(
-    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grown(source, tmp_path / "grown", *WIDER)
-    monkeypatch.setattr(PeakMemory, "n_bytes", lambda self: 7)
-    result = resume(tmp_path / "grown")
-    records = RunDir(tmp_path / "grown").metrics()
-    at = next(i for i, record in enumerate(records) if record["event"] == "grown")
-    seconds = [record["step_seconds"] for record in records[at:] if record["event"] == "train"]
-    tokens_per_step = saved_recipe(RunDir(tmp_path / "grown")).tokens_per_step
-    assert result["tokens_per_second"] == pytest.approx(tokens_per_step / statistics.median(seconds))
-    assert result["peak_memory_bytes"] == 7

@@ -5,21 +5,11 @@ import sys
 import time
 
 import pytest
-from tiny_runs import Listener, tiny_recipe, unfinished_copy
+from tiny_runs import unfinished_copy
 
-from widthwise.config_io import UserError
-from widthwise.metrics_file import MetricsFile
 from widthwise.records.listing import PlannedRun, PlannedRuns
 from widthwise.run_dir import RunDir
 from widthwise.runs.listing import list_runs, listed_run
-from widthwise.runs.train import train
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(), path)
-    return path
 
 
 def test_a_run_says_what_its_last_records_say(finished):
@@ -51,12 +41,6 @@ def test_states_follow_from_who_holds_a_run_and_how_it_ended(finished, tmp_path)
         assert [run.state for run in list_runs(folder)] == ["running", "failed", "running"]
 
 
-def test_a_run_is_running_while_it_trains(tmp_path):
-    states = []
-    train(tiny_recipe(), tmp_path / "run", Listener(lambda step: states.append(listed_run(tmp_path / "run").state)))
-    assert set(states) == {"running"}
-
-
 def test_a_broken_run_hides_no_other(finished, tmp_path):
     broken = unfinished_copy(finished, tmp_path / "broken", 5)
     unfinished_copy(finished, tmp_path / "good", 5)
@@ -64,11 +48,6 @@ def test_a_broken_run_hides_no_other(finished, tmp_path):
     first, second = list_runs(tmp_path)
     assert (first.state, second.state) == ("unreadable", "stopped")
     assert first.reason.startswith(f"{broken}/config.yaml: is not valid YAML")
-
-
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(UserError, match="nowhere: is not a folder"):
-        list_runs(tmp_path / "nowhere")
 
 
 def test_looking_from_another_process_keeps_nobody_from_a_run(finished, tmp_path):
@@ -86,13 +65,3 @@ def test_looking_from_another_process_keeps_nobody_from_a_run(finished, tmp_path
             with RunDir(run).locked():
                 pass
         looker.terminate()
-
-
-def test_last_records_are_found_from_the_end_as_from_the_front(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    assert file.last_records("train") == ({}, {})
-    events = ["train", "validation", "norms", "train", "norms"]
-    file.append([{"step": step, "event": event} for step, event in enumerate(events, start=1)])
-    last, found = file.last_records("train", "validation", "growth")
-    assert last == {"step": 5, "event": "norms"}
-    assert found == {"train": {"step": 4, "event": "train"}, "validation": {"step": 2, "event": "validation"}}

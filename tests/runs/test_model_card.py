@@ -1,20 +1,15 @@
 """The README.md of an exported model, and the Python in it."""
 
-import pytest
-
 from widthwise.runs.architecture_words import profile_words
 
 
-@pytest.mark.parametrize(
-    ("widths", "words"),
-    [
+def test_the_profile_of_the_widths_has_a_name() -> None:
+    for widths, words in (
         ([48, 48, 48], "uniform in width"),
         ([72, 48, 24, 24, 64], "x-shaped"),
         ([24, 72, 72, 48], "diamond-shaped"),
         ([24, 24, 40], "growing wider"),
         ([40, 24], "narrowing"),
         ([40, 24, 48, 16], "of several widths"),
-    ],
-)
-def test_the_profile_of_the_widths_has_a_name(widths: list[int], words: str) -> None:
-    assert profile_words(widths).startswith(words)
+    ):
+        assert profile_words(widths).startswith(words)

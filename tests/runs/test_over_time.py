@@ -1,23 +1,17 @@
 """Runs evaluated and analysed at other checkpoints than the newest."""
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from tiny_runs import Listener, tiny_recipe
+from tiny_runs import tiny_recipe
 
 from widthwise.analysis.decoder_subject import DecoderSubject
 from widthwise.analysis.profile import Profile
-from widthwise.config_io import UserError
 from widthwise.data.config import open_data
 from widthwise.data.held_out import HeldOut
-from widthwise.records.analysis import AnalysedModel
 from widthwise.run_dir import RunDir
 from widthwise.runs.analyse import analyse
-from widthwise.runs.evaluate import evaluate_run, save_evaluation
-from widthwise.runs.export import export_run
+from widthwise.runs.evaluate import evaluate_run
 from widthwise.runs.scored import HELD_OUT
 from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
@@ -38,25 +32,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def numbers(model: AnalysedModel, without: set[str]) -> dict[str, Any]:
-    return {key: value for key, value in model.to_data().items() if key not in without}
-
-
-def validation_losses(run: Path) -> dict[int, float]:
-    return {record["step"]: record["loss"] for record in RunDir(run).metrics() if record["event"] == "validation"}
-
-
-@pytest.mark.parametrize("step", [3, 6, 9])
-def test_the_held_out_text_gives_the_loss_of_the_validation_of_that_step(run: Path, step: int) -> None:
-    found = evaluate_run(run, step=step)
-    loss = found["texts"][HELD_OUT]["metrics"]["nats_per_token"]["value"]
-    assert loss == pytest.approx(validation_losses(run)[step], rel=1e-6)
-    assert (found["step"], found["tokens"]) == (step, step * TOKENS_PER_STEP)
-
-
-def test_evaluations_of_several_steps_stand_beside_each_other(run: Path) -> None:
-    files = [save_evaluation(evaluate_run(run, step=step)) for step in (3, 6)]
-    assert [json.loads(file.read_text())["step"] for file in files] == [3, 6]
+def test_the_held_out_text_gives_the_loss_of_the_validation_of_that_step(run: Path) -> None:
+    losses = {record["step"]: record["loss"] for record in RunDir(run).metrics() if record["event"] == "validation"}
+    for step in (3, 6, 9):
+        found = evaluate_run(run, step=step)
+        loss = found["texts"][HELD_OUT]["metrics"]["nats_per_token"]["value"]
+        assert loss == pytest.approx(losses[step], rel=1e-6)
+        assert (found["step"], found["tokens"]) == (step, step * TOKENS_PER_STEP)
 
 
 def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:
@@ -74,28 +56,13 @@ def test_an_analysis_looks_into_the_model_of_that_step(run: Path) -> None:
 def test_every_checkpoint_is_a_model_of_an_analysis(run: Path) -> None:
     found = analyse([run], n_tokens=34, every_checkpoint=True)
     one_by_one = [analyse([run], n_tokens=34, step=step)["models"][0] for step in (3, 6, 9)]
-    own = {"name", "run"}
-    assert [numbers(model, own) for model in found["models"]] == [numbers(model, own) for model in one_by_one]
+    of_all, of_each = (
+        [{**model.to_data(), "name": "", "run": ""} for model in models] for models in (found["models"], one_by_one)
+    )
+    assert of_all == of_each
     assert [(model["name"], model["run"], model["tokens"]) for model in found["models"]] == [
         (f"run, step {step}", "run", step * TOKENS_PER_STEP) for step in (3, 6, 9)
     ]
     assert found["title"] == "run"
     answer, _ = found["sentence"].splitlines()
     assert "run, step 9, beside run, step 3:" in answer
-
-
-def test_a_damaged_checkpoint_is_left_out_and_named(run: Path, tmp_path: Path) -> None:
-    damaged = shutil.copytree(run, tmp_path / "damaged")
-    (damaged / "checkpoints/step_00000006/model.safetensors").write_bytes(b"torn")
-    listener = Listener()
-    found = analyse([damaged], n_tokens=34, observer=listener, every_checkpoint=True)
-    assert [model["step"] for model in found["models"]] == [3, 9]
-    assert ["step_00000006 is damaged" in message for message in listener.messages] == [True]
-
-
-def test_a_hugging_face_folder_knows_no_steps(tmp_path: Path) -> None:
-    train(tiny_recipe("train.steps=3"), tmp_path / "run")
-    export_run(tmp_path / "run", tmp_path / "hf")
-    for read in (lambda path, step: evaluate_run(path, step=step), lambda path, step: analyse([path], step=step)):
-        with pytest.raises(UserError, match="hf: step: got 2; a Hugging Face folder holds one model"):
-            read(tmp_path / "hf", step=2)

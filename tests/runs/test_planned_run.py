@@ -1,20 +1,29 @@
-"""What a plan predicts, from formulas; what training really needs is measured by benchmarks/memory.py."""
+"""What a plan predicts, from formulas, on which devices, and what it remarks on.
+
+What training really needs is measured by benchmarks/memory.py.
+"""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from thinned import in_turn
 from tiny_runs import tiny_recipe
 
+from widthwise.config_io import UserError
 from widthwise.model.recompute import RECOMPUTE
+from widthwise.recipe.recipe import load_recipe
 from widthwise.runs.devices import Device
-from widthwise.runs.dry_run import dry_run
 from widthwise.runs.plan import data_cost, plan
+from widthwise.runs.remarks import remarks
 
 DEVICE = Device("a device", 10**9, peak_flops_per_second=1e12)
 
 
-@pytest.mark.parametrize("kind", RECOMPUTE)
-@pytest.mark.parametrize("change", ["train.nested=null", "model.mtp={n_depths: 2}", "train.precision=bf16"])
+@in_turn(
+    ("kind", RECOMPUTE),
+    ("change", ["train.nested=null", "model.mtp={n_depths: 2}", "train.precision=bf16"]),
+)
 def test_parts_make_up_the_model(kind: str, change: str) -> None:
     recipe = tiny_recipe(f"train.activation_checkpointing={kind}", change)
     found, model = plan(recipe, DEVICE), recipe.final_model
@@ -32,11 +41,6 @@ def test_of_a_matrix_that_muon_updates_one_number_is_kept() -> None:
     parts = {each.part: each for each in plan(recipe, DEVICE).parts}
     assert parts["ffn"].optimizer_bytes == parts["ffn"].parameter_bytes
     assert parts["embedding"].optimizer_bytes == 2 * parts["embedding"].parameter_bytes
-
-
-def test_it_is_the_memory_of_a_dry_run() -> None:
-    recipe = tiny_recipe("train.batch_size=8", "train.shards=2")
-    assert plan(recipe, DEVICE, n_devices=4).memory == dry_run(recipe, [4]).deployments[0].memory
 
 
 def test_the_largest_pass_is_the_largest_that_fits() -> None:
@@ -65,14 +69,6 @@ def test_hours_follow_from_the_rate() -> None:
     assert plan(recipe, Device("memory alone", 10**9)).run_hours is None
 
 
-def test_a_slow_memory_is_what_takes_the_time() -> None:
-    """A pass reads weights twice and gradients once, and writes gradients; the update moves 7 numbers for each."""
-    recipe = tiny_recipe("train.batch_size=4", "train.micro_batch_size=2")
-    n_bytes = 4 * recipe.final_model.cost().params * (2 * 4 + 7)
-    slow = replace(DEVICE, memory_bytes_per_second=1e3)
-    assert plan(recipe, slow).run_hours == pytest.approx(recipe.train.steps * n_bytes / 1e3 / 3600)
-
-
 def test_tokens_and_what_they_take_on_disk() -> None:
     found = plan(tiny_recipe(), DEVICE)
     assert (found.tokens, found.steps) == (9 * 4 * 17, 9)
@@ -80,3 +76,70 @@ def test_tokens_and_what_they_take_on_disk() -> None:
     assert data_cost(1000, vocab_size=300).disk_bytes == 2000
     assert data_cost(1000, vocab_size=100_000).disk_bytes == 4000
     assert plan(tiny_recipe("model.vocab_size=70000"), DEVICE).data == plan(tiny_recipe(), DEVICE).data  # of its bytes
+
+
+def test_peaks_of_geforce_are_twice_those_of_their_cores() -> None:
+    for name, n_cores, boost_clock in (
+        ("RTX 3060", 3584, 1.777e9),
+        ("RTX 3090", 10496, 1.695e9),
+        ("RTX 4060 Ti 16GB", 4352, 2.535e9),
+        ("RTX 4070", 5888, 2.475e9),
+        ("RTX 4080", 9728, 2.505e9),
+        ("RTX 4090", 16384, 2.52e9),
+        ("RTX 5080", 10752, 2.617e9),
+        ("RTX 5090", 21760, 2.407e9),
+    ):
+        assert Device.named(name).peak_flops_per_second == pytest.approx(2 * 2 * n_cores * boost_clock, rel=0.005)
+
+
+def test_any_device_has_the_numbers_that_are_given_else_those_of_its_data_sheet() -> None:
+    found = Device.asked(None, "24GiB", 82.0, "1TB/s")
+    assert (found.memory_bytes, found.peak_flops_per_second, found.memory_bytes_per_second) == (24 * 2**30, 82e12, 1e12)
+    assert found.rate(0.5) == 41e12
+    found = Device.asked("rtx3060", "11GB", 20.0, None)
+    assert (found.name, found.memory_bytes, found.rate(0.5)) == ("RTX 3060", 11e9, 10e12)
+    assert found.memory_bytes_per_second == 360e9
+
+
+def test_of_an_ambiguous_name_the_possible_ones_are_named() -> None:
+    with pytest.raises(UserError, match=r"got 'rtx4060ti'; allowed: RTX 4060 Ti 8GB, RTX 4060 Ti 16GB; for any other"):
+        Device.named("rtx4060ti")
+
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUIET = ("model.vocab_size=257", "model.d_model=128", "model.shape.widths=[128,128,128]", "train.steps=200000")
+
+
+def said(*overrides: str) -> list[str]:
+    return list(remarks(tiny_recipe(*QUIET, *overrides)))
+
+
+def test_a_usual_recipe_gives_no_reason() -> None:
+    assert said() == []
+    assert said("model.vocab_size=272") == []  # padded to a multiple of 16
+
+
+def test_a_vocabulary_much_larger_than_the_tokenizers() -> None:
+    recipe = load_recipe(CONFIGS / "uniform_200m.yaml")
+    vocabulary, embedding = remarks(recipe)
+    n_unused = 2 * 640 * (100263 - 4096)
+    assert vocabulary == (
+        f"model.vocab_size: 100,263, but the tokenizer bpe-4096 has 4,096 tokens; about {n_unused:,} parameters of "
+        "embedding and head stand for no token"
+    )
+    assert embedding.startswith("model.vocab_size: 55% of the parameters are in embedding and head")
+
+
+def test_a_warmup_that_never_ends_and_one_that_nearly_does() -> None:
+    (found,) = said("schedule.warmup_steps=200000")
+    assert found.startswith("`train` refuses this: schedule.warmup_steps: got 200000; must be less than train.steps")
+    (found,) = said("schedule.warmup_steps=100001")
+    assert found.startswith("schedule.warmup_steps: 100,001 of 200,000 steps")
+    assert said("schedule.warmup_steps=100000") == []
+
+
+@pytest.mark.parametrize(("steps", "words"), [(30_000, "far below the 20"), (5_000_000, "far above the 20")])
+def test_tokens_far_from_the_law(steps: int, words: str) -> None:
+    (found,) = said(f"train.steps={steps}")
+    assert found.startswith("train.steps: ")
+    assert words in found

@@ -11,6 +11,7 @@ from measured import kept_bytes
 from model_cases import config, decoder, random_tokens, variant
 from ranks import said_by_script
 from sharded_ranks import LiveMemory
+from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import to_data
@@ -86,9 +87,11 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Real:
     return Real(ranks, json.loads((folder / "memory.json").read_text()))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_shards", [2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.hard
+@in_turn(
+    ("n_shards", [2, 3]),
+    ("case", CASES),
+)
 def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_shards: int) -> None:
     model = blueprint(CASES[case])
     for rank in range(n_shards):
@@ -102,9 +105,11 @@ def test_a_process_holds_its_rows_of_every_parameter(real: Real, case: str, n_sh
     assert sum(unit.block_entries(n_shards) for unit in sharded_units(model)) == sum(held.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_shards", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.hard
+@in_turn(
+    ("n_shards", [1, 2, 3]),
+    ("case", CASES),
+)
 def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> None:
     n_devices = N_RANKS if n_shards == 1 else n_shards
     traffic = sharded_model(CASES[case], MUON if case == "muon" else ADAMW).traffic(
@@ -124,7 +129,7 @@ def test_a_process_sends_what_was_said(real: Real, case: str, n_shards: int) -> 
             assert 0 < traffic.all_reduce_bytes == 2 * (n_devices - 1) * given["c10d::allreduce_"] // n_devices
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 @pytest.mark.parametrize("index", range(len(STEPS)))
 def test_a_step_needs_nearly_the_memory_that_was_said(real: Real, index: int) -> None:
     n_devices, *_ = STEPS[index]
@@ -180,8 +185,10 @@ PACKED = {"documents": ("data.mask_documents=true",), "positions": ("data.reset_
 PACKED["both"] = (*PACKED["documents"], *PACKED["positions"])
 
 
-@pytest.mark.parametrize("told", PACKED)
-@pytest.mark.parametrize("name", ["frequencies", "unrotated", "further_heads"])
+@in_turn(
+    ("told", PACKED),
+    ("name", ["frequencies", "unrotated", "further_heads"]),
+)
 def test_autograd_keeps_what_was_said_to_tell_documents_apart(name: str, told: str) -> None:
     """Beside the rotary tables of one row, which rows without documents of their own share."""
     resolved, length = variant("x", name), 11

@@ -1,3 +1,5 @@
+"""A run that was stopped, killed or damaged ends bitwise as one that nobody disturbed, or says what is in its way."""
+
 import json
 import shutil
 import signal
@@ -5,28 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
-from widthwise.run_dir import RunDir, RunFailed
-from widthwise.runs import result as result_module
+from widthwise.run_dir import RunDir
 from widthwise.runs import train as train_module
 from widthwise.runs.result import run_result
 from widthwise.runs.train import resume, train
 from widthwise.training import checkpoint_folder, saved_tensors
-from widthwise.training.loop import TrainingLoop
 from widthwise.training.stopping import Interrupted
 
+SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
+DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
+PREFIX = (
+    "model.shape={kind: uniform}",
+    "model.residual={kind: learned_prefix, min_fraction: 0.2}",
+    "model.ffn={kind: dynamic, min_fraction: 0.1, score: {kind: const}}",
+)
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(), path)
-    return path
+
+KINDS = {
+    "further heads": ("model.mtp={n_depths: 2, final_coefficient: 0.1}", SLOTS),
+    "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1, scope: layer}"),
+    "nested": (DYNAMIC, "train.nested={sandwich: true}"),
+    "distilled": (DYNAMIC, "train.nested={sandwich: true, distill: {weight: 0.7, temperature: 2.0}}"),
+    "learned widths": (*PREFIX, "train.width_budget={kind: lagrangian, target: 0.3, rate: 0.1}"),
+    "scores afterwards": (
+        "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}",
+        "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",
+        "train.width_budget={kind: penalty, weight: 5.0}",
+    ),
+    "norms": ("train.norms_every=3",),
+}
+"""Whatever a run carries from step to step; those that grow are in tests/training/test_growth_in_training.py."""
 
 
-@pytest.mark.parametrize("step", [0, 1, 4, 5, 8, 9])
+@pytest.mark.parametrize("step", [0, 1, 5, 9])
 def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_path, step):
     run = unfinished_copy(finished, tmp_path / "run", step)
     listener = Listener()
@@ -34,6 +50,15 @@ def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished, tmp_p
     assert outcome(run) == outcome(finished)
     assert listener.messages == [f"{run}: going on after step {step} of 9"]
     assert RunDir(run).result()["notes"] == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_it_is_for_all_that_a_run_carries(tmp_path, kind):
+    train(tiny_recipe(*KINDS[kind]), tmp_path / "whole")
+    for step in (1, 6, 7):
+        run = unfinished_copy(tmp_path / "whole", tmp_path / str(step), step)
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole"), step
 
 
 def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, tmp_path):
@@ -46,8 +71,20 @@ def test_checkpoints_of_another_run_are_refused_before_any_is_deleted(finished, 
     with pytest.raises(UserError, match=f"{run}/checkpoints: leads to the checkpoints of another run, {other}"):
         resume(run)
     assert sorted(other.rglob("*")) == before
+    new = tmp_path / "new"
+    new.mkdir()
+    (new / "checkpoints").symlink_to(other / "checkpoints")
+    with pytest.raises(UserError, match=f"{new}/checkpoints: leads to the checkpoints of another run, {other}"):
+        train(tiny_recipe(), new)
+    (new / "checkpoints").unlink()
+    (new / "checkpoints").symlink_to(tmp_path / "aside")
+    with pytest.raises(UserError, match=r"step_0*4: a new run would replace it; choose another folder with --out"):
+        train(tiny_recipe(), new)
+    assert sorted(other.rglob("*")) == before
     (run / "checkpoints").unlink()
     (run / "checkpoints").symlink_to(tmp_path / "aside")  # a larger disk
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-20])  # a torn last record is written again
     resume(run)
     assert outcome(run) == outcome(finished)
 
@@ -61,39 +98,6 @@ def test_checkpoints_that_another_run_sealed_stay(finished, tmp_path):
     (stranger / "manifest.json").write_text(json.dumps({**manifest, "step": 3}))
     resume(run, overrides=["train.keep_last=1"])
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step_00000003", "step_00000009"]
-
-
-MUON = "optimizer={kind: muon, lr: 0.02, adamw: {lr: 0.01}}"
-SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("train.precision=bf16", "model.tie_embeddings=true", "train.z_loss=0.001"),
-        (MUON,),
-        (MUON, SLOTS, "model.mtp={}", "train.precision=bf16"),
-    ],
-)
-def test_resuming_again_and_again_is_bitwise_the_uninterrupted_run(tmp_path, overrides):
-    recipe = tiny_recipe("train.checkpoint_every=null", *overrides)
-    train(recipe, tmp_path / "whole")
-    go, path = (lambda it: train(recipe, path, it)), tmp_path / "run"
-    for stop in (1, 4, 5, 8):
-        with pytest.raises(Interrupted):
-            go(Listener(lambda step, stop=stop: step == stop and signal.raise_signal(signal.SIGTERM)))
-        go = lambda it: resume(path, it)  # noqa: E731
-    resume(path)
-    assert outcome(path) == outcome(tmp_path / "whole")
-
-
-def test_a_torn_last_record_is_written_again(finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 6)
-    metrics = run / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-20])
-    resume(run)
-    assert outcome(run) == outcome(finished)
 
 
 @pytest.mark.parametrize(
@@ -123,44 +127,6 @@ def test_what_was_changed_since_the_checkpoint_is_named(finished, tmp_path, name
         resume(run)
 
 
-def test_a_run_that_is_moved_while_it_is_trained_goes_on_there(finished, tmp_path):
-    path, moved = tmp_path / "run", tmp_path / "moved"
-    result = train(tiny_recipe(), path, Listener(lambda step: step == 5 and path.rename(moved)))
-    assert not path.exists()
-    assert outcome(moved) == outcome(finished)
-    assert result["notes"] == [f"{path}: was moved to {moved} while the run was at work; it goes on there"]
-
-
-def test_a_run_that_is_moved_after_its_last_record_finishes_there(finished, tmp_path, monkeypatch):
-    """Before its records are read, and while the model is looked into."""
-    path, first, second = (tmp_path / name for name in ("run", "first", "second"))
-    go, analyses = TrainingLoop.go, result_module.model_analyses
-
-    def moved_afterwards(loop, watch):
-        validation = go(loop, watch)
-        path.rename(first)
-        return validation
-
-    def moved_meanwhile(*args):
-        first.rename(second)
-        return analyses(*args)
-
-    monkeypatch.setattr(TrainingLoop, "go", moved_afterwards)
-    monkeypatch.setattr(result_module, "model_analyses", moved_meanwhile)
-    monkeypatch.setattr(train_module, "is_analysed", lambda model: True)  # this one has nothing to look for
-    train(tiny_recipe(), path)
-    assert outcome(second) == outcome(finished)
-    assert not path.exists()
-    assert not first.exists()
-
-
-def test_a_run_that_is_deleted_while_it_is_trained_fails_and_leaves_nothing(tmp_path):
-    path = tmp_path / "run"
-    with pytest.raises(RunFailed, match="run: was deleted"):
-        train(tiny_recipe(), path, Listener(lambda step: step == 5 and shutil.rmtree(path)))
-    assert not path.exists()
-
-
 def damage(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 16
@@ -180,6 +146,12 @@ def test_damaged_checkpoints_are_passed_over_named_and_replaced(finished, tmp_pa
     assert all("went on from step 5" in note for note in notes)
     assert listener.messages[:2] == notes
     assert checkpoint_folder.find_damage(run / "checkpoints" / "step_00000007") is None
+    bare = unfinished_copy(finished, tmp_path / "bare", 2)
+    for path in (bare / "checkpoints").iterdir():
+        damage(path / "model.safetensors")
+    resume(bare, listener)
+    assert outcome(bare) == outcome(finished)
+    assert listener.messages[-1] == f"{bare}: going on after step 0 of 9"
 
 
 def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path):
@@ -190,16 +162,6 @@ def test_a_damaged_checkpoint_is_never_kept_in_the_place_of_a_good_one(tmp_path)
     resume(path)
     names = sorted(folder.name for folder in (path / "checkpoints").iterdir())
     assert names == ["step_00000006", "step_00000009"]
-
-
-def test_without_any_good_checkpoint_the_run_starts_again(finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 2)
-    for path in (run / "checkpoints").iterdir():
-        damage(path / "model.safetensors")
-    listener = Listener()
-    resume(run, listener)
-    assert outcome(run) == outcome(finished)
-    assert listener.messages[-1] == f"{run}: going on after step 0 of 9"
 
 
 def test_full_disk_stops_the_run_and_resuming_goes_on(finished, tmp_path, monkeypatch):
@@ -256,31 +218,3 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
         signal.signal(signal.SIGINT, before)
     with RunDir(tmp_path / "run").locked():
         pass
-
-
-def test_another_number_of_threads_is_noted(finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 4)
-    environment = RunDir(run).environment()
-    n_threads = environment["n_threads"]
-    (run / "environment.json").write_text(json.dumps({**environment, "n_threads": 63}))
-    assert resume(run)["notes"] == [f"n_threads was 63 and is now {n_threads}: from here on not bitwise the same run"]
-
-
-def test_wall_seconds_count_all_processes(finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 4)
-    folder = run / "checkpoints" / "step_00000004"
-    before = json.loads((folder / "state.json").read_text())["wall_seconds"]
-    assert resume(run)["wall_seconds"] > before > 0
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match="not a run directory"):
-        resume(tmp_path)
-
-
-def test_inside_of_somebodys_autocast_no_cast_of_a_weight_outlives_its_update(tmp_path):
-    recipe = tiny_recipe("train.precision=bf16")
-    train(recipe, tmp_path / "alone")
-    with torch.autocast("cpu", enabled=False):
-        train(recipe, tmp_path / "inside")
-    assert outcome(tmp_path / "inside") == outcome(tmp_path / "alone")

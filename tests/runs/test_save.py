@@ -81,21 +81,6 @@ def test_with_its_data_the_held_out_part_is_read_unasked(model: Decoder, tmp_pat
             save_run(model, tokenizer, tmp_path / "other", recipe, data=other)
 
 
-def test_seq_len_is_the_callers_or_what_the_model_was_made_for(tmp_path: Path) -> None:
-    model = build(tiny_recipe("model.positions={n_positions: 48}"))
-    assert load_trained(save_run(model, "bytes", tmp_path / "a"), "cpu").recipe.seq_len == 48
-    assert load_trained(save_run(model, "bytes", tmp_path / "b", seq_len=31), "cpu").recipe.seq_len == 31
-    with pytest.raises(UserError, match=r"seq_len: got 49.*n_positions = 48"):
-        save_run(model, "bytes", tmp_path / "c", seq_len=49)
-
-
-def test_without_a_tokenizer_what_needs_no_text_works(model: Decoder, tmp_path: Path) -> None:
-    run = save_run(model, None, tmp_path / "run")
-    assert export_run(run, tmp_path / "hf")["tokenizer"] is False
-    with pytest.raises(UserError, match="holds no tokenizer"):
-        load_trained(run)
-
-
 def test_mistakes_are_named_before_anything_is_written(tmp_path: Path, model: Decoder) -> None:
     small = build(tiny_recipe("model.vocab_size=199"))
     for wrong, words in (

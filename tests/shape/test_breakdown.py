@@ -1,9 +1,11 @@
+"""What each layer costs: rows that add up to the model, and ratios to the baseline."""
+
 import pytest
 
 from widthwise.config_io import parse, to_data
 from widthwise.merging import merge
 from widthwise.model.config import cost_summary
-from widthwise.shape.breakdown import inspection, layer_rows, ratios
+from widthwise.shape.breakdown import layer_rows, ratios
 from widthwise.shape.template import ModelTemplate
 
 TEMPLATE = parse(
@@ -57,13 +59,3 @@ def test_ratios_are_of_the_headline_costs():
     assert found["kv_bytes"] == pytest.approx(MODEL.cost().kv_bytes() / UNIFORM.cost().kv_bytes())
     assert found["activation_bytes"] == MODEL.cost().activation_bytes() / UNIFORM.cost().activation_bytes()
     assert set(ratios(baseline, baseline).values()) == {1.0}
-
-
-def test_inspection_has_layers_and_the_baseline_with_its_ratios():
-    whole = inspection(MODEL, UNIFORM, 33)
-    assert whole["layers"] == [vars(row) for row in layer_rows(MODEL, 33)]
-    assert whole["baseline"] == cost_summary(UNIFORM, 33).to_data()
-    assert whole["ratio"] == ratios(cost_summary(MODEL, 33), cost_summary(UNIFORM, 33))
-    alone = inspection(MODEL, None, 33)
-    assert "baseline" not in alone
-    assert "ratio" not in alone

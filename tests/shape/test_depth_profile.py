@@ -1,3 +1,5 @@
+"""Heads and hidden units by depth: profiles of the literature, at exactly the cost of the uniform model."""
+
 from pathlib import Path
 
 import numpy as np
@@ -5,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from thinned import in_turn
 
 from widthwise.config_io import UserError, parse
 from widthwise.experiments.sweep.plan import read_sweep
@@ -61,8 +64,10 @@ def test_heads_and_hidden_units_move_and_heads_keep_their_size():
     assert set(config.widths) == {36}
 
 
-@pytest.mark.parametrize("ffn", FFNS, ids=lambda ffn: ffn["kind"])
-@pytest.mark.parametrize("attention", [GROUPED, {"n_heads": 6, "ratio": 2.0}])
+@in_turn(
+    ("ffn", FFNS),
+    ("attention", [GROUPED, {"n_heads": 6, "ratio": 2.0}]),
+)
 def test_a_profile_costs_exactly_what_its_uniform_model_costs(ffn, attention):
     shape = {"kind": "profile", "heads": [1, 2], "hidden": [1, 2, 1]}
     uniform = resolved({"kind": "uniform"}, ffn=ffn, attention=attention)

@@ -38,12 +38,10 @@ def real_valued(which: ModelTemplate, match: str) -> float:
 
 
 @pytest.mark.parametrize("match", COUNTED)
-@pytest.mark.parametrize("widths", [[1600.0] * 5, [3040.5, 97.25, 480.0, 33.3, 1700.0], [12.5, 1600.0, 3.0]])
-def test_the_template_counts_by_the_papers_formula(match, widths):
-    widths = np.array(widths)
-    np.testing.assert_allclose(
-        TemplateCost(X, match, SEQ_LEN).per_layer(widths), COUNTED[match].per_layer(widths), rtol=1e-13
-    )
+def test_the_template_counts_by_the_papers_formula(match):
+    for widths in ([1600.0] * 5, [3040.5, 97.25, 480.0, 33.3, 1700.0], [12.5, 1600.0, 3.0]):
+        found = TemplateCost(X, match, SEQ_LEN).per_layer(np.array(widths))
+        np.testing.assert_allclose(found, COUNTED[match].per_layer(np.array(widths)), rtol=1e-13)
 
 
 def test_widths_are_the_papers():
@@ -94,13 +92,3 @@ def test_tokens_and_learning_rate_of_the_recipes():
         data = read_recipe(CONFIGS / f"{name}.yaml")
         assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == TOKENS
         assert data["schedule"] == {"kind": "power", "a": 4096, "b": -0.566, "c": 4194304, "warmup_steps": 2000}
-
-
-@pytest.mark.parametrize("match", ["params", "active_params"])
-def test_either_count_can_be_matched(match):
-    """They are two budgets: where one is equal, the other is off by more than half a percent."""
-    x = template("x_moe_3b", shape={"match": match, "rounding": "balanced"})
-    costs = [each.resolve(SEQ_LEN).cost() for each in (x, x.uniform())]
-    other = {"params": "active_params", "active_params": "params"}[match]
-    assert getattr(costs[0], match) == pytest.approx(getattr(costs[1], match), rel=5e-4)
-    assert abs(getattr(costs[0], other) / getattr(costs[1], other) - 1) > 0.005

@@ -7,17 +7,21 @@ import pytest
 from widthwise.shape.nearest import NEIGHBOURS, closest_size, nearest_size
 
 
-@pytest.mark.parametrize("start", [1, 2, 7, 40, 41, 1000])
-@pytest.mark.parametrize("budget", [0.4, 1.0, 37.4, 37.6, 52.0, 100_000.3])
-def test_a_rising_cost_is_met_by_the_nearest_size_from_any_start(start: int, budget: float) -> None:
-    assert nearest_size(lambda size: size - budget, start) == max(1, round(budget))
+@pytest.mark.parametrize("start", [1, 7, 41, 1000])
+def test_a_rising_cost_is_met_by_the_nearest_size_from_any_start(start: int) -> None:
+    for budget in (0.4, 1.0, 37.4, 37.6, 52.0, 100_000.3):
+        assert nearest_size(lambda size, budget=budget: size - budget, start) == max(1, round(budget))
 
 
-@pytest.mark.parametrize("start", [12, 17, 28])
-@pytest.mark.parametrize("budget", [3.0, 12.2, 19.6, 28.9, 33.0])
-def test_sizes_that_there_are_not_are_passed_over(start: int, budget: float) -> None:
-    found = nearest_size(lambda size: size - budget if 12 <= size <= 28 else math.nan, start)
-    assert found == min(range(12, 29), key=lambda size: abs(size - budget))
+@pytest.mark.parametrize("start", [100, 165, 300])
+def test_sizes_that_there_are_not_are_passed_over(start: int) -> None:
+    """Costs rise in steps of 20 sizes, so that no neighbour leads to the nearest."""
+    for budget in (50.0, 109.0, 131.0, 233.0, 288.0, 299.0, 450.0):
+
+        def miss(size: int, budget: float = budget) -> float:
+            return size // 20 * 20 - budget if 100 <= size <= 300 else math.nan
+
+        assert abs(miss(nearest_size(miss, start))) == min(abs(miss(size)) for size in range(100, 301))
 
 
 def test_no_neighbour_is_nearer_where_rounding_makes_costs_fall() -> None:

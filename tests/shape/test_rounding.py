@@ -1,3 +1,5 @@
+"""Widths become multiples: the nearest ones, or those that meet the budget."""
+
 import itertools
 import re
 
@@ -31,19 +33,17 @@ def test_a_vanishing_layer_is_named_with_the_largest_quantum_that_works():
         round_nearest(widths, largest + 1)  # 21.5 / 43 is a tie, and 0 is even
 
 
-def test_a_layer_too_narrow_for_any_quantum_is_named():
-    with pytest.raises(UserError, match=r"layer 1 of 2 .* no quantum works"):
-        round_nearest(np.array([0.5, 63.0]), 1)
-
-
 def test_the_remedy_is_a_quantum_that_may_be_given():
-    with pytest.raises(UserError, match=r"the largest quantum that works is 24$"):
-        round_nearest(np.array([15.0, 63.0]), 32, least_quantum=8)
-    with pytest.raises(UserError, match="no quantum works: widen the shape, or give smaller heads or slots"):
-        round_nearest(np.array([15.0, 63.0]), 32, least_quantum=32)
+    for widths, quantum, least, message in [
+        ([15.0, 63.0], 32, 8, r"the largest quantum that works is 24$"),
+        ([15.0, 63.0], 32, 32, "no quantum works: widen the shape, or give smaller heads or slots"),
+        ([0.5, 63.0], 1, 1, r"layer 1 of 2 .* no quantum works"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            round_nearest(np.array(widths), quantum, least_quantum=least)
 
 
-@pytest.mark.parametrize("name", ["200M", "500M", "1B", "2B"])
+@pytest.mark.parametrize("name", ["200M", "2B"])
 def test_balanced_rounding_meets_the_papers_budgets(name):
     config = ORACLE["configs"][name]
     cost, n_layers = params_cost(config["d_model"]), config["n_layers"]
@@ -99,7 +99,7 @@ def test_balanced_rounding_finds_the_best_choice(d_model, n_layers, where, ratio
 @given(
     n_layers=st.integers(18, 80), d_model=st.integers(512, 4096), ratio=st.floats(0.2, 0.9), quantum=st.integers(1, 96)
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_balanced_rounding_never_misses_more_than_nearest(n_layers, d_model, ratio, quantum):
     cost = params_cost(d_model)
     widths = x_widths(cost, n_layers, n_layers // 2, ratio)

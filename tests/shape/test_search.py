@@ -1,3 +1,5 @@
+"""The search finds the shapes of the hourglass paper, and all that meet a budget within limits."""
+
 import json
 import re
 
@@ -30,23 +32,17 @@ def sizes_of(result) -> list[tuple[int, ...]]:
     return [tuple(map(int, sizes)) for sizes in zip(*result.sizes[:4])]
 
 
-@pytest.mark.parametrize("scale", BASELINES)
-def test_every_shape_of_the_paper_is_found(scale) -> None:
-    rows = [row[1:] for row in SEARCHED if row[0] == scale]
-    n_blocks, n_layers, ratio = ([*dict.fromkeys(axis)] for axis in list(zip(*rows))[:3])
-    found = sizes_of(found_at(scale, n_blocks=n_blocks, n_layers=n_layers, ratio=ratio))
-    for k, n, _, d_model, d_hidden in rows:
-        assert (k, n, d_model, d_hidden) in found
+def test_every_shape_of_the_paper_is_found_and_its_rule_gives_it() -> None:
+    for scale, baseline in BASELINES.items():
+        rows = [row[1:] for row in SEARCHED if row[0] == scale]
+        n_blocks, n_layers, ratio = ([*dict.fromkeys(axis)] for axis in list(zip(*rows))[:3])
+        found = sizes_of(found_at(scale, n_blocks=n_blocks, n_layers=n_layers, ratio=ratio))
+        for k, n, aim, d_model, d_hidden in rows:
+            assert (k, n, d_model, d_hidden) in found
+            assert paper_sizes(baseline.layer_params, k, n, aim, baseline.n_heads) == (d_model, d_hidden)
 
 
-@pytest.mark.parametrize(("scale", "n_blocks", "n_layers", "ratio", "d_model", "d_hidden"), SEARCHED)
-def test_the_rule_of_the_document_gives_the_sizes_of_the_paper(scale, n_blocks, n_layers, ratio, d_model, d_hidden):
-    baseline = BASELINES[scale]
-    sizes = paper_sizes(baseline.layer_params, n_blocks, n_layers, ratio, baseline.n_heads)
-    assert sizes == (d_model, d_hidden)
-
-
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(st.sampled_from([*BASELINES]), st.integers(1, 8), st.integers(4, 40), st.floats(0.1, 1))
 def test_what_the_rule_gives_is_always_found(scale, n_blocks, n_layers, ratio) -> None:
     baseline = BASELINES[scale]
@@ -56,49 +52,28 @@ def test_what_the_rule_gives_is_always_found(scale, n_blocks, n_layers, ratio) -
 
 
 @pytest.mark.parametrize(
-    ("scale", "match", "d_model"),
-    [
-        ("113M", "layer_params", 1032),
-        ("113M", "flops_causal", 936),
-        ("113M", "params", 912),
-        ("403M", "layer_params", 1376),
-        ("403M", "flops_causal", 1312),
-        ("403M", "params", 1280),
-        ("906M", "layer_params", 2080),
-        ("906M", "flops_causal", 1984),
-        ("906M", "params", 1984),
-        ("1074M", "layer_params", 2848),
-        ("1074M", "flops_causal", 2656),
-        ("1074M", "params", 2688),
-    ],
+    ("scale", "widths"),
+    [("113M", (1032, 936, 912)), ("403M", (1376, 1312, 1280)), ("1074M", (2848, 2656, 2688))],
 )
-def test_what_is_matched_decides_the_width(scale, match, d_model) -> None:
+def test_what_is_matched_decides_the_width(scale, widths) -> None:
     """The headline models are searched at the same depth, blocks and ratio; the budget is in closed form."""
     baseline, (n_blocks, n_layers, ratio) = BASELINES[scale], HEADLINE[scale]
-    result = found_at(scale, match=match, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
-    quantum = 2 * baseline.n_heads
-    assert sorted(result.sizes.d_model) == [d_model - quantum, d_model, d_model + quantum]
     conventional = (1, baseline.n_layers, baseline.d_model, 4 * baseline.d_model)
-    assert (
-        result.budget
-        == {
-            "layer_params": layer_params(*conventional),
-            "params": params(*conventional),
-            "flops_causal": flops(*conventional, context=baseline.seq_len / 2),
-        }[match]
-    )
+    budgets = {
+        "layer_params": layer_params(*conventional),
+        "flops_causal": flops(*conventional, context=baseline.seq_len / 2),
+        "params": params(*conventional),
+    }
+    for (match, budget), d_model in zip(budgets.items(), widths, strict=True):
+        result = found_at(scale, match=match, n_blocks=[n_blocks], n_layers=[n_layers], ratio=[ratio])
+        quantum = 2 * baseline.n_heads
+        assert sorted(result.sizes.d_model) == [d_model - quantum, d_model, d_model + quantum]
+        assert result.budget == budget
 
 
 @pytest.mark.parametrize(
     ("scale", "d_model", "millions", "total_millions", "mflops"),
-    [
-        ("113M", 1032, 113.2, 320, 484),
-        ("113M", 936, 93.1, 281, 420),
-        ("403M", 1376, 402.5, 679, 1216),
-        ("906M", 1984, 825, 1223, 2242),
-        ("1074M", 2656, 934, 1467, 2836),
-        ("1074M", 2688, 957, 1496, 2893),
-    ],
+    [("113M", 1032, 113.2, 320, 484), ("906M", 1984, 825, 1223, 2242), ("1074M", 2688, 957, 1496, 2893)],
 )
 def test_a_shape_asked_for_by_its_size_is_found_with_its_costs(scale, d_model, millions, total_millions, mflops):
     """A budget in numbers; the counts are those of the paper's formulas at the headline ratio, in millions."""
@@ -137,7 +112,7 @@ def test_candidates_are_distinct_ordered_and_the_same_every_time() -> None:
     assert sizes_of(found_at("113M", **WIDE, rank_by="kv_bytes")) == found
 
 
-@pytest.mark.parametrize("tolerance", [None, 1e-4, 2e-3])
+@pytest.mark.parametrize("tolerance", [None, 2e-3])
 def test_no_candidate_misses_the_budget_by_more_than_the_tolerance(tolerance) -> None:
     result = found_at("113M", **WIDE, tolerance=tolerance)
     misses = [abs(layer_params(*sizes) / BASELINES["113M"].layer_params - 1) for sizes in sizes_of(result)]
@@ -209,27 +184,27 @@ def test_limits_leave_out_what_exceeds_them() -> None:
     assert 0 < len(expected) < len(free)
 
 
-@pytest.mark.parametrize(
-    ("space", "named"),
-    [
-        ({"n_layers": [12], "ratio": [0.001], "n_blocks": [1], "grid": "hardware"}, "leave the feed-forward nothing"),
-        ({"n_layers": [12], "tolerance": 1e-9}, r"20 miss the budget by more than 1e-07% \(the nearest by 0\.00\d+%\)"),
-        ({"n_layers": [12], "aspect": [300.0, 301.0]}, "d_model / n_layers not 300 to 301"),
-        ({"n_layers": [12], "max_kv_bytes": 9}, "have kv_bytes above 9"),
-        ({"budget": 10.0}, "at no depth up to 256"),
-        ({"head_dim": 63}, "head_dim: got 63; .* must be even"),
-        ({"n_heads": 8, "head_dim": 64}, "n_heads: conflicts with head_dim"),
-        ({"grid": "hardware", "head_dim": 96}, "head_dim: got 96; the hardware grid has heads of 64 or 128"),
-        ({"grid": "hardware", "n_heads": 12}, "n_heads: got 12; the hardware grid has heads of 64 or 128"),
-        ({"n_layers": [*range(1, 10_000)], "n_blocks": [*range(1, 99)]}, "too many to examine"),
-        ({"aspect": [2.0, 1.0]}, "aspect: got 2 to 1; the smaller one comes first"),
-        ({"n_blocks": [0]}, "n_blocks.0: got 0"),
-    ],
-)
-def test_a_search_that_finds_nothing_says_why(space, named) -> None:
-    with pytest.raises(UserError) as raised:
-        found_at("113M", **space)
-    assert re.search(named, str(raised.value))
+NOTHING_FOUND: list[tuple[dict, str]] = [
+    ({"n_layers": [12], "ratio": [0.001], "n_blocks": [1], "grid": "hardware"}, "leave the feed-forward nothing"),
+    ({"n_layers": [12], "tolerance": 1e-9}, r"20 miss the budget by more than 1e-07% \(the nearest by 0\.00\d+%\)"),
+    ({"n_layers": [12], "aspect": [300.0, 301.0]}, "d_model / n_layers not 300 to 301"),
+    ({"n_layers": [12], "max_kv_bytes": 9}, "have kv_bytes above 9"),
+    ({"budget": 10.0}, "at no depth up to 256"),
+    ({"head_dim": 63}, "head_dim: got 63; .* must be even"),
+    ({"n_heads": 8, "head_dim": 64}, "n_heads: conflicts with head_dim"),
+    ({"grid": "hardware", "head_dim": 96}, "head_dim: got 96; the hardware grid has heads of 64 or 128"),
+    ({"grid": "hardware", "n_heads": 12}, "n_heads: got 12; the hardware grid has heads of 64 or 128"),
+    ({"n_layers": [*range(1, 10_000)], "n_blocks": [*range(1, 99)]}, "too many to examine"),
+    ({"aspect": [2.0, 1.0]}, "aspect: got 2 to 1; the smaller one comes first"),
+    ({"n_blocks": [0]}, "n_blocks.0: got 0"),
+]
+
+
+def test_a_search_that_finds_nothing_says_why() -> None:
+    for space, named in NOTHING_FOUND:
+        with pytest.raises(UserError) as raised:
+            found_at("113M", **space)
+        assert re.search(named, str(raised.value))
 
 
 def test_changes_to_single_layers_are_refused() -> None:
@@ -243,19 +218,6 @@ def test_the_model_of_another_shape_can_set_the_budget() -> None:
     result = search(base, 2048, parse(SearchSpace, {"match": "kv_bytes", "n_layers": [12], "tolerance": 0.02}))
     assert result.budget == base.resolve(2048).cost().kv_bytes() < 4 * 12 * 768
     assert (abs(4 * 12 * result.sizes.d_model / result.budget - 1) <= 0.02).all()
-
-
-def test_ten_thousand_candidates_are_counted() -> None:
-    result = found_at(
-        "113M",
-        n_blocks=[*range(1, 11)],
-        n_layers=[*range(2, 62)],
-        ratio=[0.1 + 0.05 * step for step in range(15)],
-        tolerance=0.5,
-    )
-    assert len(result) >= 10_000
-    counted = result.count("params", result.sizes)
-    assert (counted == params(*result.sizes[:4])).all()
 
 
 def test_the_one_nearest_to_each_ratio_is_kept() -> None:

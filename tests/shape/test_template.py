@@ -1,3 +1,5 @@
+"""A template resolves into layers: the paper's models to the digit, budgets that are met, and mistakes by name."""
+
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -6,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quadratic_cost import QuadraticCost
+from thinned import every_pair
 
 from widthwise.config_io import UserError, parse, to_data
 from widthwise.merging import merge
@@ -36,28 +39,28 @@ def small(**changes) -> ModelTemplate:
 class TestPaper:
     """The dense models of the variable-width paper, to the printed digit; the recipes' names are the paper's sizes."""
 
-    def resolved(self, size: str) -> tuple[ModelConfig, ModelConfig, dict]:
-        return *(recipe(f"{kind}_{size.lower()}").resolve(SEQ_LEN) for kind in ("uniform", "x")), DENSE[size]
-
-    def test_widths(self, size):
-        uniform, x, oracle = self.resolved(size)
+    def test_widths_parameters_and_compute(self, size):
+        uniform, x = (recipe(f"{kind}_{size.lower()}").resolve(SEQ_LEN) for kind in ("uniform", "x"))
+        oracle = DENSE[size]
         assert x.widths == ORACLE["configs"][size]["widths"]
-        assert sum(x.widths) / x.n_layers == pytest.approx(oracle["average_width"], rel=1e-12)
-        assert abs(oracle["average_width"] - oracle["paper_average_width"]) <= 0.5
+        assert abs(sum(x.widths) / x.n_layers - oracle["paper_average_width"]) <= 0.5
         assert set(uniform.widths) == {ORACLE["configs"][size]["d_model"]}
         assert {layer.attention.n_heads for layer in x.layers} == {16}
-
-    def test_parameters_without_gains(self, size):
-        uniform, x, oracle = self.resolved(size)
-        for config, key in ((uniform, "params_uniform"), (x, "params_x")):
-            assert config.cost().params - config.costs()["norm"].params == oracle[key]
-
-    def test_norm_gains(self, size):
-        uniform, x, oracle = self.resolved(size)
         assert uniform.costs()["norm"].params == oracle["norm_gains_uniform"]
         saved = 2 * x.d_model  # a slim first layer and a slim final norm
-        widths = x.widths
-        assert x.costs()["norm"].params == 2 * sum(widths) - widths[0] + saved
+        assert x.costs()["norm"].params == 2 * sum(x.widths) - x.widths[0] + saved
+        days = []
+        for config, key in ((uniform, "uniform"), (x, "x")):
+            assert config.cost().params - config.costs()["norm"].params == oracle[f"params_{key}"]
+            assert config.cost().kv_bytes() == oracle[f"kv_bytes_{key}"]
+            summary = cost_summary(config, SEQ_LEN)["flops_per_token"]
+            assert summary["forward"] == oracle[f"forward_flops_{key}"]
+            days.append(pflops_days(summary["training"], oracle["tokens"]))
+            assert days[-1] == pytest.approx(oracle[f"pflops_days_{key}"], rel=1e-12)
+        assert [round(value, 2) for value in days] == oracle["paper_pflops_days"]
+        assert round(100 * (days[1] / days[0] - 1), 1) == oracle["paper_change_percent"]
+        data = read_recipe(ROOT / "configs" / f"x_{size.lower()}.yaml")
+        assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == oracle["tokens"]
 
     def test_full_endpoints_are_the_release(self, size):
         oracle = DENSE[size]
@@ -67,26 +70,6 @@ class TestPaper:
         if oracle["params_full_x"] is not None:
             assert config.cost().params == oracle["params_full_x"]
             assert config.costs()["norm"].params == oracle["norm_gains_full_x"]
-
-    def test_flops_and_training_compute(self, size):
-        uniform, x, oracle = self.resolved(size)
-        days = []
-        for config, key in ((uniform, "uniform"), (x, "x")):
-            summary = cost_summary(config, SEQ_LEN)["flops_per_token"]
-            assert summary["forward"] == oracle[f"forward_flops_{key}"]
-            days.append(pflops_days(summary["training"], oracle["tokens"]))
-            assert days[-1] == pytest.approx(oracle[f"pflops_days_{key}"], rel=1e-12)
-        assert [round(value, 2) for value in days] == oracle["paper_pflops_days"]
-        assert round(100 * (days[1] / days[0] - 1), 1) == oracle["paper_change_percent"]
-
-    def test_kv_bytes(self, size):
-        uniform, x, oracle = self.resolved(size)
-        assert uniform.cost().kv_bytes() == oracle["kv_bytes_uniform"]
-        assert x.cost().kv_bytes() == oracle["kv_bytes_x"]
-
-    def test_tokens_of_the_recipe(self, size):
-        data = read_recipe(ROOT / "configs" / f"x_{size.lower()}.yaml")
-        assert data["train"]["steps"] * data["train"]["batch_size"] * data["seq_len"] == DENSE[size]["tokens"]
 
     def test_hardware_siblings_meet_the_budget(self, size):
         uniform, x = (recipe(f"{kind}_{size.lower()}_hw").resolve(SEQ_LEN) for kind in ("uniform", "x"))
@@ -106,15 +89,17 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("match", QUANTITIES)
-@pytest.mark.parametrize(
-    ("endpoints", "attention"),
-    [
-        ("slim", {"head_dim": None, "n_heads": 4, "kv_group_size": 4}),
-        ("full_matched", {"head_dim": 4}),
-        ("slim", {"head_dim": 4, "ratio": 1.5}),
-    ],
+@every_pair(
+    ("shape", SHAPES),
+    ("match", QUANTITIES),
+    (
+        ("endpoints", "attention"),
+        [
+            ("slim", {"head_dim": None, "n_heads": 4, "kv_group_size": 4}),
+            ("full_matched", {"head_dim": 4}),
+            ("slim", {"head_dim": 4, "ratio": 1.5}),
+        ],
+    ),
 )
 def test_a_balanced_shape_costs_what_its_uniform_model_costs(shape, match, endpoints, attention):
     template = small(
@@ -135,7 +120,7 @@ def test_full_endpoints_that_are_matched_leave_less_for_the_widths():
     assert widths.mean() == 564.0
 
 
-def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not():
+def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not_and_narrow_ones_stay():
     shape = {"kind": "explicit", "widths": [96, 64, 32, 16, 32, 48, 64, 80]}
     slim = small(shape=shape).resolve(8)
     assert [layer.d_in for layer in slim.layers] == [64, *shape["widths"][1:]]
@@ -145,11 +130,8 @@ def test_slim_endpoints_stop_at_d_model_and_full_ones_do_not():
     full = small(shape={**shape, "endpoints": "full"}).resolve(8)
     assert [layer.d_in for layer in full.layers] == [layer.d_out for layer in full.layers] == shape["widths"]
     assert full.final_norm_width == 80
-
-
-def test_narrow_endpoints_are_left_as_they_are():
-    slim = small(shape={"kind": "explicit", "widths": [16, 64, 32, 16, 32, 48, 64, 32]}).resolve(8)
-    assert (slim.layers[0].d_in, slim.layers[-1].d_out, slim.final_norm_width) == (16, 32, 64)
+    narrow = small(shape={"kind": "explicit", "widths": [16, 64, 32, 16, 32, 48, 64, 32]}).resolve(8)
+    assert (narrow.layers[0].d_in, narrow.layers[-1].d_out, narrow.final_norm_width) == (16, 32, 64)
 
 
 def test_one_layer_may_be_both_ends():
@@ -168,88 +150,84 @@ def test_changes_to_single_layers():
     assert [resolved.layers[i] for i in (1, 4, 5, 6, 7)] == [untouched.layers[i] for i in (1, 4, 5, 6, 7)]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
-        ({"layers": {-1: {}}}, "layers.-1: layers count from 0 to 7"),
-        ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
-        (
-            {"layers": {1: {"d_model": 30}}},
-            "model.layers.1.d_model: got 30; attention needs a multiple of 4 (head_dim * kv_group_size)",
-        ),
-        ({"layers": {7: {"d_model": "a"}}}, "model.layers.7.d_model: got 'a'"),
-        ({"layers": {1: {"d_model": 0}}}, "model.layers.1.d_model: got 0"),
-        ({"layers": {1: {"attention": {"head_dim": 3}}}}, "head_dim: got 3"),
-        ({"layers": {1: {"d_in": 999}}}, "d_in: got 999"),
-        ({"d_model": 62}, "model.layers.0.d_model: got 62; attention needs a multiple of 4 (head_dim * kv_group_size)"),
-        (
-            {"attention": {"head_dim": None, "n_heads": 3}},
-            "d_model: got 64; attention needs a multiple of 6 (2 * n_heads)",
-        ),
-        (
-            {"attention": {"head_dim": None, "n_heads": 64}},
-            "d_model: got 64; attention needs a multiple of 128 (2 * n_heads)",
-        ),
-        (
-            {"attention": {"head_dim": None, "n_heads": 3, "rope_base": None}},
-            "d_model: got 64; attention needs a multiple of 3 (n_heads)",
-        ),
-        ({"attention": {"head_dim": 3}}, "attention: head_dim: got 3"),
-        ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim"),
-        (
-            {"attention": {"n_kv_heads": 2}},
-            "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per",
-        ),
-        (
-            {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 3}},
-            "n_kv_heads: got 3; must divide n_heads = 4",
-        ),
-        (
-            {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 2, "kv_group_size": 4}},
-            "n_kv_heads: conflicts with kv_group_size",
-        ),
-        (
-            {"residual": {"kind": "virtual", "width": 1.51}},
-            "width: got 1.51; must be a fraction n/m with m up to 8, such",
-        ),
-        ({"residual": {"kind": "virtual", "width": 1}}, "width: got 1; input should be greater than 1"),
-        ({"residual": {"kind": "virtual", "width": 2, "n_slots": 4}}, "n_slots: conflicts with width"),
-        ({"attention": {"ratio": 0.5, "d_attention": 32}}, "d_attention: conflicts with ratio"),
-        ({"attention": {"d_attention": 30}}, "d_attention: got 30; must be a multiple of 4 (head_dim * kv_group_size)"),
-        (
-            {"attention": {"ratio": 0.3}},
-            "d_model: got 64; attention needs a multiple of 40 (head_dim * kv_group_size, over ratio 3/10)",
-        ),
-        ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: conflicts with ratio"),
-        ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
-        ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
-        ({"shape": {"kind": "x", "quantum": 6}}, "model.shape.quantum: got 6"),
-        ({"shape": {"kind": "x", "bottleneck_layer": 0.01}}, "model.shape.bottleneck_layer"),
-        ({"shape": {"kind": "x", "bottleneck_width": 1.0}}, "model.shape.bottleneck_width"),
-        ({"shape": {"kind": "diamond", "peak_width": 0.9}}, "model.shape.peak_width"),
-        ({"shape": {"kind": "diamond", "peak_width": 50.0}}, "model.shape.peak_width"),
-        ({"shape": {"kind": "x", "last_over_first": 0.01}}, "model.shape.last_over_first: got 0.01; makes the ends"),
-        ({"shape": {"kind": "growing", "last_over_first": 2.0}}, "shape.last_over_first: unknown key"),
-        ({"shape": {"kind": "growing"}, "n_layers": 1}, "n_layers: 1 is too few"),
-        ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
-        ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),
-        ({"residual": {"kind": "hyper_connections", "n_fractions": 3}}, "model.residual.n_fractions: got 3"),
-        ({"residual": {"kind": "hyper_connections", "slot_width": 6}}, "model.residual.slot_width: got 6"),
-        (
-            {"residual": {"kind": "hyper_connections", "n_fractions": 4, "n_slots": 3}},
-            "model.residual.n_slots: got 3; must be at least the 4 blocks of 16",
-        ),
-        ({"residual": {"kind": "plain", "projections": "as_released"}}, "residual: projections: got as_released"),
-        ({"n_layers": 10**12}, "n_layers"),
-    ],
-)
-def test_mistakes_are_named(changes, message):
-    with pytest.raises(UserError) as caught:
-        small(**changes).resolve(8)
-    assert message in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
-    assert "validation error" not in str(caught.value)
+MISTAKES: list[tuple[dict, str]] = [
+    ({"layers": {8: {}}}, "layers.8: layers count from 0 to 7"),
+    ({"layers": {1: {"ffn": {"d_f": 3}}}}, "model.layers.1: ffn.d_f: unknown key; did you mean 'd_ff'?"),
+    (
+        {"layers": {1: {"d_model": 30}}},
+        "model.layers.1.d_model: got 30; attention needs a multiple of 4 (head_dim * kv_group_size)",
+    ),
+    ({"layers": {7: {"d_model": "a"}}}, "model.layers.7.d_model: got 'a'"),
+    ({"layers": {1: {"attention": {"head_dim": 3}}}}, "head_dim: got 3"),
+    ({"layers": {1: {"d_in": 999}}}, "d_in: got 999"),
+    ({"d_model": 62}, "model.layers.0.d_model: got 62; attention needs a multiple of 4 (head_dim * kv_group_size)"),
+    (
+        {"attention": {"head_dim": None, "n_heads": 3}},
+        "d_model: got 64; attention needs a multiple of 6 (2 * n_heads)",
+    ),
+    (
+        {"attention": {"head_dim": None, "n_heads": 3, "rope_base": None}},
+        "d_model: got 64; attention needs a multiple of 3 (n_heads)",
+    ),
+    ({"attention": {"n_heads": 2}}, "n_heads: conflicts with head_dim"),
+    (
+        {"attention": {"n_kv_heads": 2}},
+        "n_kv_heads: needs n_heads; where the width decides the heads, give kv_group_size, query heads per",
+    ),
+    (
+        {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 3}},
+        "n_kv_heads: got 3; must divide n_heads = 4",
+    ),
+    (
+        {"attention": {"head_dim": None, "n_heads": 4, "n_kv_heads": 2, "kv_group_size": 4}},
+        "n_kv_heads: conflicts with kv_group_size",
+    ),
+    (
+        {"residual": {"kind": "virtual", "width": 1.51}},
+        "width: got 1.51; must be a fraction n/m with m up to 8, such",
+    ),
+    ({"residual": {"kind": "virtual", "width": 1}}, "width: got 1; input should be greater than 1"),
+    ({"residual": {"kind": "virtual", "width": 2, "n_slots": 4}}, "n_slots: conflicts with width"),
+    ({"attention": {"ratio": 0.5, "d_attention": 32}}, "d_attention: conflicts with ratio"),
+    ({"attention": {"d_attention": 30}}, "d_attention: got 30; must be a multiple of 4 (head_dim * kv_group_size)"),
+    (
+        {"attention": {"ratio": 0.3}},
+        "d_model: got 64; attention needs a multiple of 40 (head_dim * kv_group_size, over ratio 3/10)",
+    ),
+    ({"ffn": {"kind": "swiglu", "d_ff": 3, "ratio": 2}}, "d_ff: conflicts with ratio"),
+    ({"shape": {"kind": "explicit", "widths": [64]}}, "model.shape.widths: got 1 widths for n_layers = 8"),
+    ({"shape": {"kind": "y"}}, "shape.kind: got 'y'"),
+    ({"shape": {"kind": "x", "quantum": 6}}, "model.shape.quantum: got 6"),
+    ({"shape": {"kind": "x", "bottleneck_layer": 0.01}}, "model.shape.bottleneck_layer"),
+    ({"shape": {"kind": "x", "bottleneck_width": 1.0}}, "model.shape.bottleneck_width"),
+    ({"shape": {"kind": "diamond", "peak_width": 50.0}}, "model.shape.peak_width"),
+    ({"shape": {"kind": "x", "last_over_first": 0.01}}, "model.shape.last_over_first: got 0.01; makes the ends"),
+    ({"shape": {"kind": "growing", "last_over_first": 2.0}}, "shape.last_over_first: unknown key"),
+    ({"shape": {"kind": "growing"}, "n_layers": 1}, "n_layers: 1 is too few"),
+    ({"shape": {"kind": "x", "bottleneck_width": 0.01}}, "model.shape.quantum"),
+    ({"shape": {"kind": "uniform", "widths": [1]}}, "shape.widths: unknown key"),
+    ({"residual": {"kind": "hyper_connections", "n_fractions": 3}}, "model.residual.n_fractions: got 3"),
+    ({"residual": {"kind": "hyper_connections", "slot_width": 6}}, "model.residual.slot_width: got 6"),
+    (
+        {"residual": {"kind": "hyper_connections", "n_fractions": 4, "n_slots": 3}},
+        "model.residual.n_slots: got 3; must be at least the 4 blocks of 16",
+    ),
+    ({"residual": {"kind": "plain", "projections": "as_released"}}, "residual: projections: got as_released"),
+    ({"n_layers": 10**12}, "n_layers"),
+    (
+        {"attention": {"head_dim": None, "n_heads": 4, "kv_group_size": 3}},
+        "kv_group_size: got 3; must divide n_heads = 4",
+    ),
+]
+
+
+def test_mistakes_are_named():
+    for changes, message in MISTAKES:
+        with pytest.raises(UserError) as caught:
+            small(**changes).resolve(8)
+        assert message in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+        assert "validation error" not in str(caught.value)
 
 
 def test_the_uniform_model_is_the_template_without_its_shape():
@@ -293,7 +271,7 @@ def test_attention_may_be_wider_or_narrower_than_its_layer(attention, expected):
     assert all(layer.attention.scale == layer.attention.head_dim**-0.5 for layer in layers)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(kv_group_size=st.integers(1, 7), n_groups=st.integers(1, 9))
 def test_every_group_of_query_heads_shares_one_key_value_head(kv_group_size, n_groups):
     attention = {"head_dim": 4, "kv_group_size": kv_group_size}
@@ -301,7 +279,7 @@ def test_every_group_of_query_heads_shares_one_key_value_head(kv_group_size, n_g
     assert (layer.attention.n_heads, layer.attention.n_kv_heads) == (kv_group_size * n_groups, n_groups)
 
 
-@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 1), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("n_heads", "n_kv_heads"), [(4, 1), (4, 2)])
 def test_key_value_heads_may_be_counted(n_heads: int, n_kv_heads: int) -> None:
     """In every layer, also where widths vary, and at the matched cost of the groups that they mean."""
     heads = {"head_dim": None, "n_heads": n_heads}
@@ -310,7 +288,7 @@ def test_key_value_heads_may_be_counted(n_heads: int, n_kv_heads: int) -> None:
     assert counted == small(attention={**heads, "kv_group_size": n_heads // n_kv_heads}, shape={"kind": "x"})
 
 
-@pytest.mark.parametrize("width", [1.5, 2, 1.25, 1.3333, 8, 2.625])
+@pytest.mark.parametrize("width", [1.5, 2, 1.3333, 2.625])
 def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: float) -> None:
     model = small(d_model=48, residual={"kind": "virtual", "width": width, "embedding": "expand"}).resolve(8)
     residual = model.residual
@@ -321,19 +299,17 @@ def test_a_virtual_width_is_slots_of_which_the_stream_is_so_much_wider(width: fl
     assert parse(ModelConfig, to_data(model)) == model
 
 
-def test_a_group_that_does_not_fit_the_heads_is_refused():
-    with pytest.raises(UserError, match="kv_group_size: got 3; must divide n_heads = 4"):
-        small(attention={"head_dim": None, "n_heads": 4, "kv_group_size": 3})
-
-
-def test_every_recipe_resolves_and_survives_yaml():
-    paths = sorted((ROOT / "configs").glob("*.yaml"))
-    assert len(paths) >= 16
-    for path in paths:
+def test_recipes_resolve_and_one_of_each_kind_survives_yaml():
+    seen = set()
+    for path in sorted((ROOT / "configs").glob("*.yaml")):
         data = read_recipe(path)
         if "model" not in data:
             continue
         template = parse(ModelTemplate, data["model"], str(path))
         resolved = template.resolve(data.get("seq_len", 64))
-        assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved
-        assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
+        parts = template.shape.kind, template.residual.kind, template.ffn.kind, template.mtp is None
+        if parts not in seen:
+            seen.add(parts)
+            assert parse(ModelConfig, parse_yaml(to_yaml(resolved), "yaml")) == resolved
+            assert parse(ModelTemplate, parse_yaml(to_yaml(template), "yaml")) == template
+    assert len(seen) >= 8

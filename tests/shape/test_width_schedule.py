@@ -1,3 +1,5 @@
+"""How widths run from one end to the turn and to the other end, and where they may turn."""
+
 from dataclasses import replace
 
 import numpy as np
@@ -53,45 +55,32 @@ def test_ends_may_differ_by_a_factor_or_follow_from_one_rate(progression, betwee
     np.testing.assert_allclose(even.widths(end, 10.0, 7, 3), even.widths(end, 10.0, 7, 5)[::-1], rtol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("kind", "n_layers", "depth", "layer"),
-    [
-        ("x", 16, 0.75, 12),
-        ("x", 63, 0.75, 47),
-        ("diamond", 5, 0.5, 2),
-        ("growing", 9, None, 1),
+def test_the_turn_is_at_the_rounded_fraction_or_the_only_layer_allowed():
+    for kind, n_layers, depth, layer in [
+        ("x", 16, 0.75, 12), ("x", 63, 0.75, 47), ("diamond", 5, 0.5, 2), ("growing", 9, None, 1),
         ("narrowing", 9, None, 9),
-    ],
-)
-def test_turn_layer_is_the_rounded_fraction_or_the_only_one_allowed(kind, n_layers, depth, layer):
-    assert SCHEDULES[kind].turn_layer(n_layers, depth) == layer
-
-
-@pytest.mark.parametrize(
-    ("kind", "n_layers", "depth", "message"),
-    [
+    ]:  # fmt: skip
+        assert SCHEDULES[kind].turn_layer(n_layers, depth) == layer
+    for kind, n_layers, depth, message in [
         (
             "x",
             16,
             0.02,
-            r"shape.bottleneck_layer: turns at layer 0 of 16; .* layers 2 to 15, a fraction 0.125 to 0.9375",
+            "shape.bottleneck_layer: turns at layer 0 of 16; .* layers 2 to 15, a fraction 0.125 to 0.9375",
         ),
-        ("diamond", 16, 1.0, r"shape.peak_layer: turns at layer 16 of 16; .* layers 2 to 15"),
-        ("x", 2, 0.5, r"n_layers: 2 is too few for shape kind 'x'"),
-        ("growing", 1, None, r"n_layers: 1 is too few"),
-        ("narrowing", 1, None, r"n_layers: 1 is too few"),
-        ("growing", 16, 0.75, r"layer 12 of 16; kind 'growing' turns at layers 1 to 1"),
-    ],
-)
-def test_an_impossible_turn_is_refused_with_what_is_allowed(kind, n_layers, depth, message):
-    with pytest.raises(UserError, match=message):
-        SCHEDULES[kind].turn_layer(n_layers, depth)
+        ("diamond", 16, 1.0, "shape.peak_layer: turns at layer 16 of 16; .* layers 2 to 15"),
+        ("x", 2, 0.5, "n_layers: 2 is too few for shape kind 'x'"),
+        ("growing", 1, None, "n_layers: 1 is too few"),
+        ("narrowing", 1, None, "n_layers: 1 is too few"),
+        ("growing", 16, 0.75, "layer 12 of 16; kind 'growing' turns at layers 1 to 1"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            SCHEDULES[kind].turn_layer(n_layers, depth)
 
 
-@pytest.mark.parametrize(
-    ("kind", "ratio", "allowed"),
-    [("x", 1.0, "between 0 and 1"), ("growing", 0.0, "between 0 and 1"), ("diamond", 0.9, "above 1")],
-)
-def test_a_ratio_on_the_wrong_side_is_refused(kind, ratio, allowed):
-    with pytest.raises(UserError, match=f"shape.{SCHEDULES[kind].ratio_key}: {ratio:g} .*{allowed}"):
-        SCHEDULES[kind].check_turn_ratio(ratio)
+def test_a_ratio_on_the_wrong_side_is_refused():
+    for kind, ratio, allowed in [
+        ("x", 1.0, "between 0 and 1"), ("growing", 0.0, "between 0 and 1"), ("diamond", 0.9, "above 1"),
+    ]:  # fmt: skip
+        with pytest.raises(UserError, match=f"shape.{SCHEDULES[kind].ratio_key}: {ratio:g} .*{allowed}"):
+            SCHEDULES[kind].check_turn_ratio(ratio)

@@ -1,4 +1,4 @@
-"""Runs in two processes that train together, with spikes in the second one only; run by test_spikes_on_two.py.
+"""Runs in two processes that train together, with spikes in the second one only; run by test_spikes.py.
 
 spikes_on_two.py WORK     trains every case in WORK/NAME, and prints what each process found of the rest.
 """

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from thinned import in_turn
 from tiny_runs import tiny_recipe
 
 from widthwise.config_io import UserError
@@ -40,8 +41,7 @@ def saved(folder: Path, *steps: int) -> list[Path]:
     return [checkpoint.save(folder, step, model, optimizer, {"step": step}) for step in steps]
 
 
-@pytest.mark.parametrize("tie", ["false", "true"])
-@pytest.mark.parametrize("optimizers", [(), (MUON,)])
+@pytest.mark.parametrize(("tie", "optimizers"), [("false", ()), ("true", (MUON,))])
 def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, tie, optimizers):
     model, optimizer = trained(1, f"model.tie_embeddings={tie}", *optimizers)
     state = RunState(window_steps=3, step=7, unlogged_losses=[0.1, 1 / 3], recent_losses=deque([2 / 3]))
@@ -58,27 +58,20 @@ def test_loading_restores_weights_optimizer_random_states_and_state(tmp_path, ti
     assert (other.head.weight is other.embedding.weight) == (tie == "true")
 
 
-def test_names_of_the_tensors_are_those_of_the_parameters(tmp_path):
-    model, optimizer = trained(1)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, {})
-    names = {name for name, _ in model.named_parameters()}
-    with safe_open(path / "model.safetensors", "pt") as file:
-        assert set(file.keys()) == names
-    with safe_open(path / "optimizer.safetensors", "pt") as file:
-        assert set(file.keys()) == {f"{name}.{part}" for name in names for part in ("exp_avg", "exp_avg_sq", "step")}
-
-
-def test_muon_keeps_a_momentum_of_each_matrix_beside_what_adamw_keeps_of_the_rest(tmp_path):
-    model, optimizer = trained(1, MUON)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, {})
-    adamw = {"exp_avg", "exp_avg_sq", "step"}
-    expected = {
-        f"{name}.{part}"
-        for name, _ in model.named_parameters()
-        for part in ({"momentum_buffer"} if re.search(r"\.w_\w+\.weight$", name) else adamw)
-    }
-    with safe_open(path / "optimizer.safetensors", "pt") as file:
-        assert set(file.keys()) == expected
+def test_names_of_the_tensors_are_those_of_the_parameters_and_of_what_each_optimizer_keeps_of_them(tmp_path):
+    for matrix, overrides in (({"exp_avg", "exp_avg_sq", "step"}, ()), ({"momentum_buffer"}, (MUON,))):
+        model, optimizer = trained(1, *overrides)
+        path = checkpoint.save(tmp_path, 7, model, optimizer, {})
+        names = {name for name, _ in model.named_parameters()}
+        expected = {
+            f"{name}.{part}"
+            for name in names
+            for part in (matrix if re.search(r"\.w_\w+\.weight$", name) else {"exp_avg", "exp_avg_sq", "step"})
+        }
+        with safe_open(path / MODEL, "pt") as file:
+            assert set(file.keys()) == names
+        with safe_open(path / OPTIMIZER, "pt") as file:
+            assert set(file.keys()) == expected
 
 
 def test_weights_of_another_model_are_refused(tmp_path):
@@ -89,12 +82,10 @@ def test_weights_of_another_model_are_refused(tmp_path):
 
 
 def test_newest_checkpoint_is_found_by_number(tmp_path):
-    paths = saved(tmp_path, 9, 10, 2)
-    assert checkpoint_folder.latest_valid(tmp_path) == (paths[1], [])
-
-
-def test_no_checkpoints_no_path(tmp_path):
     assert checkpoint_folder.latest_valid(tmp_path / "absent") == (None, [])
+    paths = saved(tmp_path, 2, 9, 10, 99_999_999, 100_000_000)
+    assert checkpoint_folder.checkpoint_paths(tmp_path) == paths[::-1]
+    assert checkpoint_folder.latest_valid(tmp_path) == (paths[-1], [])
 
 
 def truncate(file: Path) -> None:
@@ -111,8 +102,10 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, empty, Path.unlink])
+@in_turn(
+    ("name", FILES),
+    ("damage", [truncate, flip_a_bit, empty, Path.unlink]),
+)
 def test_damage_to_any_file_is_found_and_the_checkpoint_before_is_used(tmp_path, name, damage):
     good, newest = saved(tmp_path, 3, 4)
     damage(newest / name)
@@ -132,11 +125,8 @@ def test_every_single_flipped_bit_of_the_manifest_is_harmless_or_found(tmp_path)
         file.write_bytes(content[:position] + bytes([content[position] ^ 1]) + content[position + 1 :])
         if checkpoint_folder.find_damage(path) is None:
             assert json.loads(file.read_bytes()) == json.loads(content), position
-
-
-def test_a_checkpoint_under_another_name_is_damaged(tmp_path):
-    (path,) = saved(tmp_path, 4)
-    path.rename(tmp_path / "step_00000005")
+    file.write_bytes(content)
+    path.rename(tmp_path / "step_00000005")  # another step than the manifest says
     assert checkpoint_folder.latest_valid(tmp_path)[0] is None
 
 
@@ -158,21 +148,15 @@ def test_full_disk_leaves_the_checkpoint_before_intact_and_nothing_half_written(
     assert checkpoint_folder.latest_valid(tmp_path) == (good, [])
 
 
-def test_pruning_keeps_the_newest_good_ones(tmp_path):
+def test_saving_replaces_a_damaged_one_and_pruning_keeps_the_newest_good_ones(tmp_path):
     paths = saved(tmp_path, 1, 2, 3, 4, 5)
     truncate(paths[4] / "model.safetensors")
     truncate(paths[3] / "model.safetensors")
     _, damages = checkpoint_folder.latest_valid(tmp_path)
     saved(tmp_path, 4)
+    assert checkpoint_folder.find_damage(paths[3]) is None
     prune(tmp_path, KeepRules(2), damages)
     assert checkpoint_folder.checkpoint_paths(tmp_path) == [paths[3], paths[2]]
-
-
-def test_saving_replaces_a_damaged_checkpoint_of_the_same_step(tmp_path):
-    (path,) = saved(tmp_path, 4)
-    truncate(path / "model.safetensors")
-    saved(tmp_path, 4)
-    assert checkpoint_folder.find_damage(path) is None
 
 
 def test_leftovers_of_killed_processes_are_removed_and_never_taken_for_checkpoints(tmp_path):
@@ -198,11 +182,6 @@ def test_what_save_did_not_name_is_neither_used_nor_counted_nor_deleted(tmp_path
     assert set(tmp_path.iterdir()) == {newest, half, *foreign}
 
 
-def test_steps_of_any_length_are_ordered_as_numbers(tmp_path):
-    paths = saved(tmp_path, 99_999_999, 100_000_000)
-    assert checkpoint_folder.checkpoint_paths(tmp_path) == paths[::-1]
-
-
 def vouch_for(path: Path) -> None:
     """Makes the manifest right for whatever the files hold."""
     manifest = json.loads((path / checkpoint_folder.MANIFEST).read_text())
@@ -210,49 +189,52 @@ def vouch_for(path: Path) -> None:
     (path / checkpoint_folder.MANIFEST).write_text(json.dumps(manifest))
 
 
-WRONG_TENSORS = {
-    "no tensors": (MODEL, lambda tensors: tensors.clear()),
-    "weights that are whole numbers": (
-        MODEL,
-        lambda tensors: tensors.update({key: value.long() for key, value in tensors.items()}),
-    ),
-    "a moment of no parameter": (OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
-    "a parameter without a moment": (OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
-    "a moment of another shape": (
-        OPTIMIZER,
-        lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)}),
-    ),
-    "no random state": (checkpoint_folder.RNG, lambda tensors: tensors.clear()),
-    "a random state that is none": (checkpoint_folder.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
-}
+WRONG_TENSORS = (
+    (MODEL, lambda tensors: tensors.clear()),
+    (MODEL, lambda tensors: tensors.update({name: tensor.long() for name, tensor in tensors.items()})),
+    (OPTIMIZER, lambda tensors: tensors.update({"x.exp_avg": torch.zeros(1)})),
+    (OPTIMIZER, lambda tensors: tensors.pop("embedding.weight.exp_avg")),
+    (OPTIMIZER, lambda tensors: tensors.update({"embedding.weight.exp_avg": torch.zeros(1)})),
+    (checkpoint_folder.RNG, lambda tensors: tensors.clear()),
+    (checkpoint_folder.RNG, lambda tensors: tensors.update(cpu=torch.zeros(3))),
+)
+"""None at all, whole numbers, a moment of no parameter, none of a parameter, one of another shape, no random state."""
 
 
-@pytest.mark.parametrize(("name", "change"), WRONG_TENSORS.values(), ids=WRONG_TENSORS)
-def test_a_right_manifest_of_wrong_tensors_is_refused(tmp_path, name, change):
-    model, optimizer = trained(1)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
-    tensors = load_file(path / name)
-    change(tensors)
-    save_file(tensors, path / name)
-    vouch_for(path)
-    assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
-    with pytest.raises(UserError, match=name):
-        checkpoint.load(path, *trained(2))
+def with_tensors(change):
+    """An edit of a file's tensors."""
+
+    def edit(file: Path) -> None:
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+
+    return edit
+
+
+def with_content(content: bytes):
+    return lambda file: file.write_bytes(content)
+
+
+STATE = "state.json"
+WRONG = (
+    *((name, with_tensors(change)) for name, change in WRONG_TENSORS),
+    (MODEL, with_content(b"")),
+    (OPTIMIZER, with_content(b"\xff" * 100)),
+    (checkpoint_folder.RNG, with_content(b"[]")),
+    *((STATE, with_content(content)) for content in (b"[]", b'{"step": "x"}', b'{"window_steps": 1, "steps": 7}')),
+    (STATE, with_content(json.dumps(RunState(window_steps=1, step=6).as_data()).encode())),
+)
+"""The last is the state of another step."""
 
 
 @pytest.mark.parametrize("name", checkpoint_folder.files())
-@pytest.mark.parametrize("content", [b"", b"[]", b"\xff" * 100, b'{"step": "x"}', b'{"window_steps": 1, "steps": 7}'])
-def test_a_right_manifest_of_no_content_is_refused(tmp_path, name, content):
-    model, optimizer = trained(1)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
-    (path / name).write_bytes(content)
-    vouch_for(path)
-    with pytest.raises(UserError, match=name):
-        checkpoint.load(path, *trained(2))
-
-
-def test_a_state_of_another_step_is_refused(tmp_path):
-    model, optimizer = trained(1)
-    path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=6).as_data())
-    with pytest.raises(UserError, match=r"state\.json: step: got 6; must be 7"):
-        checkpoint.load(path, model, optimizer)
+def test_a_right_manifest_of_wrong_content_is_refused(tmp_path, name):
+    for edit in (edit for of, edit in WRONG if of == name):
+        model, optimizer = trained(1)
+        path = checkpoint.save(tmp_path, 7, model, optimizer, RunState(window_steps=1, step=7).as_data())
+        edit(path / name)
+        vouch_for(path)
+        assert checkpoint_folder.latest_valid(tmp_path) == (path, [])
+        with pytest.raises(UserError, match=name):
+            checkpoint.load(path, *trained(2))

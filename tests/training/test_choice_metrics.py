@@ -40,8 +40,17 @@ def test_a_record_holds_one_number_a_layer_averaged_over_micro_batches():
 def test_a_model_that_chooses_nothing_adds_no_keys(tmp_path):
     train(tiny_recipe(), tmp_path / "run")
     keys = {key for record in RunDir(tmp_path / "run").metrics() for key in record}
-    assert not keys & {"width_fraction", "width_price", "score_grad_norm", "balance_loss", "expert_load_max"}
-    assert not RunDir(tmp_path / "run").result().keys() & {"token_widths", "expert_loads"}
+    assert not keys & {
+        "width_fraction",
+        "width_price",
+        "score_grad_norm",
+        "balance_loss",
+        "expert_load_max",
+        "prefix_fraction",
+    }
+    result = RunDir(tmp_path / "run").result()
+    assert not result.keys() & {"token_widths", "expert_loads"}
+    assert result.prefix_widths is result.best_step is None
 
 
 def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from growing_runs import BUDGET, DEEPER, DYNAMIC, GROWING, TWICE, UNIFORM
+from safetensors.torch import load_file
+from thinned import hard_but
 from tiny_runs import Listener, outcome, step_config, tiny_recipe, unfinished_copy, without_measurements
 
 from widthwise.config_io import UserError
@@ -22,18 +24,17 @@ from widthwise.training.objective import carried_state
 from widthwise.training.processes import ALONE, Processes
 
 
-@pytest.fixture(scope="module", params=GROWING)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("growing") / "run"
-    train(tiny_recipe(*GROWING[request.param]), path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def grown_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("growing") / "run"
-    train(tiny_recipe(TWICE), path)
+    path, listener, told = tmp_path_factory.mktemp("growing") / "run", Listener(), []
+    listener.record = told.append
+    train(tiny_recipe(TWICE), path, listener)
+    assert [record["step"] for record in told if record["event"] == "growth"] == [4, 7]
     return path
+
+
+FEW = ("muon, bf16", "dynamic", "slots", "experts", "apart", "reset")
+"""Kinds of growth that `make test` trains; `make test-hard` trains all."""
 
 
 def grow(model, optimizer, growth, config, seed):
@@ -48,42 +49,37 @@ def records(path: Path, event: str) -> list[dict]:
     return [record for record in RunDir(path).metrics() if record["event"] == event]
 
 
-def test_the_held_out_loss_is_the_same_before_and_after(finished: Path) -> None:
-    growths = records(finished, "growth")
+@pytest.mark.parametrize("kind", hard_but(FEW, GROWING))
+def test_growth_keeps_the_held_out_loss_and_a_resumed_run_is_bitwise_the_uninterrupted_one(
+    kind: str, tmp_path: Path
+) -> None:
+    train(tiny_recipe(*GROWING[kind]), tmp_path / "whole")
+    growths = records(tmp_path / "whole", "growth")
     assert len(growths) in (1, 2)
     for record in growths:
         # Sums of fp32 products in another order; in bf16 they are rounded to 8 bits, and tend to agree bitwise.
         assert record["loss_after"] == pytest.approx(record["loss_before"], abs=1e-6)
         assert record["params_after"] > record["params_before"]
+    for step in (4, 6):
+        run = unfinished_copy(tmp_path / "whole", tmp_path / str(step), step)
+        resume(run)
+        assert outcome(run) == outcome(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("finished", "step"),
-    [
-        *(("twice", step) for step in (0, 3, 4, 5, 6, 7, 8)),
-        *((kind, step) for kind in GROWING if kind != "twice" for step in (4, 6)),
-    ],
-    indirect=["finished"],
-)
-def test_resuming_from_any_step_is_bitwise_the_uninterrupted_run(finished: Path, tmp_path: Path, step: int) -> None:
-    run = unfinished_copy(finished, tmp_path / "run", step)
-    resume(run)
-    assert outcome(run) == outcome(finished)
+def test_a_kill_around_a_growth_leaves_one_record_of_it(grown_twice: Path, tmp_path: Path) -> None:
+    """The checkpoint of a growth's step holds the model before it; the metrics may have the growth already."""
+    for step, widths in ((0, None), (4, [24, 8, 24]), (5, [32, 24, 24, 24, 32]), (8, None)):
+        run = unfinished_copy(grown_twice, tmp_path / str(step), step)
+        assert widths is None or load_trained(run).model.config.widths == widths
+        assert records(run, "growth")
+        resume(run)
+        assert [record["step"] for record in records(run, "growth")] == [4, 7]
+        assert outcome(run) == outcome(grown_twice)
 
 
-def test_a_kill_between_growth_and_the_next_checkpoint_leaves_one_record(grown_twice: Path, tmp_path: Path) -> None:
-    """Its metrics already have the growth of step 4 when the checkpoint of step 4, the newest, grows again."""
-    run = unfinished_copy(grown_twice, tmp_path / "run", 4)
-    assert records(run, "growth")
-    resume(run)
-    assert [record["step"] for record in records(run, "growth")] == [4, 7]
-
-
-def test_what_follows_a_growth_is_that_of_its_step_and_before_it_nothing_differs(tmp_path: Path, grown_twice) -> None:
-    train(tiny_recipe(), tmp_path / "small")
+def test_what_follows_a_growth_is_that_of_its_step_and_before_it_nothing_differs(finished: Path, grown_twice) -> None:
     small, grown = (
-        [without_measurements(record) for record in RunDir(path).metrics()]
-        for path in (tmp_path / "small", grown_twice)
+        [without_measurements(record) for record in RunDir(path).metrics()] for path in (finished, grown_twice)
     )
     assert [record for record in grown if record["step"] <= 4 and record["event"] == "train"] == [
         record for record in small if record["step"] <= 4
@@ -98,12 +94,6 @@ def test_the_larger_model_learns(tmp_path: Path) -> None:
     added = [model.layers[i] for i, source in enumerate((None, 0, 1, 2, None)) if source is None]
     assert all(layer.attention.w_o.weight.abs().max() > 0 for layer in added)
     assert all(layer.ffn.w_down.weight.abs().max() > 0 for layer in added)
-
-
-def test_the_checkpoint_of_a_growths_step_holds_the_model_before_it(grown_twice: Path, tmp_path: Path) -> None:
-    for step, widths in ((4, [24, 8, 24]), (5, [32, 24, 24, 24, 32])):
-        trained = load_trained(unfinished_copy(grown_twice, tmp_path / str(step), step))
-        assert (trained.step, trained.model.config.widths) == (step, widths)
 
 
 def test_the_result_holds_the_last_model_and_the_compute_of_all(grown_twice: Path) -> None:
@@ -155,9 +145,14 @@ def test_old_entries_keep_their_moments_bit_for_bit(optimizer: str) -> None:
     for _ in range(3):
         model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
         before.step()
-    old = state_by_name(model, before)
+    old = {
+        name: {part: value.clone() for part, value in each.items()}
+        for name, each in state_by_name(model, before).items()
+    }
     grown, after = grow(model, before, recipe.phases[1].growth, recipe.optimizer_of(recipe.phases[1]), 3)
     new = state_by_name(grown, after)
+    places = [{part.data_ptr() for parts in each.state.values() for part in parts.values()} for each in (before, after)]
+    assert not places[0] & places[1]
     d_ff = recipe.explicit_model.layers[0].ffn.d_ff
     for old_layer, new_layer in ((0, 0), (1, 2), (2, 4)):
         for name in ("attention.w_q.weight", "attention.norm.weight", "ffn.w_gate.weight"):
@@ -206,20 +201,6 @@ def test_several_processes_do_not_choose_weights_by_their_gradient() -> None:
         Learner.untrained(recipe, recipe.phases[0], Two())
 
 
-def test_a_grown_optimizer_shares_nothing_with_the_old_one() -> None:
-    recipe = tiny_recipe(UNIFORM, "growth=[{at_step: 4, model: {n_layers: 5}}]")
-    model = build(recipe.explicit_model, seed=1)
-    before = recipe.optimizer.build(model)
-    model.loss(torch.randint(257, (2, 17)), torch.randint(257, (2, 17))).objective.backward()
-    before.step()
-    _, after = grow(model, before, recipe.phases[1].growth, recipe.optimizer, 3)
-    places = [
-        {part.data_ptr() for parts in optimizer.state.values() for part in parts.values()}
-        for optimizer in (before, after)
-    ]
-    assert not places[0] & places[1]
-
-
 def test_layers_keep_their_prices_and_added_ones_start_at_the_mean() -> None:
     growth = "growth=[{at_step: 4, model: {n_layers: 5}, layers: [null, 0, 1, 2, null]}]"
     plan = tiny_recipe(UNIFORM, DYNAMIC, BUDGET, growth).phases[1].growth.plan
@@ -251,14 +232,7 @@ def test_what_was_split_learns_at_the_rate_of_its_factor() -> None:
     assert recipe.optimizer_of(recipe.phases[0]) == recipe.optimizer
 
 
-def test_growth_is_told_to_the_observer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[dict] = []
-    listener = Listener()
-    monkeypatch.setattr(listener, "record", told.append)
-    train(tiny_recipe(TWICE), tmp_path / "run", listener)
-    assert [record["step"] for record in told if record["event"] == "growth"] == [4, 7]
-
-
+@pytest.mark.hard
 def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
 
@@ -270,3 +244,27 @@ def test_compiled_layers_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     growth = f"growth=[{{at_step: 4, model: {DEEPER}}}]"
     train(tiny_recipe(UNIFORM, growth, "train.compile=true", "train.checkpoint_every=null"), tmp_path / "run")
     assert compiled == [3, 5]
+
+
+PLAIN = "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}"
+AFTERWARDS = (
+    "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",
+    "train.width_budget={kind: penalty, weight: 5.0}",
+)
+CHOICE = ("ffn.score.v.weight", "ffn.score.log_gain.weight", "ffn.bias.weight")
+
+
+def weights_of(run, step):
+    return load_file(run / f"checkpoints/step_{step:08d}/model.safetensors")
+
+
+def test_only_the_scores_of_a_trained_model_learn_what_width_costs(tmp_path):
+    run = tmp_path / "run"
+    result = train(tiny_recipe(PLAIN, *AFTERWARDS), run)
+    before, after = weights_of(run, 4), weights_of(run, 9)
+    assert {name for name in after if name not in before} == {f"layers.{i}.{name}" for i in range(3) for name in CHOICE}
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    (growth,) = result.growth
+    assert growth.loss_before == growth.loss_after
+    assert 0.25 < result.token_widths.mean_fraction < 0.999
+    assert any(after[f"layers.{i}.{CHOICE[0]}"].any() for i in range(3))

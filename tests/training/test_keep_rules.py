@@ -27,9 +27,9 @@ def best_of(path: Path, among: set[int]) -> int:
     return min(among & losses.keys(), key=lambda step: losses[step])
 
 
-@pytest.mark.parametrize(
-    ("rules", "kept"),
-    [
+def test_a_checkpoint_stays_if_any_rule_keeps_it() -> None:
+    """The best by its loss: the first of equals, of those still there, and none that is not finite."""
+    for rules, kept in (
         (KeepRules(1), {9}),
         (KeepRules(2), {9, 8}),
         (KeepRules(1, every=3), {9, 6, 3}),
@@ -38,17 +38,16 @@ def best_of(path: Path, among: set[int]) -> int:
         (KeepRules(1, losses={3: 2.0, 5: 1.0}), {9, 3}),
         (KeepRules(1, losses={3: float("nan"), 4: float("inf")}), {9}),
         (KeepRules(1, n_steps_back=2, every=3, losses={4: 1.0}), {9, 8, 6, 4, 3}),
-    ],
-    ids=["last", "two", "every", "both", "first of equals", "still there", "not finite", "all"],
+    ):
+        assert rules.kept([9, 8, 6, 4, 3]) == kept
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_every", "validate_every", "in_background"), [(1, 1, "true"), (2, 1, "false"), (1, 2, "true")]
 )
-def test_a_checkpoint_stays_if_any_rule_keeps_it(rules: KeepRules, kept: set[int]) -> None:
-    assert rules.kept([9, 8, 6, 4, 3]) == kept
-
-
-@pytest.mark.parametrize("intervals", [(1, 1), (2, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("in_background", ["true", "false"])
-def test_a_run_keeps_the_last_the_multiples_and_the_best(tmp_path: Path, intervals, in_background: str) -> None:
-    checkpoint_every, validate_every = intervals
+def test_a_run_keeps_the_last_the_multiples_and_the_best(
+    tmp_path: Path, checkpoint_every: int, validate_every: int, in_background: str
+) -> None:
     each = (f"train.checkpoint_every={checkpoint_every}", f"train.validate_every={validate_every}")
     result = train(tiny_recipe(*JUMPY, *each, f"train.checkpoint_in_background={in_background}"), tmp_path / "run")
     best = best_of(tmp_path / "run", {*range(checkpoint_every, 11, checkpoint_every), 11})
@@ -57,32 +56,27 @@ def test_a_run_keeps_the_last_the_multiples_and_the_best(tmp_path: Path, interva
     assert result.best_step == best
 
 
-def test_where_the_last_is_the_best_no_other_is_kept_for_it(tmp_path: Path) -> None:
-    result = train(tiny_recipe(*RULES, *EVERY_STEP), tmp_path / "run")
-    assert (result.best_step, kept_steps(tmp_path / "run")) == (9, [4, 8, 9])
-
-
 class Killed(BaseException):
     """Ends a run as a kill would."""
 
 
-@pytest.mark.parametrize("step", [2, 5, 9, 11])
-def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path, step: int) -> None:
+def test_a_killed_run_keeps_what_one_that_was_not_does(tmp_path: Path) -> None:
     recipe = tiny_recipe(*JUMPY, *EVERY_STEP)
     whole = train(recipe, tmp_path / "whole")
+    for step in (2, 5, 9, 11):
 
-    def kill(now: int) -> None:
-        if now == step:
-            raise Killed
+        def kill(now: int, last: int = step) -> None:
+            if now == last:
+                raise Killed
 
-    with pytest.raises(Killed):
-        train(recipe, tmp_path / "run", Listener(kill))
-    assert resume(tmp_path / "run").best_step == whole.best_step
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert kept_steps(tmp_path / "run") == kept_steps(tmp_path / "whole")
+        run = tmp_path / str(step)
+        with pytest.raises(Killed):
+            train(recipe, run, Listener(kill))
+        assert resume(run).best_step == whole.best_step
+        assert outcome(run) == outcome(tmp_path / "whole")
+        assert kept_steps(run) == kept_steps(tmp_path / "whole")
 
 
-@pytest.mark.slow
 def test_two_processes_that_share_the_model_keep_by_the_same_rules(tmp_path: Path) -> None:
     recipe = tiny_recipe(*JUMPY, *EVERY_STEP, "train.shards=2", "train.checkpoint_in_background=true")
     launch = ranks.launched(2, train, recipe, tmp_path / "run", errors=tmp_path / "errors")
@@ -91,19 +85,12 @@ def test_two_processes_that_share_the_model_keep_by_the_same_rules(tmp_path: Pat
     assert kept_steps(tmp_path / "run") == sorted({4, 8, 11, best})
 
 
-def test_without_the_rule_no_best_is_named(tmp_path: Path) -> None:
-    assert train(tiny_recipe("train.steps=3"), tmp_path / "run").best_step is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_rules_that_could_never_keep_anything_are_refused() -> None:
+    for options, message in (
         (["train.checkpoint_every=2", "train.keep_every=5"], "keep_every: got 5; must be a multiple of .* = 2$"),
         (["train.checkpoint_every=null", "train.keep_every=5"], "keep_every: got 5; must be a multiple of .* = None$"),
         (["train.checkpoint_every=2", "train.keep_best=true"], "keep_best: got true with checkpoint_every = 2 and"),
         (["train.validate_every=null", "train.keep_best=true"], "keep_best: got true .* validate_every = None"),
-    ],
-)
-def test_rules_that_could_never_keep_anything_are_refused(options: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        tiny_recipe(*options)
+    ):
+        with pytest.raises(UserError, match=message):
+            tiny_recipe(*options)

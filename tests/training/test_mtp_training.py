@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+from tiny_runs import step_config, tiny_recipe
 from torch.nn.functional import cross_entropy
 
 from widthwise.config_io import UserError
@@ -13,7 +13,7 @@ from widthwise.data.held_out import HeldOut
 from widthwise.model.decoder import build
 from widthwise.model.speculative import generate_drafted
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 from widthwise.runs.trained import load_trained
 from widthwise.training.mtp_losses import MTPLosses
 from widthwise.training.objective import Objective
@@ -23,14 +23,6 @@ from widthwise.training.validation import validate
 BATCH = torch.randint(0, 257, (6, 14), generator=torch.Generator().manual_seed(5))
 MTP = "model.mtp={n_depths: 2, coefficient: 0.5, final_coefficient: 0.1}"
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
-STREAMS = pytest.mark.parametrize("overrides", [(), (SLOTS,)], ids=["plain", "slots"])
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(MTP, SLOTS), path)
-    return path
 
 
 def step(model, micro_batch_size):
@@ -39,8 +31,7 @@ def step(model, micro_batch_size):
     return optimizer_step(model, recipe.build(model), BATCH, Objective(config, model.config, BATCH.device), config)
 
 
-@STREAMS
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
+@pytest.mark.parametrize(("overrides", "micro_batch_size"), [((), 4), ((SLOTS,), 1)], ids=["plain", "slots"])
 def test_accumulation_over_any_split_equals_one_batch_with_further_heads(float64, micro_batch_size, overrides):
     whole, split = (build(tiny_recipe(MTP, *overrides).explicit_model, seed=1, dtype=torch.float64) for _ in range(2))
     expected, found = step(whole, 6), step(split, micro_batch_size)
@@ -80,21 +71,11 @@ def test_validation_reports_each_depth_over_what_it_was_asked(float64):
         assert validation.mtp_window_losses[k - 1] == pytest.approx(by_window, rel=1e-9)
 
 
-def test_records_and_result_hold_the_losses_of_every_depth(finished):
-    records = RunDir(finished).metrics()
-    assert all(len(record["mtp_losses"]) == 2 for record in records)
-    assert all(0 < loss < 2 * math.log(257) for record in records for loss in record["mtp_losses"])
-    result = RunDir(finished).result()
-    assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
-    assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2
-
-
-@STREAMS
-def test_with_a_coefficient_of_0_the_reported_losses_are_those_of_a_run_without(tmp_path, overrides):
+def test_with_a_coefficient_of_0_the_reported_losses_are_those_of_a_run_without(tmp_path):
     runs = {"with": ("model.mtp={coefficient: 0.0}",), "without": ()}
     losses = {}
     for name, mtp in runs.items():
-        train(tiny_recipe("train.steps=4", "train.log_every=1", *mtp, *overrides), tmp_path / name)
+        train(tiny_recipe("train.steps=4", "train.log_every=1", *mtp, SLOTS), tmp_path / name)
         losses[name] = [record["loss"] for record in RunDir(tmp_path / name).metrics()]
         has_key = ["mtp_losses" in record for record in RunDir(tmp_path / name).metrics()]
         assert set(has_key) == {name == "with"}
@@ -103,16 +84,12 @@ def test_with_a_coefficient_of_0_the_reported_losses_are_those_of_a_run_without(
     assert losses["with"] == pytest.approx(losses["without"], rel=1e-6)
 
 
-@pytest.mark.parametrize("step", [0, 5])
-def test_a_run_with_further_heads_resumes_bitwise(finished, tmp_path, step):
-    run = unfinished_copy(finished, tmp_path / "run", step)
-    resume(run)
-    assert outcome(run) == outcome(finished)
-
-
 def test_the_heads_learn_and_draft(tmp_path):
-    recipe = tiny_recipe("model.mtp={n_depths: 1}", "train.steps=40", "train.checkpoint_every=null")
-    result = train(recipe, tmp_path / "run")
+    recipe = tiny_recipe("model.mtp={n_depths: 2}", "train.steps=40", "train.checkpoint_every=null")
+    result, records = train(recipe, tmp_path / "run"), RunDir(tmp_path / "run").metrics()
+    assert all(len(record["mtp_losses"]) == 2 for record in records)
+    assert result["val_mtp_losses"] == records[-1]["mtp_losses"]
+    assert [len(windows) for windows in result["val_mtp_window_losses"]] == [len(result["val_window_losses"])] * 2
     assert result["val_mtp_losses"][0] < math.log(257) - 1
     trained = load_trained(tmp_path / "run")
     _, counts = generate_drafted(trained.model, [trained.tokenizer.encode("the ")], 40)

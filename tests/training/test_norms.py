@@ -6,14 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 from growing_runs import GROWING
-from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
+from thinned import every_pair
+from tiny_runs import outcome, step_config, tiny_recipe
 from torch._dynamo.utils import counters
 
 from widthwise.model.compiling import compile_layers
 from widthwise.model.decoder import build
 from widthwise.model.recompute import RECOMPUTE
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 from widthwise.training import assembly
 from widthwise.training.norms import norms_record, watched_layers
 from widthwise.training.objective import Objective
@@ -28,9 +29,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("micro_batch_size", [2, 6])
-@pytest.mark.parametrize("again", ["none", "layer"])
-@pytest.mark.parametrize("name", MODELS)
+@every_pair(
+    ("micro_batch_size", [2, 6]),
+    ("again", ["none", "layer"]),
+    ("name", MODELS),
+)
 def test_norms_are_those_of_parameters_and_outputs(float64, name: str, again: str, micro_batch_size: int) -> None:
     """The outputs are seen here by hooks on one pass of the whole batch without gradients."""
     recipe = tiny_recipe(*MODELS[name])
@@ -79,12 +82,11 @@ def norm(tensors: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize(
     "overrides",
     [
-        GROWING["twice"],
         GROWING["dynamic"],
         GROWING["slots"],
         ("train.activation_checkpointing=selective", "train.precision=bf16"),
     ],
-    ids=["grows", "dynamic", "slots", "selective"],
+    ids=["dynamic, grows", "slots, grows", "selective"],
 )
 def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     train(tiny_recipe(*overrides), tmp_path / "without")
@@ -98,7 +100,7 @@ def test_they_change_no_bit_of_the_run(tmp_path: Path, overrides: tuple[str, ...
     assert found == outcome(tmp_path / "without")
 
 
-@pytest.mark.slow
+@pytest.mark.hard
 def test_compiled_layers_stay_compiled_once(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(assembly, "compile_layers", partial(compile_layers, backend="eager"))
     compiled = ("train.compile=true", "train.checkpoint_every=null", "train.validate_every=null")
@@ -109,13 +111,6 @@ def test_compiled_layers_stay_compiled_once(tmp_path: Path, monkeypatch) -> None
         n_graphs.append(counters["stats"]["unique_graphs"])
     assert n_graphs[0] == n_graphs[1] > 0
     assert outcome(tmp_path / "2")["model"] == outcome(tmp_path / "null")["model"]
-
-
-@pytest.mark.parametrize("step", [1, 6, 7])
-def test_resuming_records_each_once(tmp_path: Path, step: int) -> None:
-    train(tiny_recipe("train.norms_every=3"), tmp_path / "whole")
-    resume(unfinished_copy(tmp_path / "whole", tmp_path / "run", step))
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
 def test_what_is_not_finite_is_none_and_is_recorded_before_the_run_stops(tmp_path: Path) -> None:

@@ -70,14 +70,6 @@ def test_what_was_spent_in_vain_is_counted(tmp_path: Path, monkeypatch) -> None:
     assert tokens == [(step, TOKENS_PER_STEP * (step + 5 * (step > 6))) for step in range(2, 15, 2)]
 
 
-@pytest.mark.parametrize("step", [3, 6, 9, 12])
-def test_resuming_from_any_checkpoint_is_bitwise_the_uninterrupted_run(tmp_path: Path, monkeypatch, step: int) -> None:
-    spoil(monkeypatch, {8: NAN, 10: NAN})
-    train(tiny_recipe(*STEPS, *DYNAMIC), tmp_path / "whole")
-    resume(unfinished_copy(tmp_path / "whole", tmp_path / "run", step))
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-
-
 @pytest.mark.parametrize("moment", ["before", "deleting", "behind the record", "behind the next step"])
 def test_a_kill_around_a_rewind_changes_nothing(tmp_path: Path, monkeypatch, moment: str) -> None:
     spoil(monkeypatch, {8: NAN})
@@ -117,12 +109,17 @@ def test_a_kill_around_a_rewind_changes_nothing(tmp_path: Path, monkeypatch, mom
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
 
 
-def test_the_last_rewind_allowed_is_the_last(tmp_path: Path, monkeypatch) -> None:
-    spoil(monkeypatch, {8: NAN, 10: NAN, 12: NAN})
-    with pytest.raises(
-        RunFailed, match=r"stopped at step 8 of 14: .* it went back 2 times before \(train.on_spike.max"
-    ):
-        train(RECIPE, tmp_path / "run")
+def test_without_a_rewind_or_a_checkpoint_left_it_stops(tmp_path: Path, monkeypatch) -> None:
+    too_often = r"stopped at step 8 of 14: .* it went back 2 times before \(train.on_spike.max"
+    with monkeypatch.context() as patch:
+        spoil(patch, {8: NAN, 10: NAN, 12: NAN})
+        with pytest.raises(RunFailed, match=too_often):
+            train(RECIPE, tmp_path / "run")
+    spoil(monkeypatch, {3: NAN})
+    with pytest.raises(RunFailed, match=r"step 4 of 14: .*no good checkpoint to go back to lies train.on_spike.margin"):
+        train(RECIPE, tmp_path / "early")
+    with pytest.raises(UserError, match="checkpoint_every: got null; must be given where on_spike goes back"):
+        tiny_recipe(REWIND, "train.checkpoint_every=null")
 
 
 def test_checkpoints_written_in_the_background_are_awaited(tmp_path: Path, monkeypatch) -> None:
@@ -138,18 +135,14 @@ def test_checkpoints_written_in_the_background_are_awaited(tmp_path: Path, monke
     assert kept == [[14, 13, 12]] * 2
 
 
-def test_a_rising_loss_is_a_reason_too(tmp_path: Path, monkeypatch) -> None:
-    spoil(monkeypatch, {8: 3.0}, part="losses")
-    train(tiny_recipe(REWIND, "train.steps=14", "train.checkpoint_every=3", "train.log_every=1"), tmp_path / "run")
-    assert "train.max_loss_rise" in rewinds(tmp_path / "run")[0]["reason"]
-
-
-def test_without_a_checkpoint_old_enough_it_stops(tmp_path: Path, monkeypatch) -> None:
-    spoil(monkeypatch, {3: NAN})
-    with pytest.raises(
-        RunFailed, match=r"step 4 of 14: .*no good checkpoint to go back to lies train.on_spike.margin_s"
-    ):
-        train(RECIPE, tmp_path / "run")
+def test_every_checkpoint_of_a_run_that_went_back_goes_on_bitwise(tmp_path: Path, monkeypatch) -> None:
+    """It went back because its loss rose, and again at step 8."""
+    spoil(monkeypatch, {8: 3.0, 10: NAN}, part="losses")
+    train(tiny_recipe(*STEPS, *DYNAMIC), tmp_path / "whole")
+    assert "train.max_loss_rise" in rewinds(tmp_path / "whole")[0]["reason"]
+    for step in (3, 6, 12):
+        resume(unfinished_copy(tmp_path / "whole", tmp_path / str(step), step))
+        assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
 
 
 def test_it_does_not_go_back_to_before_a_growth(tmp_path: Path, monkeypatch) -> None:
@@ -158,11 +151,6 @@ def test_it_does_not_go_back_to_before_a_growth(tmp_path: Path, monkeypatch) -> 
     recipe = tiny_recipe(REWIND, growth, "model.shape={kind: uniform}", "train.checkpoint_every=3", "train.log_every=1")
     with pytest.raises(RunFailed, match="the model has grown since the checkpoint of step 6, to which it cannot"):
         train(recipe, tmp_path / "run")
-
-
-def test_a_run_without_checkpoints_on_the_way_is_refused() -> None:
-    with pytest.raises(UserError, match="checkpoint_every: got null; must be given where on_spike goes back"):
-        tiny_recipe(REWIND, "train.checkpoint_every=null")
 
 
 def test_as_many_checkpoints_are_kept_as_a_rewind_may_need(tmp_path: Path) -> None:

@@ -30,11 +30,7 @@ def texts(run: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("train.precision=bf16", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: linear}}"),
-    ],
+    "overrides", [(), ("train.precision=bf16", "model.ffn={kind: dynamic, d_ff: 9, score: {kind: linear}}")]
 )
 def test_training_is_bitwise_the_same_with_and_without(overrides, tmp_path):
     train(tiny_recipe(*overrides), tmp_path / "without")
@@ -43,13 +39,12 @@ def test_training_is_bitwise_the_same_with_and_without(overrides, tmp_path):
     assert not (tmp_path / "without" / "samples.jsonl").exists()
 
 
-def test_every_validation_continues_every_prompt(sampled):
-    assert [(record["step"], record["prompt"]) for record in texts(sampled)] == [
-        (step, prompt) for step in (5, 9) for prompt in ("<b>x", "")
-    ]
-
-
-def test_the_texts_are_those_that_generate_makes_of_the_checkpoint(sampled):
+def test_every_validation_continues_every_prompt_as_generate_does_and_the_page_runs_no_markup(sampled, tmp_path):
+    asked = [(step, prompt) for step in (5, 9) for prompt in ("<b>x", "")]
+    assert [(record["step"], record["prompt"]) for record in texts(sampled)] == asked
+    page = write_report(sampled, tmp_path)[0].read_text()
+    assert "<h3>“&lt;b&gt;x”</h3>" in page[page.index('id="samples"') :]
+    assert page.index("<summary>step 9</summary>") < page.index("<summary>step 5</summary>")
     for step in (5, 9):
         trained = load_trained(sampled, step=step)
         prompts = [trained.tokenizer.encode("<b>x"), [trained.tokenizer.eos_id]]
@@ -72,18 +67,15 @@ def test_a_text_ends_with_its_document(tmp_path):
 
 
 def test_a_killed_run_has_each_text_once(sampled, tmp_path):
-    for step in (3, 5):
-        run = unfinished_copy(sampled, tmp_path / str(step), step)
-        resume(run)
-        assert texts(run) == texts(sampled)
-        assert outcome(run) == outcome(sampled)
+    run = unfinished_copy(sampled, tmp_path / "run", 3)
+    resume(run)
+    assert texts(run) == texts(sampled)
+    assert outcome(run) == outcome(sampled)
     torn = unfinished_copy(sampled, tmp_path / "torn", 5)
     records = RunDir(torn).metrics()
     kept = [record for record in records if record["step"] < 5]  # killed after the texts, before their validation
     (torn / "metrics.jsonl").unlink()
-    for path in (torn / "checkpoints").iterdir():
-        if path.name == "step_00000005":
-            shutil.rmtree(path)
+    shutil.rmtree(torn / "checkpoints" / "step_00000005")
     RunDir(torn).metrics_file.append(kept)
     resume(torn)
     assert texts(torn) == texts(sampled)
@@ -103,10 +95,3 @@ def test_a_prompt_that_does_not_fit_is_refused_before_training(tmp_path):
     with pytest.raises(UserError, match=r"train\.sample: .*no more than 17 tokens"):
         train(tiny_recipe(positions, "train.sample={prompts: [abc], n_tokens: 16}"), tmp_path / "run")
     assert not (tmp_path / "run" / "config.yaml").exists()
-
-
-def test_the_page_shows_them_and_runs_no_markup(sampled, tmp_path):
-    text = write_report(sampled, tmp_path)[0].read_text()
-    assert 'id="samples"' in text
-    assert "<h3>“&lt;b&gt;x”</h3>" in text
-    assert text.index("<summary>step 9</summary>") < text.index("<summary>step 5</summary>")

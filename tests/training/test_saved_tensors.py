@@ -2,12 +2,11 @@
 
 import os
 import stat
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -44,40 +43,27 @@ def written(folder: Path, parts: list[Tensors]) -> Path:
 
 
 @pytest.mark.parametrize("n_shards", [1, 2, 3, 5])
-def test_whole_tensors_and_shapes_come_from_any_number_of_files(tmp_path: Path, n_shards: int) -> None:
+def test_tensors_and_their_rows_come_from_any_number_of_files_and_into_one(tmp_path: Path, n_shards: int) -> None:
     expected = tensors()
     written(tmp_path, parts_of(expected, n_shards))
     with SavedTensors.opened(tmp_path, "model", n_shards) as saved:
         assert saved.names == expected.keys()
-        saved.check({name: tensor.shape for name, tensor in expected.items()})
-        for name, tensor in expected.items():
-            found = saved.whole(name)
-            assert found.dtype == tensor.dtype
-            assert torch.equal(found, tensor)
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3, 5])
-def in_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    return written(tmp_path_factory.mktemp("files"), parts_of(tensors(), request.param)), request.param
-
-
-@settings(max_examples=20)
-@given(st.integers(0, 7), st.integers(0, 7))
-def test_rows_are_read_from_the_files_that_hold_them(in_files: tuple[Path, int], a: int, b: int) -> None:
-    folder, n_shards = in_files
-    rows = slice(min(a, b), max(a, b))
-    with SavedTensors.opened(folder, "model", n_shards) as saved:
-        found = saved.rows("matrix", rows)
-    assert found.shape == (rows.stop - rows.start, 3)
-    assert torch.equal(found, tensors()["matrix"][rows])
+        saved.check(shapes())
+        found = {name: saved.whole(name) for name in expected}
+        write_one_by_one(tmp_path / "merged.safetensors", saved.types(), saved.whole)
+        for first, last in combinations_with_replacement(range(8), 2):
+            rows = saved.rows("matrix", slice(first, last))
+            assert rows.shape == (last - first, 3)
+            assert torch.equal(rows, expected["matrix"][first:last])
+    for each in (found, load_file(tmp_path / "merged.safetensors")):
+        assert each.keys() == expected.keys()
+        assert all(each[name].dtype == tensor.dtype for name, tensor in expected.items())
+        assert all(torch.equal(each[name], tensor) for name, tensor in expected.items())
 
 
 def test_the_files_of_several_are_numbered() -> None:
     assert file_names("model", 1) == ["model.safetensors"]
-    assert file_names("optimizer", 2) == [
-        "optimizer-00001-of-00002.safetensors",
-        "optimizer-00002-of-00002.safetensors",
-    ]
+    assert file_names("optimizer", 2) == [f"optimizer-0000{i}-of-00002.safetensors" for i in (1, 2)]
 
 
 def refusal(folder: Path, n_shards: int, wanted: dict[str, torch.Size]) -> str:
@@ -90,102 +76,58 @@ def shapes() -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in tensors().items()}
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    first, _, third = parts_of(tensors(), 3)
-    written(tmp_path, [first, first, third])
-    (tmp_path / "model-00002-of-00003.safetensors").unlink()
-    assert "model-00002-of-00003.safetensors: cannot be read" in refusal(tmp_path, 3, shapes())
-
-
-def test_a_file_that_holds_other_tensors_is_named(tmp_path: Path) -> None:
+def test_files_that_are_missing_torn_or_of_other_tensors_are_named(tmp_path: Path) -> None:
     first, second = parts_of(tensors(), 2)
-    del second["pair"]
-    written(tmp_path, [first, second])
-    found = refusal(tmp_path, 2, shapes())
-    assert found.endswith(
-        "model-00002-of-00002.safetensors: holds other tensors than model-00001-of-00002.safetensors, such as pair"
-    )
+    written(tmp_path, [first, {name: tensor for name, tensor in second.items() if name != "pair"}])
+    one, other = file_names("model", 2)
+    assert refusal(tmp_path, 2, shapes()).endswith(f"{other}: holds other tensors than {one}, such as pair")
+    (tmp_path / other).write_bytes(b"no header")
+    assert f"{other}: cannot be read" in refusal(tmp_path, 2, shapes())
+    (tmp_path / other).unlink()
+    assert f"{other}: cannot be read" in refusal(tmp_path, 2, shapes())
 
 
-def test_a_tensor_that_is_missing_or_too_many_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"other": torch.Size([3])}, "other has shape None; must be (3,)"),
+        ({"matrix": None}, "matrix has shape (7, 3); must be None"),
+        ({"matrix": torch.Size([6, 3])}, "matrix has shape (7, 3); must be (6, 3)"),
+    ],
+)
+def test_a_tensor_that_is_missing_or_too_many_or_of_another_shape_is_named(tmp_path: Path, wanted, said: str) -> None:
     written(tmp_path, parts_of(tensors(), 2))
-    assert "other has shape None; must be (3,)" in refusal(tmp_path, 2, {**shapes(), "other": torch.Size([3])})
-    wanted = {name: shape for name, shape in shapes().items() if name != "matrix"}
-    assert "matrix has shape (7, 3); must be None" in refusal(tmp_path, 2, wanted)
+    assert said in refusal(tmp_path, 2, {name: shape for name, shape in {**shapes(), **wanted}.items() if shape})
 
 
-def test_another_shape_is_named(tmp_path: Path) -> None:
-    written(tmp_path, parts_of(tensors(), 2))
-    assert "matrix has shape (7, 3); must be (6, 3)" in refusal(tmp_path, 2, {**shapes(), "matrix": torch.Size([6, 3])})
+MATRIX = torch.zeros(4, 3)
+UNEQUAL = [
+    ({"matrix": torch.zeros(3, 3)}, {"matrix": MATRIX}, "matrix has shape"),
+    ({"matrix": torch.zeros(7, 3)}, {"matrix": torch.zeros(0, 3)}, "matrix has shape"),
+    ({}, {"matrix": torch.zeros(2, 3)}, "matrix has shape"),
+    ({}, {"matrix": torch.zeros(3, 5)}, "matrix has shape (3, 5) in shard 2 of 2"),
+    ({}, {"step": torch.zeros(1)}, "step has shape"),
+    ({}, {"matrix": torch.zeros(3, 3).double()}, "matrix is of type"),
+    ({"matrix": MATRIX.long()}, {}, "matrix is of type"),
+    ({}, {"matrix": torch.zeros(3, 3).to(torch.uint8)}, "matrix is of type"),
+    ({}, {"matrix": torch.zeros(3, 3).bool()}, "matrix is of type"),
+]
+"""What stands in the first and the second file instead of a matrix of 4 and 3 rows, and what is said."""
 
 
-@pytest.mark.parametrize("rows", [(3, 4), (7, 0), (4, 2)])
-def test_rows_that_are_divided_otherwise_are_refused(tmp_path: Path, rows: tuple[int, int]) -> None:
-    first, second = parts_of(tensors(), 2)
-    first["matrix"], second["matrix"] = torch.zeros(rows[0], 3), torch.zeros(rows[1], 3)
-    written(tmp_path, [first, second])
-    assert "matrix has shape" in refusal(tmp_path, 2, shapes())
-
-
-def test_columns_that_differ_between_files_are_refused(tmp_path: Path) -> None:
-    first, second = parts_of(tensors(), 2)
-    second["matrix"] = torch.zeros(3, 5)
-    written(tmp_path, [first, second])
-    assert "matrix has shape (3, 5) in shard 2 of 2" in refusal(tmp_path, 2, shapes())
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_what_is_no_float_is_refused_in_any_file(tmp_path: Path, dtype: torch.dtype) -> None:
-    for shard in range(2):
+def test_rows_columns_and_types_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    for first, second, said in UNEQUAL:
         parts = parts_of(tensors(), 2)
-        parts[shard]["matrix"] = torch.zeros(parts[shard]["matrix"].shape).to(dtype)
-        written(tmp_path, parts)
-        assert "matrix is of type" in refusal(tmp_path, 2, shapes())
+        written(tmp_path, [{**parts[0], **first}, {**parts[1], **second}])
+        assert said in refusal(tmp_path, 2, shapes())
 
 
-def test_a_type_that_differs_between_files_is_refused(tmp_path: Path) -> None:
-    first, second = parts_of(tensors(), 2)
-    second["matrix"] = second["matrix"].double()
-    written(tmp_path, [first, second])
-    assert "matrix is of type" in refusal(tmp_path, 2, shapes())
-
-
-def test_a_number_that_is_a_vector_in_another_file_is_refused(tmp_path: Path) -> None:
-    first, second = parts_of(tensors(), 2)
-    second["step"] = torch.zeros(1)
-    written(tmp_path, [first, second])
-    assert "step has shape" in refusal(tmp_path, 2, shapes())
-
-
-def test_what_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"no header")
-    assert "model.safetensors: cannot be read" in refusal(tmp_path, 1, shapes())
-
-
-def test_tensors_that_are_not_contiguous_are_written(tmp_path: Path) -> None:
-    turned = torch.arange(6.0).view(2, 3).T
-    write_tensors({"turned": turned}, tmp_path / "model.safetensors")
-    with SavedTensors.opened(tmp_path, "model", 1) as saved:
-        assert torch.equal(saved.whole("turned"), turned)
-
-
-@pytest.mark.parametrize("n_shards", [1, 3])
-def test_tensors_written_one_by_one_are_those_that_were_read(tmp_path: Path, n_shards: int) -> None:
-    expected = tensors()
-    written(tmp_path, parts_of(expected, n_shards))
-    with SavedTensors.opened(tmp_path, "model", n_shards) as saved:
-        write_one_by_one(tmp_path / "merged.safetensors", saved.types(), saved.whole)
-    found = load_file(tmp_path / "merged.safetensors")
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
-
-
-def test_files_of_weights_are_as_readable_as_others(tmp_path):
-    before = os.umask(0o027)
+def test_what_is_written_need_not_be_contiguous_and_is_as_readable_as_other_files(tmp_path: Path) -> None:
+    turned, before = torch.arange(6.0).view(2, 3).T, os.umask(0o027)
     try:
-        write_tensors({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+        write_tensors({"turned": turned}, tmp_path / "model.safetensors")
     finally:
         os.umask(before)
+    with SavedTensors.opened(tmp_path, "model", 1) as saved:
+        assert torch.equal(saved.whole("turned"), turned)
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640

@@ -1,11 +1,14 @@
 """What a run does about spikes: the batch that makes one is chosen here, by its number."""
 
+import json
 import math
 from pathlib import Path
 
 import pytest
+from ranks import said_by_script
+from spikes_on_two import CASES, trained
 from spoilt_batches import spoil
-from tiny_runs import outcome, tiny_recipe, unfinished_copy
+from tiny_runs import outcome, tiny_recipe, unfinished_copy, without_measurements
 
 from widthwise.recipe.spikes import SkipSpike
 from widthwise.run_dir import RunDir, RunFailed
@@ -47,34 +50,29 @@ def test_skipped_steps_are_in_no_loss_and_in_no_record(tmp_path: Path, monkeypat
     assert result.notes == ["2 steps without an update, because of the gradient: 4, 9"]
 
 
-@pytest.mark.parametrize("step", range(1, 9))
-def test_resuming_beside_skipped_steps_is_bitwise_the_uninterrupted_run(tmp_path: Path, monkeypatch, step: int) -> None:
+def test_a_run_that_skips_is_resumed_bitwise(tmp_path: Path, monkeypatch) -> None:
     spoil(monkeypatch, {3: math.nan, 6: 50.0, 7: math.inf})
-    recipe = tiny_recipe(
-        SKIP, "model.ffn={kind: dynamic, ratio: 4}", "train.width_budget={kind: lagrangian, target: 0.6}"
-    )
-    train(recipe, tmp_path / "whole")
-    resume(unfinished_copy(tmp_path / "whole", tmp_path / "run", step))
-    assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
-    assert [record["step"] for record in records(tmp_path / "run", "skipped")] == [4, 7, 8]
+    priced = ("model.ffn={kind: dynamic, ratio: 4}", "train.width_budget={kind: lagrangian, target: 0.6}")
+    train(tiny_recipe(SKIP, *priced), tmp_path / "whole")
+    assert [record["step"] for record in records(tmp_path / "whole", "skipped")] == [4, 7, 8]
+    for step in (3, 7):
+        resume(unfinished_copy(tmp_path / "whole", tmp_path / str(step), step))
+        assert outcome(tmp_path / str(step)) == outcome(tmp_path / "whole")
 
 
-def test_too_many_in_a_row_stop_the_run_at_the_one_too_many(tmp_path: Path, monkeypatch) -> None:
+def test_the_first_step_or_too_many_in_a_row_stop_the_run(tmp_path: Path, monkeypatch) -> None:
+    with monkeypatch.context() as patch:
+        spoil(patch, {0: math.nan})
+        with pytest.raises(RunFailed, match=r"stopped at step 1 of 9: loss .*, gradient norm nan"):
+            train(tiny_recipe(SKIP), tmp_path / "first")
     spoil(monkeypatch, dict.fromkeys((2, 4, 5, 6, 7), math.nan))
     with pytest.raises(RunFailed, match=r"stopped at step 7 of 9: 3 steps in a row without an update \(train.on_spike"):
         train(tiny_recipe(SKIP, "train.checkpoint_every=null"), tmp_path / "run")
 
 
-def test_a_first_step_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch) -> None:
-    spoil(monkeypatch, {0: math.nan})
-    with pytest.raises(RunFailed, match=r"stopped at step 1 of 9: loss .*, gradient norm nan"):
-        train(tiny_recipe(SKIP), tmp_path / "run")
-
-
-def test_without_a_spike_looking_changes_nothing(tmp_path: Path) -> None:
-    train(tiny_recipe(), tmp_path / "plain")
+def test_without_a_spike_looking_changes_nothing(finished: Path, tmp_path: Path) -> None:
     train(tiny_recipe(SKIP, "train.on_spike.factor=1000"), tmp_path / "looking")
-    assert outcome(tmp_path / "looking") == outcome(tmp_path / "plain")
+    assert outcome(tmp_path / "looking") == outcome(finished)
 
 
 def test_norms_are_compared_with_the_median_of_a_full_window() -> None:
@@ -95,24 +93,56 @@ def test_a_grown_model_starts_a_window_of_its_own(tmp_path: Path, monkeypatch) -
     assert not records(tmp_path / "grown", "skipped")
 
 
-@pytest.mark.parametrize(
-    ("train_losses", "validations", "doubts"),
-    [
+def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(tmp_path: Path) -> None:
+    for train_losses, validations, doubts in (
         ([5.0, 4.0, 4.375], [4.0, 4.0], []),
         ([5.0, 4.0, 4.625, 4.25], [4.5, 4.0], ["the training loss rose by 0.62 nats, at step 30"]),
         ([5.0, None, 4.0], [4.0, 4.25, 4.125], ["the last validation, 4.1250, is worse than that of step 1, 4.0000"]),
         ([], [], []),
-    ],
-)
-def test_a_spike_and_a_better_validation_before_cast_doubt_on_the_last_loss(train_losses, validations, doubts) -> None:
-    found = [{"event": "train", "step": 10 * place, "loss": loss} for place, loss in enumerate(train_losses, start=1)]
-    found += [{"event": "validation", "step": step, "loss": loss} for step, loss in enumerate(validations, start=1)]
-    assert doubts_of_course(found) == doubts
-
-
-def test_doubts_stand_in_the_result(tmp_path: Path) -> None:
-    """Of a run with far too high a learning rate."""
+    ):
+        found = [
+            {"event": "train", "step": 10 * place, "loss": loss} for place, loss in enumerate(train_losses, start=1)
+        ]
+        found += [{"event": "validation", "step": step, "loss": loss} for step, loss in enumerate(validations, start=1)]
+        assert doubts_of_course(found) == doubts
     wild = ("optimizer.lr=3", "train.log_every=1", "train.validate_every=1", "train.max_loss_rise=1000")
     result = train(tiny_recipe(*wild), tmp_path / "run")
     assert result.doubts
     assert list(result.doubts) == doubts_of_course(RunDir(tmp_path / "run").metrics())
+
+
+SCRIPT = Path(__file__).with_name("spikes_on_two.py")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict]]:
+    """The runs, and what each process says of them."""
+    work = tmp_path_factory.mktemp("two")
+    return work, [json.loads(said.splitlines()[-1]) for said in said_by_script(2, SCRIPT, work, folder=work)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_gradient_of_one_process_that_is_not_finite_is_decided_on_by_all(two, tmp_path, monkeypatch, name) -> None:
+    """Each process makes one pass of the rows of which one process makes two, so with whole copies all is bitwise."""
+    work, said = two
+    assert said[0][name] == said[1][name]
+    recipe, batches = CASES[name]
+    spoil(monkeypatch, dict.fromkeys(batches, math.nan))
+    alone = trained(recipe.model_copy(update={"train": recipe.train.model_copy(update={"shards": 1})}), tmp_path / name)
+    assert said[0][name] == (alone and alone.replace(str(tmp_path), str(work)))
+    if alone is None and recipe.train.shards == 1:
+        assert outcome(work / name) == outcome(tmp_path / name)
+    of_two, of_one = ([without_measurements(each) for each in RunDir(at / name).metrics()] for at in (work, tmp_path))
+    for found, expected in zip(of_two, of_one, strict=True):
+        inexact = {key for key, value in expected.items() if isinstance(value, (float, list))}
+        assert {key: found[key] for key in found.keys() - inexact} == {
+            key: expected[key] for key in expected.keys() - inexact
+        }
+        for key in inexact:  # sums in another order, where processes share the weights
+            assert found[key] == pytest.approx(expected[key], rel=1e-4)
+
+
+def test_time_and_memory_are_those_of_the_worst_process_and_mfu_that_of_all_devices(two) -> None:
+    """60 tokens in the 2 seconds of the slower process are 15 a second for each of two devices."""
+    expected = {"tokens_per_second": 30.0, "step_seconds": 2.0, "mfu": 15.0 * 5, "memory_bytes": 1000}
+    assert [said["speed"] for said in two[1]] == [expected, expected]

@@ -9,9 +9,8 @@ from widthwise.training.metrics import PeakMemory, Stopwatch, model_flops_utiliz
 from widthwise.training.peak_flops import peak_flops_per_second
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
+def test_peak_is_that_of_the_data_sheet_or_unknown():
+    for name, peak in (
         ("NVIDIA A100-SXM4-80GB", 312e12),
         ("NVIDIA H100 80GB HBM3", 989e12),
         ("NVIDIA H100 PCIe", 756e12),
@@ -19,10 +18,8 @@ from widthwise.training.peak_flops import peak_flops_per_second
         ("NVIDIA L40S", 362e12),
         ("NVIDIA A10G", None),
         ("Some other GPU", None),
-    ],
-)
-def test_peak_is_that_of_the_data_sheet_or_unknown(name, peak):
-    assert peak_flops_per_second(name) == peak
+    ):
+        assert peak_flops_per_second(name) == peak
 
 
 def test_utilization_is_required_over_possible_flops_and_unknown_on_a_cpu(monkeypatch):
@@ -31,6 +28,7 @@ def test_utilization_is_required_over_possible_flops_and_unknown_on_a_cpu(monkey
     assert model_flops_utilization(1e5, 1.56e9, torch.device("cuda")) == pytest.approx(0.5)
 
 
+@pytest.mark.hard
 def test_memory_of_the_process_includes_what_was_just_allocated():
     memory = PeakMemory(torch.device("cpu"))
     before = memory.n_bytes()

@@ -30,6 +30,11 @@ def test_loss_perplexity_and_bits_per_byte_are_those_of_the_logits(data):
     assert found.loss == pytest.approx(expected, rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(expected), rel=1e-4)
     assert found.bits_per_byte == pytest.approx(expected * seq_len * n_windows / math.log(2) / n_bytes, rel=1e-5)
+    with torch.no_grad():
+        model.head.weight *= 1e6
+    far = validate(model, HeldOut(data, seq_len, 2, max_tokens=seq_len * n_windows, precision="fp32"))
+    assert far.loss > 710  # whose exponential is no double
+    assert far.perplexity == math.inf
 
 
 def test_all_held_out_windows_are_used_where_no_number_is_given(data):

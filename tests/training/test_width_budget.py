@@ -1,19 +1,15 @@
 import pytest
 import torch
-from tiny_runs import outcome, step_config, tiny_recipe, unfinished_copy
-from torch.nn.functional import silu
+from thinned import in_turn
+from tiny_runs import step_config, tiny_recipe
 
 from widthwise.config_io import UserError, parse
-from widthwise.model.context import PassContext
 from widthwise.model.decoder import build
-from widthwise.model.ffn.dynamic import DynamicConfig
-from widthwise.model.initial_weights import fill
-from widthwise.model.norm import NormConfig, NormSite
 from widthwise.recipe.optimizer import AdamWConfig
 from widthwise.recipe.train_section import TrainConfig
 from widthwise.recipe.width_budget import LagrangianBudget, PenaltyBudget
 from widthwise.run_dir import RunDir
-from widthwise.runs.train import resume, train
+from widthwise.runs.train import train
 from widthwise.training.objective import Objective, WidthBudget
 from widthwise.training.step import optimizer_step
 
@@ -48,8 +44,10 @@ LITERAL = {
 }
 
 
-@pytest.mark.parametrize(("kind", "scope"), LITERAL)
-@pytest.mark.parametrize("spread", [0.0, 0.3])
+@in_turn(
+    (("kind", "scope"), LITERAL),
+    ("spread", [0.0, 0.3]),
+)
 def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops(kind, scope, spread):
     settings = {"kind": kind, "spread": spread}
     settings |= {"weight": 0.7} if kind != "lagrangian" else {"damping": 0.0}
@@ -69,7 +67,7 @@ def test_term_and_gradient_are_the_formula_with_layers_weighted_by_flops(kind, s
         torch.testing.assert_close(fraction.grad, twin.grad, rtol=1e-10, atol=1e-14)
 
 
-def test_a_quadratic_budget_is_free_below_its_target():
+def test_the_budget_of_a_layer_below_its_target_is_free():
     budget = budget_of(tiny_recipe(DYNAMIC), kind="quadratic", target=0.99, weight=5.0)
     assert budget.term([{"width_fraction": fraction} for fraction in random_fractions()]) == 0
 
@@ -116,8 +114,7 @@ PRICED = (LagrangianBudget(target=0.5, damping=0.0), [0.4])
 PENALTY = (PenaltyBudget(weight=0.4), [0.0])
 
 
-@pytest.mark.parametrize("budget", [PRICED, PENALTY], ids=["lagrangian", "penalty"])
-@pytest.mark.parametrize("micro_batch_size", [1, 4])
+@pytest.mark.parametrize(("budget", "micro_batch_size"), [(PRICED, 1), (PENALTY, 4)], ids=["lagrangian", "penalty"])
 def test_linear_terms_do_not_depend_on_micro_batches(float64, budget, micro_batch_size):
     (whole, _), (split, _) = step_of(budget, 6), step_of(budget, micro_batch_size)
     for (name, one), other in zip(whole.named_parameters(), split.parameters()):
@@ -137,74 +134,8 @@ def test_a_hard_mask_leaves_the_budget_its_gradient():
     assert all(not layer.ffn.bias.weight.grad for layer in plain.layers)
 
 
-def one_layer_task(seed):
-    """A layer that must follow a teacher on half of the tokens, which a feature marks, and give 0 on the others."""
-    torch.manual_seed(seed)
-    config = DynamicConfig(d_ff=32, min_fraction=0.0, mask={"kind": "ste", "temperature": 1.0})
-    layer = config.build(9, 9, NormSite("none", NormConfig(norm_dim=9)))
-    random = torch.Generator().manual_seed(seed)
-    for module in layer.modules():
-        fill(module, 0.3, random)
-    gate, up, down = (torch.randn(*shape) / 3 for shape in ((40, 9), (40, 9), (9, 40)))
-
-    def batch():
-        x = torch.randn(1, 128, 9)
-        x[..., -1] = torch.randint(0, 2, (1, 128)).float() * 2 - 1
-        return x, 3 * torch.tanh(silu(x @ gate.T) * (x @ up.T) @ down.T) * (x[..., -1:] > 0)
-
-    return layer, batch
-
-
-def test_a_lagrangian_brings_the_mean_width_to_its_target():
-    layer, batch = one_layer_task(0)
-    recipe = tiny_recipe(
-        "model.ffn={kind: dynamic, min_fraction: 0.0}", "model.n_layers=1", "model.shape={kind: uniform}"
-    )
-    budget = budget_of(recipe, kind="lagrangian", target=0.5)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=0.01)
-    context = PassContext(torch.zeros(1, 128), {}, None, torch.zeros(()))
-    means, prices = [], []
-    for _ in range(700):
-        x, target = batch()
-        out, choices = layer(x, context)
-        optimizer.zero_grad()
-        ((out - target).square().mean() + budget.term([choices])).backward()
-        optimizer.step()
-        means.append(choices["width_fraction"].detach().mean())
-        prices.append(budget.state()[0])
-        budget.end_step(means[-1:])
-    assert min(prices) == 0
-    assert max(prices) > 0
-    reached = torch.stack(means[-200:]).mean().item()
-    print(f"mean width {reached:.4f}, price {prices[-1]:.4f}")
-    assert reached == pytest.approx(0.5, abs=0.02)
-    fraction = choices["width_fraction"].detach()
-    assert fraction[x[..., -1] > 0].mean() > fraction[x[..., -1] < 0].mean() + 0.3
-
-
-LAGRANGIAN = "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1, scope: layer}"
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(DYNAMIC, LAGRANGIAN), path)
-    return path
-
-
-@pytest.mark.parametrize("step", [1, 5, 8])
-def test_resuming_with_a_lagrangian_is_bitwise_the_uninterrupted_run(whole, tmp_path, step):
-    run = unfinished_copy(whole, tmp_path / "run", step)
-    resume(run)
-    assert outcome(run) == outcome(whole)
-    prices = [record["width_price"] for record in RunDir(run).metrics() if record["event"] == "train"]
-    assert all(len(price) == 3 for price in prices)
-    assert prices[0] != prices[-1]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
+def test_a_budget_that_cannot_work_is_refused_before_anything_is_written(tmp_path):
+    for overrides, message in (
         (["train.width_budget={kind: penalty, weight: 1.0}"], "no layer of the model chooses its width"),
         (
             ["train.width_budget={kind: penalty, weight: 1.0}", "model.ffn={kind: dynamic, mask: {kind: none}}"],
@@ -219,9 +150,7 @@ def test_resuming_with_a_lagrangian_is_bitwise_the_uninterrupted_run(whole, tmp_
             ],
             r"target: got 0.5; must be above 0.6",
         ),
-    ],
-)
-def test_a_budget_that_cannot_work_is_refused_before_anything_is_written(tmp_path, overrides, message):
-    with pytest.raises(UserError, match=f"train.width_budget.*{message}"):
-        train(tiny_recipe(*overrides), tmp_path / "run")
+    ):
+        with pytest.raises(UserError, match=f"train.width_budget.*{message}"):
+            train(tiny_recipe(*overrides), tmp_path / "run")
     assert not RunDir(tmp_path / "run").exists

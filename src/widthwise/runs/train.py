@@ -115,6 +115,9 @@ class _Launch:
         loop = TrainingLoop(recipe, data, self.run, self.observer, self.processes)
 
         def begin() -> None:
+            self.run.check_checkpoints_are_own()
+            if found := checkpoint_folder.checkpoint_paths(self.run.checkpoints):
+                raise UserError(f"{found[0]}: a new run would replace it; choose another folder with --out")
             data.tokenizer.save(self.run.tokenizer_folder)
             self.run.begin(to_yaml(recipe), {**self._environment(), **identity_of(data).record(), **_sets_record(loop)})
             if isinstance(data, MixedData):

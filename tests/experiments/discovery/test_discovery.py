@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
@@ -28,19 +29,12 @@ from widthwise.training.stopping import Interrupted
 RECIPE: dict[str, Any] = {
     **TINY,
     "model": {
-        "vocab_size": 257,
-        "d_model": 24,
-        "n_layers": 3,
-        "attention": {"head_dim": 4},
-        "ffn": {"kind": "swiglu", "ratio": 3},
+        **{"vocab_size": 257, "d_model": 24, "n_layers": 3},
+        **{"attention": {"head_dim": 4}, "ffn": {"kind": "swiglu", "ratio": 3}},
     },
     "train": {
-        "steps": 6,
-        "batch_size": 3,
-        "precision": "fp32",
-        "validation_tokens": 96,
-        "validate_every": 2,
-        "seed": 5,
+        **{"steps": 6, "batch_size": 3, "precision": "fp32"},
+        **{"validation_tokens": 96, "validate_every": 2, "seed": 5},
     },
 }
 SEQ_LEN = TINY["seq_len"]
@@ -80,20 +74,12 @@ class TestGrowing:
             assert allowed - stage.cost < 2 * smallest
         assert {layer.width for layer in stages[0].layers} == {12}
 
-    def test_sizes_only_grow_and_no_layer_becomes_wider_than_the_embedding(self, grown):
-        for before, after in zip(grown[1].found.stages, grown[1].found.stages[1:]):
-            for old, new in zip(before.layers, after.layers):
-                assert all(old[name] <= new[name] for name in ("width", "attention", "hidden"))
-                assert new.width <= 24
-
-    def test_what_is_taken_gains_more_for_its_cost_than_what_is_left(self, grown):
-        """In the first round of a stage, except for what no longer fits."""
-        stage = grown[1].found.stages[0]
-        worth = {True: [], False: []}
-        for each in stage.candidates:
-            worth[each.is_taken].append(each.gain / each.cost)
-        assert sorted(worth[True], reverse=True)[0] == max(worth[True] + worth[False])
-        assert len(stage.candidates) == 9
+    def test_what_gains_most_for_its_cost_is_taken_and_gains_are_averages_over_draws_of_what_is_drawn(self, grown):
+        candidates = grown[1].found.stages[0].candidates
+        assert len(candidates) == 9
+        assert max(candidates, key=lambda each: each.gain / each.cost).is_taken
+        assert all(bool(each.gain_error) == (each.part != "width") for each in candidates)
+        assert not grown[1].selects_held_out
 
     def test_the_search_costs_what_its_models_and_measurements_cost(self, grown):
         folder, discovery = grown
@@ -107,32 +93,16 @@ class TestGrowing:
         # Three parts, in three stages, on two batches each, by models one step larger than those that are trained.
         assert trained < measured < 2 * 3 * trained
 
-    def test_the_same_command_goes_on_and_finds_the_same(self, grown):
+    def test_the_same_command_goes_on_and_finds_the_same_and_another_search_is_refused(self, grown):
         folder, discovery = grown
         assert found(folder, UNEVEN) == discovery
-
-    def test_at_random_the_budget_is_spent_in_another_order(self, grown, tmp_path):
-        other = found(tmp_path, {**UNEVEN, "order": "random"})
-        assert other.found.curve != grown[1].found.curve
-        assert (grown[1].how, other.how) == ("grown where it gained most", "grown in random order")
-        assert other.options is not None
-        assert other.options["order"] == "random"
-        assert other.environment is not None
-        assert {"commit", "cpu", "torch"} <= set(other.environment)
-        assert other.found.stages[-1].cost > 0.95 * other.budget
+        with pytest.raises(UserError, match=r"out: holds another search \(method.order from 'gain' to 'random'\); cho"):
+            found(folder, UNEVEN | {"order": "random"})
 
     def test_rivals_have_the_budget_of_what_was_found(self, grown):
         rivals = plan_of_rivals(grown[0] / "out")
-        assert list(rivals.recipes) == [
-            "uniform",
-            "x",
-            "diamond",
-            "discovered",
-            "even",
-            "reversed",
-            "permuted_1",
-            "permuted_2",
-        ]
+        names = "uniform x diamond discovered even reversed permuted_1 permuted_2"
+        assert list(rivals.recipes) == names.split()
         budget = matched_quantity(rivals.recipes["uniform"], "params")
         for recipe in rivals.recipes.values():
             assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
@@ -140,14 +110,6 @@ class TestGrowing:
         # Balanced rounding may move a layer by a channel, to either side.
         assert max(widths["even"]) - min(widths["even"]) <= 2
         assert np.abs(np.subtract(widths["discovered"], widths["reversed"][::-1])).max() <= 1
-
-    def test_without_further_parts_nothing_is_recorded_of_them(self, grown):
-        found = grown[1].found.to_data()
-        assert found.keys() == {"curve", "stages", "tokens", "flops"}
-        assert found["curve"].keys() == {"widths", "attention", "hidden"}
-        assert not any("sources" in stage for stage in found["stages"])
-        assert found["stages"][-1]["layers"][0].keys() == {"width", "attention", "hidden"}
-        assert not any("is_gap" in each for stage in found["stages"][:-1] for each in stage["candidates"])
 
 
 @pytest.fixture(scope="module")
@@ -169,17 +131,8 @@ class TestGrowingDeeper:
             for layer, source in zip(after.layers, sources):
                 assert source is None or layer.width >= before.layers[source].width
         assert budget - 4000 < found.stages[-1].cost <= budget  # a layer of width 19 costs less
-
-    def test_every_gap_between_layers_is_a_candidate(self, deeper):
-        for stage in deeper[1].found.stages[:-1]:
-            gaps = [each.layer for each in stage.candidates if each.is_gap]
-            assert gaps == list(range(len(stage.layers) + 1))
-            assert all(each.part == "layer" for each in stage.candidates if each.is_gap)
-
-    def test_every_stage_goes_on_with_the_function_of_the_one_before(self, deeper):
         for number in (2, 3):
-            certificate = Certificate.read(deeper[0] / "out" / "search" / f"stage-{number}")
-            assert certificate.is_preserved
+            assert Certificate.read(deeper[0] / "out" / "search" / f"stage-{number}").is_preserved
 
     def test_the_recipe_has_the_layers_that_were_found(self, deeper):
         folder, discovery = deeper
@@ -191,15 +144,6 @@ class TestGrowingDeeper:
             # The budget is not quite spent by growth, and balanced rounding may move a layer by a channel.
             assert sizes == pytest.approx([layer[size] for layer in layers], rel=0.06, abs=1)
         assert matched_quantity(recipe, "params") == pytest.approx(discovery.budget, rel=0.02)
-
-    def test_rivals_with_a_curve_are_as_deep_and_cost_the_same(self, deeper):
-        recipes = plan_of_rivals(deeper[0] / "out").recipes
-        depths = {name: len(recipe.explicit_model.layers) for name, recipe in recipes.items()}
-        curves = ("discovered", "even", "reversed")  # all layers are alike, so that they have one order
-        assert depths == {"uniform": 3, "x": 3, "diamond": 3} | dict.fromkeys(curves, deeper[1].found.n_layers)
-        budget = matched_quantity(recipes["uniform"], "params")
-        for recipe in recipes.values():
-            assert matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01)
 
 
 def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path):
@@ -220,70 +164,33 @@ def test_blocks_are_added_to_an_hourglass_and_are_a_curve_of_their_own(tmp_path)
     assert matched_quantity(recipe, "params") == pytest.approx(planned.task.budget, rel=0.02)
 
 
-def test_another_search_in_the_same_folder_is_refused(tmp_path):
-    found(tmp_path, GROWING)
-    with pytest.raises(UserError, match=r"out: holds another search \(method.order from 'gain' to 'random'\); choose"):
-        found(tmp_path, GROWING | {"order": "random"})
-
-
-def test_a_folder_of_before_an_option_was_there_has_its_default(tmp_path):
-    discovery, path = found(tmp_path, GROWING), tmp_path / "out" / "search.yaml"
-    asked = yaml.safe_load(path.read_text())
-    del asked["method"]["order"], asked["recipe"]["train"]["z_loss"]
-    path.write_text(yaml.safe_dump(asked))
-    assert found(tmp_path, GROWING).found == discovery.found
-    del asked["match"]
-    path.write_text(yaml.safe_dump(asked))
-    with pytest.raises(UserError, match=r"search.yaml: match: is required but missing"):
-        found(tmp_path, GROWING)
-
-
-def test_gains_are_averaged_over_draws_of_what_is_drawn(grown):
-    of_draws = [each for each in grown[1].found.stages[0].candidates if each.part != "width"]
-    assert all(each.gain_error for each in of_draws)
-    assert not any(each.gain_error for each in grown[1].found.stages[0].candidates if each.part == "width")
-    assert not grown[1].selects_held_out
-
-
 def test_a_search_that_had_grown_with_one_draw_is_not_mixed_with_five(tmp_path):
-    found(tmp_path, KEPT | {"n_draws": 1})
+    method = KEPT | {"n_stages": 2}
+    found(tmp_path, method | {"n_draws": 1})
     path = tmp_path / "out" / "search.yaml"
     asked = yaml.safe_load(path.read_text())
     del asked["method"]["n_draws"]
     path.write_text(yaml.safe_dump(asked))
     with pytest.raises(UserError, match=r"stage-\d: grew otherwise than this version grows it; choose another folder"):
-        found(tmp_path, KEPT)
+        found(tmp_path, method)
 
 
-def test_a_search_that_could_not_grow_once_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"discover.method.spend: got 0.001, which leaves [\d,]+ params; must leave"):
-        plan(tmp_path, GROWING | {"spend": 0.001})
-
-
-class TestDivision:
-    def test_all_kinds_of_parts_grow_alike_and_spend_their_part_of_the_budget(self, tmp_path):
-        discovery = found(tmp_path, KEPT)
-        uniform = {"width": 24, "attention": 24, "hidden": 72}
-        for stage in discovery.found.stages[1:]:
-            sizes = {key: np.mean([layer[key] for layer in stage.layers]) / uniform[key] for key in uniform}
-            # A step of one layer is at most a third (of 3 layers) of 4 of 24 channels: heads of 4.
-            assert max(sizes.values()) - min(sizes.values()) <= 2 / 3 * 4 / 24
-        first, last = discovery.found.stages[0], discovery.found.stages[-1]
-        allowed = first.cost + 0.6 * (discovery.budget - first.cost)
-        assert 0.9 * allowed < last.cost <= allowed
-
-    def test_in_each_kind_what_gains_most_for_its_cost_is_taken_first(self, tmp_path):
-        stage = found(tmp_path, KEPT).found.stages[0]
-        for part in ("width", "attention", "hidden"):
-            own = [each for each in stage.candidates if each.part == part]
-            assert len({each.cost for each in own}) == 1  # all layers are as wide
-            taken, left = ([each.gain for each in own if each.is_taken is is_taken] for is_taken in (True, False))
-            assert min(taken, default=np.inf) >= max(left, default=-np.inf)
-        assert any(each.is_taken for each in stage.candidates)
-
-    def test_what_a_narrow_model_has_already_is_refused(self, tmp_path):
-        with pytest.raises(UserError, match="parts: got 'layer', of which the narrow model has as much as the uniform"):
-            plan(tmp_path, KEPT | {"parts": ["width", "layer"]})
+def test_kinds_of_parts_grow_alike_and_in_each_what_gains_most_is_taken_first(tmp_path):
+    discovery = found(tmp_path, KEPT)
+    uniform = {"width": 24, "attention": 24, "hidden": 72}
+    for stage in discovery.found.stages[1:]:
+        sizes = {key: np.mean([layer[key] for layer in stage.layers]) / uniform[key] for key in uniform}
+        # A step of one layer is at most a third (of 3 layers) of 4 of 24 channels: heads of 4.
+        assert max(sizes.values()) - min(sizes.values()) <= 2 / 3 * 4 / 24
+    first, last = discovery.found.stages[0], discovery.found.stages[-1]
+    allowed = first.cost + 0.6 * (discovery.budget - first.cost)
+    assert 0.9 * allowed < last.cost <= allowed
+    for part in uniform:
+        own = [each for each in first.candidates if each.part == part]
+        assert len({each.cost for each in own}) == 1  # all layers are as wide
+        taken, left = ([each.gain for each in own if each.is_taken is is_taken] for is_taken in (True, False))
+        assert min(taken, default=np.inf) >= max(left, default=-np.inf)
+    assert any(each.is_taken for each in first.candidates)
 
 
 class TestRivals:
@@ -296,13 +203,7 @@ class TestRivals:
         assert even.attention == pytest.approx([(0.5 + 1.0 + 0.75) / 3 / width] * 3)
         assert even.hidden == pytest.approx([(1.0 + 1.5 + 1.5) / 3 / width] * 3)
 
-    def test_even_is_wanted_where_kinds_of_sizes_were_traded(self):
-        widths = [1.0, 0.5, 0.75]
-        assert not Curve(widths=widths).trades_kinds
-        assert not Curve(widths=widths, hidden=[0.75 / width for width in widths]).trades_kinds  # 0.75 in each layer
-        assert Curve(widths=widths, attention=[1.5, 1.5, 1.5]).trades_kinds
-
-    @pytest.mark.parametrize("points", [8, 3])
+    @pytest.mark.parametrize("points", hard_but([3], [8, 3]))
     def test_permuted_layers_are_those_that_were_found_and_so_divide_the_budget_alike(self, tmp_path, points):
         """None is wider than the embedding here, so that the order costs nothing."""
         task = plan(tmp_path, KEPT, {**RECIPE, "model": {**RECIPE["model"], "n_layers": 8}}).task
@@ -321,11 +222,6 @@ class TestRivals:
             assert own not in (layers["discovered"], layers["discovered"][::-1])
         assert len({str(each) for each in permuted.values()}) == 2
 
-    def test_other_orders_are_as_many_as_there_are(self, tmp_path):
-        task, curve = plan(tmp_path, KEPT).task, Curve(widths=[1.0, 0.5, 0.5])
-        found = rivals(Found(curve=curve, stages=[], tokens=1, flops=1.0), task)
-        assert [name for name in found if name.startswith("permuted")] == ["permuted_1"]  # 1 in the middle
-
 
 def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
     discovery = found(tmp_path, {"kind": "learned", "sizes": ["hidden"], "rate": 0.5})
@@ -337,10 +233,11 @@ def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_
     assert len(set(hidden)) == 3
     assert np.mean(hidden) == pytest.approx(72, rel=0.1)
     assert curve.hidden == pytest.approx([layer.hidden / 72 for layer in last.layers])
-    assert "even" not in plan_of_rivals(tmp_path / "out").recipes  # it would be the uniform model
+    method = {"kind": "learned", "sizes": ["hidden"]}
+    assert "even" not in rivals(discovery.found, plan(tmp_path, method).task)  # it would be the uniform model
 
 
-@pytest.mark.parametrize("sizes", [["width"], ["hidden", "width"]])
+@pytest.mark.parametrize("sizes", hard_but([["hidden", "width"]], [["hidden", "width"], ["width"]]))
 def test_learned_widths_of_the_stream_are_found_alone_or_with_hidden_ones(tmp_path, sizes):
     """Heads, and what is not learned, stay those of the uniform model in every layer."""
     discovery = found(tmp_path, {"kind": "learned", "sizes": sizes, "rate": 0.5, "width_lr": 0.2})
@@ -366,43 +263,28 @@ def test_learned_widths_of_the_stream_are_found_alone_or_with_hidden_ones(tmp_pa
     assert all(matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01) for recipe in recipes.values())
 
 
-def test_the_search_for_widths_begins_as_the_uniform_model(tmp_path):
-    """It uses as much, of a stream with room for twice as much behind the same embedding."""
-    planned = plan(tmp_path, {"kind": "learned", "room": 1.7, "min_fraction": 0.2})
-    recipe = planned.config.method._recipe(planned.task)
-    model = recipe.explicit_model
-    assert (model.d_model, model.final_norm_width, set(model.widths)) == (24, 24, {40})  # 24 * 1.7, in heads of 4
-    assert {layer.ffn.d_ff for layer in model.layers} == {122}
-    assert [layer.attention for layer in model.layers] == [
-        layer.attention for layer in planned.task.base.explicit_model.layers
-    ]
-    level = (24 / 40 - 0.2) / 0.8
-    assert model.residual.start == pytest.approx(level)
-    full = 40 * (4 * 24 + 3 * 122)
-    assert recipe.train.width_budget.target == pytest.approx(24 * (4 * 24 + 3 * 122 / 1.7) / full)
+STUDY = {
+    **{"kind": "surrogate", "n_points": 2, "n_trials": 6, "n_warmup_trials": 2},
+    "smaller": {"model": {"d_model": 16}},
+}
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory) -> tuple[Path, Discovery]:
+    pytest.importorskip("optuna")
+    folder = tmp_path_factory.mktemp("studied")
+    return folder, found(folder, STUDY)
 
 
 class TestSurrogate:
-    METHOD: ClassVar = {
-        "kind": "surrogate",
-        "n_points": 2,
-        "n_trials": 4,
-        "n_warmup_trials": 2,
-        "smaller": {"model": {"d_model": 16}},
-    }
-
-    @pytest.fixture(autouse=True)
-    def _needs_optuna(self):
-        pytest.importorskip("optuna")
-
     @staticmethod
     def trials(folder: Path) -> list[dict[str, Any]]:
         return json.loads((folder / "out" / "search" / "trials.json").read_text())["trials"]
 
-    def test_the_best_whole_trial_is_found_and_every_trial_is_counted(self, tmp_path):
-        discovery = found(tmp_path, self.METHOD)
-        trials = self.trials(tmp_path)
-        assert len(trials) == 4
+    def test_the_best_whole_trial_is_found_and_every_trial_is_counted(self, studied):
+        folder, discovery = studied
+        trials = self.trials(folder)
+        assert len(trials) == 6
         whole = [trial for trial in trials if not trial.get("is_pruned")]
         best = min(whole, key=lambda trial: trial["losses"]["6"])
         assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
@@ -410,21 +292,19 @@ class TestSurrogate:
         assert discovery.found.stages[-1].loss == best["losses"]["6"]
         assert discovery.selects_held_out
 
-    def test_matrices_of_smaller_models_learn_at_the_rate_that_mup_gives_them(self, tmp_path):
+    def test_matrices_of_smaller_models_learn_at_the_rate_that_mup_gives_them(self, studied, tmp_path):
         """Their rate is lr / width_multiplier, and so that of the recipe times 24 / 16."""
-        found(tmp_path, {**self.METHOD, "n_trials": 1})
-        tried = load_recipe(tmp_path / "out" / "search" / "trial-001" / "config.yaml").explicit_model
+        tried = load_recipe(studied[0] / "out" / "search" / "trial-001" / "config.yaml").explicit_model
         assert tried.init.width_multiplier == pytest.approx(16 / 24)
         assert tried.logit_multiplier == pytest.approx(24 / 16)
         asked = {"model": {"d_model": 16, "init": {"width_multiplier": 3}}}
-        found(tmp_path / "asked", {**self.METHOD, "n_trials": 1, "smaller": asked})
-        tried = load_recipe(tmp_path / "asked" / "out" / "search" / "trial-001" / "config.yaml").explicit_model
+        found(tmp_path, {**STUDY, "n_trials": 1, "smaller": asked})
+        tried = load_recipe(tmp_path / "out" / "search" / "trial-001" / "config.yaml").explicit_model
         assert tried.init.width_multiplier == 3
 
-    def test_a_trial_above_the_median_is_given_up(self, tmp_path):
+    def test_a_trial_above_the_median_is_given_up(self, studied):
         """Before its last step: at the end nothing is left to save."""
-        found(tmp_path, {**self.METHOD, "n_trials": 6})
-        trials = self.trials(tmp_path)
+        trials = self.trials(studied[0])
         assert any(trial.get("is_pruned") for trial in trials)
         for number, trial in enumerate(trials):
             last = max(trial["losses"], key=int)
@@ -436,6 +316,7 @@ class TestSurrogate:
 
     def test_a_trial_that_diverges_is_counted_and_left_behind(self, tmp_path, monkeypatch):
         """The second of three, at a rate with which no model stays finite."""
+        pytest.importorskip("optuna")
 
         def train(recipe: Recipe, folder: Path, *rest: Any) -> RunResult:
             if folder.name == "trial-002":
@@ -443,7 +324,8 @@ class TestSurrogate:
             return train_or_resume(recipe, folder, *rest)
 
         monkeypatch.setattr("widthwise.runs.train.train_or_resume", train)
-        discovery = found(tmp_path, {**self.METHOD, "n_trials": 3, "n_warmup_trials": 3})
+        three = {**STUDY, "n_trials": 3, "n_warmup_trials": 3}
+        discovery = found(tmp_path, three)
         first, diverged, last = self.trials(tmp_path)
         stopped = list(RunDir(tmp_path / "out" / "search" / "trial-002").metrics())[-1]
         assert (stopped["event"], diverged["is_diverged"]) == ("stopped", True)
@@ -451,21 +333,10 @@ class TestSurrogate:
         assert discovery.found.tokens == first["tokens"] + diverged["tokens"] + last["tokens"]
         best = min((first, last), key=lambda trial: trial["losses"]["6"])
         assert discovery.found.stages[-1].loss == best["losses"]["6"]
-        assert found(tmp_path, {**self.METHOD, "n_trials": 3, "n_warmup_trials": 3}) == discovery
+        assert found(tmp_path, three) == discovery
 
-    def test_a_study_of_which_every_trial_diverges_says_so(self, tmp_path):
-        smaller = {"model": {"d_model": 16}, "optimizer": {"lr": 1e30}}
-        with pytest.raises(UserError, match="none of the 2 trials was trained to its end without diverging; try a low"):
-            found(tmp_path, {**self.METHOD, "n_trials": 2, "smaller": smaller})
-
-    def test_with_more_trials_it_goes_on_after_those_that_are_done(self, tmp_path):
-        found(tmp_path, {**self.METHOD, "n_trials": 2})
-        before = self.trials(tmp_path)
-        found(tmp_path, {**self.METHOD, "n_trials": 3})
-        assert self.trials(tmp_path)[:2] == before
-
-    def test_stopped_in_a_trial_it_finds_what_it_would_have_found(self, tmp_path):
-        """In the third of four, after a validation and a checkpoint."""
+    def test_stopped_in_a_trial_it_finds_what_it_would_have_found(self, studied, tmp_path):
+        """In the third of six, after a validation and a checkpoint."""
 
         class Stopping(Silence):
             n_validations = 0
@@ -475,36 +346,20 @@ class TestSurrogate:
                 if self.n_validations == 8:
                     raise Interrupted("stopped", 2)
 
-        whole = found(tmp_path / "whole", self.METHOD)
-        stopped = plan(tmp_path / "stopped", self.METHOD)
+        stopped = plan(tmp_path, STUDY)
         with pytest.raises(Interrupted, match="stopped; the same command goes on with the discovery"):
-            discover(stopped, tmp_path / "stopped" / "out", Stopping())
-        assert len(self.trials(tmp_path / "stopped")) == 2
-        assert found(tmp_path / "stopped", self.METHOD).found == whole.found
-        assert self.trials(tmp_path / "stopped") == self.trials(tmp_path / "whole")
-
-    def test_trials_of_another_study_are_refused(self, tmp_path):
-        found(tmp_path, {**self.METHOD, "n_trials": 1})
-        path = tmp_path / "out" / "search" / "trials.json"
-        [trial] = self.trials(tmp_path)
-        trial["points"]["widths_1"] = 1.0
-        path.write_text(json.dumps({"trials": [trial]}))
-        with pytest.raises(UserError, match="trial 1 has other points than this version of Optuna draws"):
-            found(tmp_path, self.METHOD)
+            discover(stopped, tmp_path / "out", Stopping())
+        assert len(self.trials(tmp_path)) == 2
+        assert found(tmp_path, STUDY).found == studied[1].found
+        assert self.trials(tmp_path) == self.trials(studied[0])
 
 
-@pytest.mark.parametrize(
-    ("method", "change", "message"),
-    [
+def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path):
+    for method, change, message in (
         (GROWING, {"shape": {"kind": "x"}}, "model.shape.kind: got 'x'; a discovery starts from the uniform model"),
         (GROWING, {"layers": {1: {"ffn": {"d_ff": 5}}}}, "leave changes to single layers out"),
         (GROWING | {"start_width": 0.99}, {}, "discover.method.start_width: got 0.99; leaves nothing to grow by"),
         (GROWING | {"n_stages": 7}, {}, "discover.steps: got 6; must be at least one for each of 7 stages"),
-        (
-            GROWING | {"parts": ["width", "blocks"]},
-            {},
-            "parts: got 'blocks', which this model does not have; allowed: width, attention, hidden, layer",
-        ),
         (
             GROWING,
             {"ffn": {"kind": "moe", "n_experts": 4, "top_k": 2}},
@@ -512,8 +367,6 @@ class TestSurrogate:
         ),
         (GROWING, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
         (GROWING | {"parts": ["layer", "layer"]}, {}, "parts: got 'layer' twice"),
-        (GROWING | {"parts": ["depth"]}, {}, "parts.0: "),
-        (GROWING | {"parts": []}, {}, "parts: "),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
         (
             {"kind": "learned"},
@@ -521,57 +374,30 @@ class TestSurrogate:
             r"got {kind: plain, resize: zero.*}; .*\[hidden\], because",
         ),
         ({"kind": "learned"}, {"mtp": {}}, "model.mtp: got further heads; discover.method.sizes must be"),
-        (
-            {"kind": "learned"},
-            {"norm": {"kind": "layer"}},
-            "model.norm: got 'layer', 'pre'; discover.method.sizes must",
-        ),
+        ({"kind": "learned"}, {"norm": {"kind": "layer"}}, "model.norm: got 'layer', 'pre'; discover.method.sizes"),
         ({"kind": "surrogate", "smaller": {"model": {"shape": {"kind": "x"}}}}, {}, "the study says the shapes; leave"),
-        ({"kind": "learned", "sizes": []}, {}, "sizes"),
         ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
         ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "got 'mlp'; learned widths are those of a swiglu with a ratio"),
-        ({"kind": "learned"}, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.ffn: got d_ff: 50; learned widths are"),
         ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),
-    ],
-)
-def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path, method, change, message):
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
-        plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
+    ):
+        with pytest.raises(UserError, match=message.replace("(", r"\(")):
+            plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
 
 
-class TestWhatIsAsked:
-    @staticmethod
-    def asked(folder: Path, *overrides: str, section: Any = None, method: str | None = None) -> Any:
-        path = folder / "asked.yaml"
-        path.write_text(yaml.safe_dump(RECIPE if section is None else {**RECIPE, "discover": section}))
+def test_options_can_be_changed_of_a_method_that_the_recipe_does_not_have_and_mistakes_are_named(tmp_path):
+    pytest.importorskip("optuna")
+
+    def asked(section: Any, method: str | None = None, overrides: tuple[str, ...] = ()) -> Any:
+        path = tmp_path / "asked.yaml"
+        path.write_text(yaml.safe_dump({**RECIPE, **section}))
         return plan_discovery(path, overrides, method=method).config
 
-    def test_options_can_be_changed_of_a_method_that_the_recipe_does_not_have(self, tmp_path):
-        pytest.importorskip("optuna")
-        for section in (None, {"method": GROWING}):
-            method = self.asked(tmp_path, "discover.method.n_trials=7", section=section, method="surrogate").method
-            assert (method.kind, method.n_trials) == ("surrogate", 7)
-
-    @pytest.mark.parametrize("method", [None, "growing"])
-    def test_a_method_of_the_recipe_keeps_its_options(self, tmp_path, method):
-        for own in (GROWING, {"step": 0.3}):
-            found = self.asked(tmp_path, "discover.method.n_stages=2", section={"method": own}, method=method).method
-            assert (found.kind, found.n_stages, found.step) == ("growing", 2, 0.3)
-
-    @pytest.mark.parametrize(
-        ("section", "message"),
-        [
-            ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"),
-            ([3], "asked.yaml: discover: got "),
-        ],
-    )
-    def test_mistakes_in_the_section_are_named(self, tmp_path, section, message):
-        with pytest.raises(UserError, match=message):
-            self.asked(tmp_path, section=section)
-
-
-def test_a_budget_sizes_the_uniform_model_first(tmp_path):
-    planned = plan(tmp_path, GROWING, budget="60k", match="layer_params")
-    # 4 d^2 of attention and 9 d^2 of feed-forward in 3 layers; heads are multiples of 4.
-    assert planned.task.template.d_model == 40
-    assert planned.task.budget == 3 * 13 * 40**2
+    for section in ({}, {"discover": {"method": GROWING}}):
+        method = asked(section, "surrogate", ("discover.method.n_trials=7",)).method
+        assert (method.kind, method.n_trials) == ("surrogate", 7)
+    with pytest.raises(UserError, match="--method: got 'guess'; allowed: growing"):
+        asked({}, "guess")
+    with pytest.raises(UserError, match=r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"):
+        asked({"discover": {"seeds": [1, 1]}})
+    with pytest.raises(UserError, match=r"asked.yaml: discover: got "):
+        asked({"discover": [3]})

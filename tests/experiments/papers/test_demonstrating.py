@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from widthwise.config_io import UserError, parse
+from widthwise.config_io import parse
 from widthwise.experiments.papers.demonstrating import Demonstrating
 from widthwise.experiments.papers.expanding import Expanding, as_printed, drawn_weights
 from widthwise.experiments.papers.item import read_item
-from widthwise.experiments.papers.lines import item_record
 from widthwise.records.record import finite
 from widthwise.training.observer import Silence
 
@@ -65,11 +64,6 @@ def test_as_printed_scales_keys_and_gains_as_the_table_says():
         assert not gains[name][12:].any()
 
 
-def test_nothing_of_the_drawn_model_stands_where_training_starts():
-    ((_, plan, _),) = demonstrating("layer_addition").plans()
-    assert all((weight != 0).all() and (weight != 1).all() for weight in drawn_weights(plan.old, 2).values())
-
-
 def test_it_is_stored_and_found_again(tmp_path):
     experiment = demonstrating("mlp_expansion", "hidden_expansion")
     assert experiment.measured(tmp_path) is None
@@ -85,19 +79,3 @@ def test_it_is_stored_and_found_again(tmp_path):
     assert max(finite(each) for each in without_eps.per_seed) <= EXACT
     assert found.value("hidden_expansion", "val_loss") is None
     assert found.models["mlp_expansion"] == experiment.recipe_of_model.final_model.cost().params + 3 * 11 * 25
-
-
-def test_committed_results_say_that_all_are_exact_and_which_are_not_as_printed():
-    record = item_record("expansions_table_1", ITEM, RESULTS)
-    assert all(line.measured is not None for line in record.lines)
-    answers = {(line.row, line.quantity): line.reproduces for line in record.lines if line.printed is not None}
-    for row in ITEM.printed:
-        assert answers[row, "change_of_logits"] == "yes"
-        assert answers[row, "change_of_logits_as_printed"] == ("no" if row in WIDER else "yes")
-        assert answers[row, "change_of_logits_as_printed_without_eps"] == "yes"
-
-
-def test_what_is_no_expansion_is_named():
-    experiment = demonstrating(expansions={"narrower": {"d_model": 11}})
-    with pytest.raises(UserError, match=r"expansions\.narrower"):
-        _ = experiment.workload

@@ -27,31 +27,17 @@ ITEM = {
 
 def variant(name: str, loss: float, difference: Estimate | None) -> Variant:
     measured = Estimate(mean=loss, low=loss - 0.1, high=loss + 0.1, per_seed=[loss, loss])
-    return Variant(
-        name=name,
-        runs=["run"],
-        val_loss=measured,
-        difference=difference,
-        cost=small_cost(params={"total": 1000}),
-        ratio={},
-    )
+    cost = small_cost(params={"total": 1000})
+    return Variant(name=name, runs=["run"], val_loss=measured, difference=difference, cost=cost, ratio={})
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     difference = Estimate(mean=0.25, low=0.125, high=0.375, per_seed=[0.25, 0.25])
-    Comparison(
-        title="small",
-        command="none",
-        created="now",
-        metric="val_loss",
-        confidence=0.95,
-        seeds=[1, 2],
-        baseline="conventional",
-        sentence="",
-        environment={},
-        variants=[variant("conventional", 5.0, None), variant("k5", 5.25, difference)],
-    ).write(tmp_path / "hourglass_table_1_small")
+    about = {"title": "small", "command": "none", "created": "now", "sentence": "", "environment": {}}
+    asked = {"metric": "val_loss", "confidence": 0.95, "seeds": [1, 2], "baseline": "conventional"}
+    variants = [variant("conventional", 5.0, None), variant("k5", 5.25, difference)]
+    Comparison(**about, **asked, variants=variants).write(tmp_path / "hourglass_table_1_small")
     return tmp_path
 
 
@@ -75,24 +61,13 @@ def test_what_follows_from_the_size_is_counted_and_held_against_the_printed_digi
     assert change.is_share
 
 
-def test_losses_are_neither_counted_nor_measured_where_nothing_was_trained(tmp_path):
-    record = item_record("item", parse(Item, ITEM, "item"), tmp_path)
-    loss = next(line for line in record.lines if line.quantity == "val_loss")
-    assert (loss.counted, loss.agrees, loss.measured) == (None, None, None)
-    assert record.experiment is None
-    assert [each.split(":")[0] for each in record.other_scales] == ["--scale small", "--scale tiny"]
-
-
-def test_the_difference_of_printed_losses_stands_beside_the_measured_one(results):
+def test_measured_losses_stand_beside_printed_ones_under_the_name_of_a_row_in_the_experiment(results):
     found = lines(results)
     difference = found["hourglass_113m", "difference"]
     assert difference.printed is None
     assert difference.printed_value == pytest.approx(3.426 - 3.464)
     assert (difference.measured.mean, difference.measured.low) == (0.25, 0.125)
     assert ("conventional_113m", "difference") not in found
-
-
-def test_a_row_is_measured_under_its_name_in_the_experiment(results):
     named = {"rows": {"conventional_113m": "conventional", "hourglass_113m": "k5"}}
     found = lines(results, small={**ITEM["small"], **named})
     assert found["conventional_113m", "val_loss"].measured.mean == 5.0
@@ -100,16 +75,16 @@ def test_a_row_is_measured_under_its_name_in_the_experiment(results):
     assert lines(results)["conventional_113m", "val_loss"].measured is None  # no variant has that name
 
 
-def test_the_experiment_is_described_by_its_size_and_seeds(results):
-    record = item_record("item", parse(Item, ITEM, "item"), results)
-    assert record.experiment.scale == "small"
-    assert (record.experiment.fewest_params, record.experiment.n_seeds) == (1000, 2)
-    assert record.experiment.command == "widthwise paper item --scale small"
-    assert [each.split(":")[0] for each in record.other_scales] == ["--scale tiny"]
-
-
 def test_what_was_measured_without_being_printed_is_shown_where_the_item_asks(results):
     rows = {"conventional": {}, "k5": {}}
     small = {**ITEM["small"], "rows": {}}
     found = lines(results, also=["val_bits_per_byte", "difference"], printed=rows, small=small)
     assert list(found) == [("k5", "difference")]
+
+
+def test_a_difference_has_one_interval_whether_it_is_printed_or_shown_besides(results):
+    printed = {"conventional": {}, "k5": {"val_loss": "lower"}}
+    small = {**ITEM["small"], "rows": {}}
+    found = lines(results, also=["difference"], printed=printed, small=small)
+    estimates = [line.measured for (row, _), line in found.items() if row == "k5" and line.measured.mean == 0.25]
+    assert [(each.low, each.high) for each in estimates] == [(0.125, 0.375)] * 2

@@ -1,38 +1,27 @@
-"""Which comparisons go together, and how their sizes and lengths are called."""
+"""Several comparisons as one: which go together, when an effect changes sign, and what it is worth in tokens."""
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_comparison import cost
-from fake_effects import BASE_TOKENS, EFFECTS, comparison_data, write, write_scales
+from fake_effects import BASE_TOKENS, DATA, DOUBLING, EFFECTS, comparison_data, difference, write, write_scales
 
 from widthwise.config_io import UserError
-from widthwise.reports.effects.scales import read_scales, told_apart
+from widthwise.records.estimate import FEWEST_SEEDS, Estimate
+from widthwise.reports.effects.scales import read_scales
+from widthwise.reports.effects.signs import sign, signs
+from widthwise.reports.effects.worth import slopes, tokens_ratio
 
 
-def pair(folder: Path, other: dict[str, Any]) -> list[Path]:
-    """A good comparison and another one."""
-    return [write(folder / "good", comparison_data(64, 0)), write(folder / "other", other)]
-
-
-def refused(folders: list[Path]) -> str:
-    with pytest.raises(UserError) as error:
-        read_scales(folders)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
-def test_they_are_ordered_by_size_and_tokens_of_the_baseline(tmp_path: Path) -> None:
+def test_scales_are_ordered_by_size_and_tokens_and_what_one_lacks_is_none_there(tmp_path: Path) -> None:
     scales = read_scales(write_scales(tmp_path)[::-1])
     sizes = [cost([width] * 5)["params"]["total"] for width in (64, 192)]
     expected = [(size, BASE_TOKENS * factor) for size in sizes for factor in (1, 4)]
     assert [(scale.params, scale.tokens) for scale in scales.each] == expected
-
-
-def test_a_variant_that_a_comparison_lacks_is_none_there(tmp_path: Path) -> None:
-    effects = {effect.name: effect for effect in read_scales(write_scales(tmp_path)).effects}
+    effects = {effect.name: effect for effect in scales.effects}
     assert list(effects) == list(EFFECTS)
     assert [each is None for each in effects["noise"].differences] == [False, False, False, True]
     assert len(effects["noise"].measured) == 3
@@ -40,51 +29,70 @@ def test_a_variant_that_a_comparison_lacks_is_none_there(tmp_path: Path) -> None
     assert means == [EFFECTS["turns"](doublings) for doublings in (0, 2, 0, 2)]
 
 
-def test_other_baselines_are_refused(tmp_path: Path) -> None:
-    data = comparison_data(192, 0)
-    data["variants"][0]["name"] = data["baseline"] = "plain"
-    assert "other: its baseline is 'plain', that of" in refused(pair(tmp_path, data))
-
-
-def test_the_same_size_and_tokens_are_refused(tmp_path: Path) -> None:
+def test_other_baselines_and_confidences_and_the_same_scale_twice_are_refused(tmp_path: Path) -> None:
+    good = write(tmp_path / "good", comparison_data(64, 0))
+    renamed = comparison_data(192, 0)
+    renamed["variants"][0]["name"] = renamed["baseline"] = "plain"
     size = cost([64] * 5)["params"]["total"]
-    message = refused(pair(tmp_path, comparison_data(64, 0)))
-    assert f"has the size and tokens of {tmp_path / 'good'} ({size:,} parameters, 5,000,000 tokens)" in message
+    others: dict[str, dict[str, Any]] = {
+        "other: its baseline is 'plain', that of": renamed,
+        f"has the size and tokens of {good} ({size:,} parameters, 5,000,000 tokens)": comparison_data(64, 0),
+        "its intervals are of 90%, those of": comparison_data(192, 0) | {"confidence": 0.9},
+    }
+    for message, other in others.items():
+        with pytest.raises(UserError) as error:
+            read_scales([good, write(tmp_path / "other", other)])
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
 
 
-def test_no_variant_in_common_is_refused(tmp_path: Path) -> None:
-    other = comparison_data(192, 0, {"diamond": lambda doublings: 0.0})
-    message = refused(pair(tmp_path, other))
-    assert "has no variant of the others" in message
-    assert all(name in message for name in (*EFFECTS, "diamond"))
+def estimate(mean: float, half_width: float = 0.01, n_seeds: int = FEWEST_SEEDS) -> Estimate:
+    return Estimate.model_validate(difference(mean, half_width, n_seeds))
 
 
-def test_a_variant_of_two_out_of_three_is_enough(tmp_path: Path) -> None:
-    only = {name: EFFECTS[name] for name in ("helps",)}
-    folders = [*pair(tmp_path, comparison_data(192, 0)), write(tmp_path / "third", comparison_data(192, 1, only))]
-    assert [len(effect.measured) for effect in read_scales(folders).effects] == [2, 3, 2]
+def test_a_sign_takes_an_interval_that_excludes_0_and_as_many_seeds_as_a_verdict() -> None:
+    expected = {-0.02: -1, 0.02: 1, 0.0: 0, 0.009: 0, -0.009: 0, 0.01: 0, -0.01: 0}
+    assert {mean: sign(estimate(mean)) for mean in expected} == expected
+    assert sign(estimate(-0.5, n_seeds=FEWEST_SEEDS - 1)) == 0
+    assert sign(Estimate(mean=-0.5, per_seed=[-0.5] * FEWEST_SEEDS)) == 0
 
 
-def test_other_levels_of_confidence_are_refused(tmp_path: Path) -> None:
-    message = refused(pair(tmp_path, comparison_data(192, 0) | {"confidence": 0.9}))
-    assert "its intervals are of 90%, those of" in message
+def test_an_effect_changes_sign_or_not_in_whatever_order_the_comparisons_come() -> None:
+    lower, higher, unclear = -0.05, 0.05, 0.005
+    expected = {
+        "same sign everywhere": [[lower, lower], [higher] * 3],
+        "changes sign": [[lower, higher], [lower, unclear, higher]],
+        "cannot tell": [[lower, unclear], [higher, higher, -unclear], [unclear, -unclear], [lower], []],
+    }
+    for said, cases in expected.items():
+        for order in itertools.chain.from_iterable(map(itertools.permutations, cases)):
+            assert signs([estimate(mean) for mean in order]) == said
 
 
-def test_a_file_that_says_no_tokens_is_refused(tmp_path: Path) -> None:
-    data = comparison_data(192, 0)
-    del data["variants"][0]["measured"]
-    assert "comparison.json: does not say how many tokens uniform was trained on" in refused(pair(tmp_path, data))
+def slopes_of(folder: Path, *data: dict[str, Any]) -> list[float | None]:
+    return slopes(read_scales([write(folder / str(i), each) for i, each in enumerate(data)]))
 
 
-@pytest.mark.parametrize(
-    ("values", "names"),
-    [
-        ([5_000_000, 656_448], ["656k", "5.00M"]),
-        ([656_448, 656_448], ["656k"]),
-        ([5_001_000, 5_000_000], ["5M", "5.001M"]),
-        ([5_000_100, 5_000_000], ["5,000,000", "5,000,100"]),
-    ],
-)
-def test_names_have_the_digits_that_tell_them_apart(values: list[int], names: list[str]) -> None:
-    assert list(told_apart(values).values()) == names
-    assert list(told_apart(values)) == sorted(set(values))
+def test_the_slope_is_that_between_two_lengths_of_a_size_for_the_longest_that_to_the_one_before(tmp_path: Path) -> None:
+    slope = DOUBLING / math.log(2)
+    assert slopes(read_scales(write_scales(tmp_path / "two"))) == pytest.approx([slope] * 4)
+    data = [comparison_data(64, doublings) for doublings in (0, 1, 4)]
+    data[-1]["variants"][0]["val_loss"]["mean"] = 2.6
+    assert slopes_of(tmp_path, *data) == pytest.approx([slope, slope, (3 - DOUBLING - 2.6) / math.log(8)])
+
+
+def test_there_is_none_without_another_length_on_the_same_text_or_where_the_loss_stands(tmp_path: Path) -> None:
+    alone, same_text, other_text, still = (comparison_data(width, 0) for width in (64, 96, 96, 128))
+    other_text["environment"]["data"] = {**DATA, "tokenizer": {"spec": "bpe-2048"}}
+    other_text["variants"][0]["measured"]["tokens"]["mean"] *= 2.0
+    stays = comparison_data(128, 1)
+    stays["variants"][0]["val_loss"]["mean"] = 3.0
+    assert slopes_of(tmp_path, alone, same_text, other_text, still, stays) == [None] * 5
+
+
+def test_tokens_at_equal_loss_follow_from_the_slope() -> None:
+    found = tokens_ratio(Estimate(**difference(-0.03)), DOUBLING / math.log(2))
+    # The baseline has lost 0.03 nats more once it has had 2**0.3 times the tokens.
+    assert found.mean == pytest.approx(2**-0.3)
+    assert (found.low, found.high) == pytest.approx((2**-0.4, 2**-0.2))
+    assert found.per_seed == pytest.approx([2**-0.3] * 3)

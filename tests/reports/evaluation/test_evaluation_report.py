@@ -2,12 +2,8 @@
 
 import csv
 import io
-import re
 from pathlib import Path
 
-import pytest
-
-from widthwise.config_io import UserError
 from widthwise.records.evaluation_table import EvaluationTable, TableCell, TableColumn, TableRow
 from widthwise.reports.evaluation.report import Shown, csv_text, latex_text, shown
 from widthwise.reports.page.formats import MINUS, MISSING
@@ -17,58 +13,31 @@ ACCURACY = TableColumn(name="ARC_C", metric="acc_norm", is_share=True, source="f
 PERPLEXITY = TableColumn(name="WikiText", metric="word_perplexity", is_share=False, source="lm-evaluation-harness")
 
 
-def table(**changes) -> EvaluationTable:
+def table() -> EvaluationTable:
+    better = TableCell(value=0.3441, difference=0.0141, p_better=0.0312, p_worse=0.975)
+    worse = TableCell(value=0.3, p_better=0.99, p_worse=0.00001)
+    lower, unknown = TableCell(value=16.321, difference=-0.639), TableCell(value=None)
     rows = [
         TableRow(name="uniform", run="runs/uniform", cells=[TableCell(value=0.33), TableCell(value=16.96)]),
-        TableRow(
-            name="x",
-            run="runs/x",
-            step=70,
-            baseline="uniform",
-            cells=[
-                TableCell(value=0.3441, difference=0.0141, p_better=0.0312, p_worse=0.975),
-                TableCell(value=16.321, difference=-0.639),
-            ],
-        ),
-        TableRow(
-            name="=<b>",
-            run="runs/y",
-            baseline="uniform",
-            cells=[TableCell(value=0.3, p_better=0.99, p_worse=0.00001), TableCell(value=None)],
-        ),
+        TableRow(name="x", run="runs/x", step=70, baseline="uniform", cells=[better, lower]),
+        TableRow(name="=<b>", run="runs/y", baseline="uniform", cells=[worse, unknown]),
     ]
-    return EvaluationTable(
-        title="Evaluation, suite two",
-        command="widthwise eval runs/uniform runs/x",
-        created="now",
-        significance=0.05,
-        columns=[ACCURACY, PERPLEXITY],
-        rows=rows,
-        remarks=["without RACE (no file of it is known)"],
-        **changes,
-    )
+    about = {"title": "Evaluation, suite two", "command": "widthwise eval runs/uniform runs/x", "created": "now"}
+    remarks = ["without RACE (no file of it is known)"]
+    return EvaluationTable(**about, significance=0.05, columns=[ACCURACY, PERPLEXITY], rows=rows, remarks=remarks)
 
 
-@pytest.mark.parametrize(
-    ("cell", "column", "expected"),
-    [
-        (
-            TableCell(value=0.3441, difference=0.0141, p_better=0.04, p_worse=0.97),
-            ACCURACY,
-            ("34.4", "*", "+1.4, p 0.0400"),
-        ),
-        (
-            TableCell(value=0.5, difference=-0.5, p_better=0.97, p_worse=0.04),
-            ACCURACY,
-            ("50.0", "†", f"{MINUS}50.0, p 0.0400"),
-        ),
-        (TableCell(value=0.5, p_better=0.05, p_worse=0.96), ACCURACY, ("50.0", "", "p 0.0500")),
-        (TableCell(value=16.321), PERPLEXITY, ("16.32", "", "")),
-        (TableCell(value=None, p_better=0.001), PERPLEXITY, (MISSING, "", "")),
-    ],
-)
-def test_a_cell_is_marked_below_the_level_alone(cell: TableCell, column: TableColumn, expected: tuple) -> None:
-    assert shown(cell, column, 0.05) == Shown(*expected)
+def test_a_cell_is_marked_below_the_level_alone() -> None:
+    better = TableCell(value=0.3441, difference=0.0141, p_better=0.04, p_worse=0.97)
+    worse = TableCell(value=0.5, difference=-0.5, p_better=0.97, p_worse=0.04)
+    for cell, column, *expected in (
+        (better, ACCURACY, "34.4", "*", "+1.4, p 0.0400"),
+        (worse, ACCURACY, "50.0", "†", f"{MINUS}50.0, p 0.0400"),
+        (TableCell(value=0.5, p_better=0.05, p_worse=0.96), ACCURACY, "50.0", "", "p 0.0500"),
+        (TableCell(value=16.321), PERPLEXITY, "16.32", "", ""),
+        (TableCell(value=None, p_better=0.001), PERPLEXITY, MISSING, "", ""),
+    ):
+        assert shown(cell, column, 0.05) == Shown(*expected)
 
 
 def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Path) -> None:
@@ -77,11 +46,7 @@ def test_the_page_has_a_row_for_each_model_and_says_what_was_tested(tmp_path: Pa
     text = page.read_text()
     assert "<strong>34.4*</strong><small>+1.4, p 0.0312</small>" in text
     assert "30.0†<small>p &lt; 0.0001</small>" in text
-    assert [re.sub("<.*", "", name) for name in re.findall(r'scope="row" class="name">(.*?)</th>', text)] == [
-        "uniform",
-        "x",
-        "=&lt;b&gt;",
-    ]
+    assert text.index(">uniform<") < text.index(">x<") < text.index(">=&lt;b&gt;<")
     assert "x with uniform" in text
     assert "Not tested, for want of pairs: WikiText." in text
     assert "Without RACE (no file of it is known)." in text
@@ -103,18 +68,3 @@ def test_latex_prints_what_is_better_in_bold() -> None:
     assert r"x & \textbf{34.4} & 16.32 \\" in text
     assert r"30.0\textsuperscript{\dag{}} & -- \\" in text
     assert "†" not in text
-
-
-def test_without_baselines_nothing_is_said_of_tests(tmp_path: Path) -> None:
-    alone = table().with_changes(rows=[table().rows[0]])
-    assert "Bold" not in latex_text(alone)
-    alone.write(tmp_path)
-    assert "McNemar" not in write_report(tmp_path)[0].read_text()
-
-
-def test_a_row_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    whole = table()
-    short = whole.rows[1].with_changes(cells=[TableCell(value=0.5)])
-    whole.model_copy(update={"rows": [whole.rows[0], short]}).write(tmp_path)
-    with pytest.raises(UserError, match="x has 1 cells for 2 columns"):
-        write_report(tmp_path)

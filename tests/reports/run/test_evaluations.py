@@ -1,87 +1,107 @@
-"""Evaluations of a run's checkpoints as curves over tokens."""
+"""Evaluations of runs' checkpoints: curves over tokens, and which items flipped between two runs."""
 
+import hashlib
 import json
-import re
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_comparison import write_run
+from page_section import labels, rows_of
 
-from widthwise.config_io import UserError
+from widthwise.reports.page.formats import MINUS
 from widthwise.reports.run.report import write_run_report, write_runs_report
 
-
-def evaluation(step: int, bits: float, acc: float | None = None, stride: int = 17, items: str = "f1") -> dict[str, Any]:
-    text = {"metrics": {"bits_per_byte": {"value": bits, "stderr": 0.5}}, "fingerprint": "t", "blocks": {}}
-    task = {"metrics": {"acc": {"value": acc, "stderr": None}}, "fingerprint": items, "n_items": 4}
-    return {
-        "run": "r",
-        "step": step,
-        "tokens": 100 * step,
-        "request": {"texts": []},
-        "max_length": 17,
-        "stride": stride,
-        "precision": "fp32",
-        "texts": {"book": text},
-        "tasks": {} if acc is None else {"piqa": task},
-        "lm_eval": {},
-    }
+ONE, TWO = [1, 0, 1, 0, 1, 1, 0], [1, 1, 1, 1, 0, 1, 1]
 
 
 def with_evaluations(folder: Path, *evaluations: dict[str, Any]) -> Path:
     write_run(folder, folder.name, 3, [63], 0.0)
     (folder / "evaluations").mkdir()
     for i, each in enumerate(evaluations):
-        (folder / f"evaluations/step_{each['step']:08d}-{i}.json").write_text(json.dumps(each))
+        asked = {"tokens": 100 * each["step"], "request": {}, "max_length": 17, "stride": 17, "precision": "fp32"}
+        file = folder / f"evaluations/step_{each['step']:08d}-{i}.json"
+        file.write_text(json.dumps(asked | each))
     return folder
 
 
-def labels(page: Path) -> list[str]:
-    return [text for text in re.findall(r'role="img" aria-label="([^"]*)"', page.read_text()) if "over tokens" in text]
+def evaluation(step: int, bits: float, acc: float | None = None, stride: int = 17, items: str = "f1") -> dict[str, Any]:
+    text = {"metrics": {"bits_per_byte": {"value": bits, "stderr": 0.5}}, "fingerprint": "t", "blocks": {}}
+    task = {"metrics": {"acc": {"value": acc, "stderr": None}}, "fingerprint": items, "n_items": 4}
+    tasks = {} if acc is None else {"piqa": task}
+    return {"step": step, "stride": stride, "texts": {"book": text}, "tasks": tasks}
+
+
+def curves(page: Path) -> list[str]:
+    return [label for label in labels(page.read_text()) if "over tokens" in label]
 
 
 def test_runs_share_a_figure_for_each_text_and_task(tmp_path: Path) -> None:
     one = with_evaluations(tmp_path / "one", evaluation(20, 3.0, 0.25), evaluation(10, 4.0, 0.5))
     two = with_evaluations(tmp_path / "two", evaluation(10, 4.5), evaluation(20, 2.5))
     page = write_runs_report([one, two], tmp_path)
-    assert labels(page) == [
+    assert curves(page) == [
         "bits_per_byte of book over tokens. Last mean value of each line: one 3; two 2.50.",
         "acc of piqa over tokens. Last mean value of each line: one 0.25.",
     ]
-    rows = re.findall(r'<th scope="row">(\w+)</th><td>([\d,]+)</td><td>([^<]*)</td></tr>', page.read_text())
-    assert rows[:2] == [("one", "1,000", "4.0000 (0.5000)"), ("one", "2,000", "3.0000 (0.5000)")]
-    assert rows[4:6] == [("one", "1,000", "0.5000"), ("one", "2,000", "0.2500")]
+    text = page.read_text()
+    first = '<th scope="row">one</th><td>1,000</td><td>{}</td></tr>'
+    last = '<th scope="row">one</th><td>2,000</td><td>{}</td></tr>'
+    places = [
+        text.index(row.format(value))
+        for row, value in ((first, "4.0000 (0.5000)"), (last, "3.0000 (0.5000)"), (first, "0.5000"), (last, "0.2500"))
+    ]
+    assert places == sorted(places)
 
 
 def test_only_what_was_asked_alike_is_joined(tmp_path: Path) -> None:
     asked = [evaluation(step, 4.0, 0.5, stride=stride) for stride in (17, 3) for step in (10, 20)]
     run = with_evaluations(tmp_path / "run", *asked, evaluation(30, 4.0, 0.5, items="f2", stride=5))
-    found = labels(write_run_report(run))
-    assert [each.partition(" over")[0] for each in found] == [
+    assert [label.partition(" over")[0] for label in curves(write_run_report(run))] == [
         "bits_per_byte of book (stride 17)",
         "acc of piqa",
         "bits_per_byte of book (stride 3)",
     ]
 
 
-def test_of_a_single_checkpoint_there_is_no_curve(tmp_path: Path) -> None:
-    run = with_evaluations(tmp_path / "run", evaluation(10, 4.0), evaluation(10, 4.0, stride=3))
-    assert "Evaluations over training" not in write_run_report(run).read_text()
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    lines = [json.dumps({"query": f"Is {i} <odd>?", "choices": ["yes", "no"], "gold": 1 - i % 2}) for i in range(1, 8)]
+    (file := tmp_path / "animals.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return file
 
 
-def test_tokens_of_an_older_file_are_those_of_the_records(tmp_path: Path) -> None:
-    run = with_evaluations(tmp_path / "run")
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    known = {record["step"]: record["tokens"] for record in records if record["event"] == "train"}
-    for step in list(known)[:2]:
-        older = {**evaluation(step, 4.0), "tokens": None}
-        (run / f"evaluations/step_{step:08d}-0.json").write_text(json.dumps(older))
-    rows = re.findall(r"<td>([\d,]+)</td><td>4.0000", write_run_report(run).read_text())
-    assert rows == [f"{n:,}" for n in list(known.values())[:2]]
+def answers(file: Path, right: list[int], step: int = 20, fingerprint: str | None = None) -> dict[str, Any]:
+    task = {"metrics": {"acc": {"value": float(np.mean(right)), "stderr": 0.1}}, "items": {"acc": right}}
+    task["fingerprint"] = fingerprint or hashlib.sha256((" " + file.read_text()).encode()).hexdigest()
+    return {"step": step, "request": {"task_files": [str(file)]}, "tasks": {"animals": task}}
 
 
-def test_a_broken_file_is_named(tmp_path: Path) -> None:
-    run = with_evaluations(tmp_path / "run", {"step": 3})
-    with pytest.raises(UserError, match=r"evaluations/step_00000003-0.json: request: "):
-        write_run_report(run)
+def test_the_newest_answers_are_compared_item_by_item_and_what_flipped_is_shown(
+    tmp_path: Path, questions: Path
+) -> None:
+    one = with_evaluations(tmp_path / "one", answers(questions, ONE), answers(questions, [0] * 7, step=10))
+    two = with_evaluations(tmp_path / "two", answers(questions, TWO))
+    text = write_runs_report([one, two], tmp_path).read_text()
+    assert rows_of(text, "The newest checkpoint")["animals"] == ["acc", "0.5714 (0.1000)", "0.8571 (0.1000)"]
+    difference = np.subtract(TWO, ONE)
+    ends = [difference.mean() + sign * 2.446912 * difference.std(ddof=1) / math.sqrt(7) for sign in (-1, 1)]
+    row = rows_of(text, "Differences, item by item")["animals"]
+    assert row[:3] == ["acc", "one", "two"]
+    assert [float(end.replace(MINUS, "-")) for end in row[4].split(" to ")] == pytest.approx(ends, abs=1e-4)
+    p_value = 2 * (1 + 4) / 2**4  # one of four or fewer, on either side
+    assert row[5:] == ["3", "1", f"{p_value:.3f}"]
+    flipped = rows_of(text, "animals, acc: what flipped between one and two")
+    assert list(flipped) == ["2", "4", "5", "7"]
+    assert flipped["2"] == ["two", "Is 2 &lt;odd&gt;?", "no"]
+    assert flipped["5"] == ["one", "Is 5 &lt;odd&gt;?", "yes"]
+
+
+def test_other_questions_are_not_compared(tmp_path: Path, questions: Path) -> None:
+    one = with_evaluations(tmp_path / "one", answers(questions, ONE))
+    two = with_evaluations(tmp_path / "two", answers(questions, TWO, fingerprint="other"))
+    text = write_runs_report([one, two], tmp_path).read_text()
+    assert "Differences, item by item" not in text
+    assert "The newest checkpoint" in text

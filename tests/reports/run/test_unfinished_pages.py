@@ -1,10 +1,10 @@
 """Pages of what is still trained: what they say, and that they load themselves again only as long as it is."""
 
-import re
 from pathlib import Path
 
 import pytest
 from fake_comparison import write_run
+from page_section import rows_of
 from tiny_runs import Listener, tiny_recipe
 from typer.testing import CliRunner
 
@@ -12,20 +12,12 @@ from widthwise.cli import report as report_module
 from widthwise.cli.main import app
 from widthwise.experiments.compare import run_plan
 from widthwise.experiments.plan import ComparisonPlan
-from widthwise.metrics_file import MetricsFile
 from widthwise.reports.writing import is_at_work, write_report
 from widthwise.run_dir import RunDir, RunFailed
 from widthwise.runs.train import train
 from widthwise.training.observer import Silence
 
 REFRESH = '<meta http-equiv="refresh" content="7">'
-
-
-def cells(text: str, caption: str) -> dict[str, list[str]]:
-    """Row -> cells of a table."""
-    table = text[text.index(f"<caption>{caption}") :].split("</table>")[0]
-    rows = re.findall(r'<tr>\s*<th scope="row">(.*?)</th>(.*?)</tr>', table, re.S)
-    return {name: re.findall(r"<td[^>]*>(.*?)</td>", rest, re.S) for name, rest in rows}
 
 
 def test_the_page_of_a_run_at_work_shows_its_last_records_and_reloads(tmp_path: Path) -> None:
@@ -44,24 +36,11 @@ def test_the_page_of_a_run_at_work_shows_its_last_records_and_reloads(tmp_path: 
         assert f"It is running, at step {step} of 9" in text
         assert "reloads itself every 7 s" in text
         trained, validated = records[4 if step == 5 else 8, "train"]["loss"], records[5, "validation"]["loss"]
-        assert cells(text, "So far")["run"][:5] == ["running", str(step), "9", f"{trained:.4f}", f"{validated:.4f}"]
+        assert rows_of(text, "So far")["run"][:5] == ["running", str(step), "9", f"{trained:.4f}", f"{validated:.4f}"]
     finished = write_report(run, refresh_seconds=7)[0].read_text()
     assert 'http-equiv="refresh"' not in finished
     assert "So far" not in finished
     assert not is_at_work([run])
-
-
-def test_a_page_without_a_watcher_does_not_reload(tmp_path: Path) -> None:
-    write_run(tmp_path / "r", "x", 3, [64], 0.0, finished=False)
-    text = write_report(tmp_path / "r")[0].read_text()
-    assert 'http-equiv="refresh"' not in text
-    assert "widthwise resume goes on" in text
-
-
-def test_a_run_that_ended_itself_says_why(tmp_path: Path) -> None:
-    write_run(tmp_path / "r", "x", 3, [64], 0.0, finished=False)
-    MetricsFile(tmp_path / "r/metrics.jsonl").append([{"step": 77, "event": "stopped", "reason": "loss <rose>"}])
-    assert "It has failed, at step 77: loss &lt;rose&gt;." in write_report(tmp_path / "r")[0].read_text()
 
 
 class Looking(Silence):
@@ -86,7 +65,7 @@ def test_the_page_of_a_comparison_at_work_counts_its_runs(tmp_path: Path) -> Non
         run_plan(plan, tmp_path, "widthwise compare pair", looking)
     assert REFRESH in looking.text
     assert "4 runs: 1 finished, 1 running, 2 waiting." in looking.text
-    rows = cells(looking.text, "So far")
+    rows = rows_of(looking.text, "So far")
     assert [row[0] for row in rows.values()] == ["finished", "running", "waiting", "waiting"]
     assert list(rows) == ["a-seed1", "b-seed1", "a-seed2", "b-seed2"]
     assert "widthwise compare pair" in looking.text

@@ -1,7 +1,5 @@
 """What keeps a tracker from disturbing a run, and what it is told; with one that writes into a list."""
 
-from pathlib import Path
-
 import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
@@ -46,13 +44,6 @@ def told(monkeypatch):
     return Kept.told
 
 
-@pytest.fixture(scope="module")
-def untracked(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(), path)
-    return path
-
-
 def logged(told):
     return [each for each in told if isinstance(each[0], int)]
 
@@ -61,15 +52,15 @@ def of_records(records):
     return [(record["step"], values_of(record)) for record in records]
 
 
-def test_records_repeated_after_a_kill_are_sent_once(told, untracked, tmp_path):
-    run = unfinished_copy(untracked, tmp_path / "run", 3)
+def test_records_repeated_after_a_kill_are_sent_once(told, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 3)
     with tracked(None, ["kept"]) as observer:
         observer.opened(run)  # its records reach beyond the checkpoint, as after a kill
     before = logged(told)
     with tracked(None, ["kept"]) as observer:
         resume(run, observer)
     assert [step for step, _ in logged(told)] == [step for step, _ in of_records(RunDir(run).metrics())]
-    assert before == of_records(RunDir(untracked).metrics())
+    assert before == of_records(RunDir(finished).metrics())
     assert [each for each in told if each[0] in ("opened", "closed")] == [
         ("opened", None),
         ("closed", False),
@@ -78,8 +69,8 @@ def test_records_repeated_after_a_kill_are_sent_once(told, untracked, tmp_path):
     ]
 
 
-def test_what_follows_a_rewind_is_sent_again(told, untracked, tmp_path):
-    run = unfinished_copy(untracked, tmp_path / "run", 6)
+def test_what_follows_a_rewind_is_sent_again(told, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 6)
     lost = [{"step": 4, "event": "train", "loss": 1.0}, {"step": 8, "event": "train", "loss": 9.0}]
     rewound = {"step": 6, "event": REWOUND, "n_rewinds": 1, "reason": "loss"}
     again = [{"step": 8, "event": "train", "loss": 2.0}]
@@ -98,18 +89,18 @@ def test_what_follows_a_rewind_is_sent_again(told, untracked, tmp_path):
     ]
 
 
-def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, untracked, tmp_path, capsys):
+def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, finished, tmp_path, capsys):
     listener, run = Listener(), tmp_path / "run"
     with tracked(listener, ["failing", "kept"]) as observer:
         train(tiny_recipe(), run, observer)
-    assert outcome(run) == outcome(untracked)
+    assert outcome(run) == outcome(finished)
     assert listener.messages == [f"{run}: --track failing has failed, and the run goes on without it (no space)"]
     assert capsys.readouterr().out == ""
     assert logged(told) == of_records(RunDir(run).metrics())
 
 
-def test_a_folder_that_was_moved_away_is_not_made_anew(told, untracked, tmp_path):
-    run = unfinished_copy(untracked, tmp_path / "run", 6)
+def test_a_folder_that_was_moved_away_is_not_made_anew(told, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 6)
     with tracked(None, ["kept"]) as observer:
         observer.opened(run)
         run.rename(tmp_path / "moved")

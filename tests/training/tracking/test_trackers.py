@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
+from tiny_runs import Listener, tiny_recipe
 
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
@@ -118,14 +118,7 @@ def name(request, tmp_path, monkeypatch) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def untracked(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny_recipe(), path)
-    return path
-
-
-def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, untracked, tmp_path):
+def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, tmp_path):
     run = tmp_path / "run"
 
     def stop(step: int) -> None:
@@ -138,13 +131,3 @@ def test_a_tracker_holds_what_the_records_hold_also_after_a_stop(name, untracked
         resume(run, observer)
     assert READERS[name](run) == recorded(run)
     assert {event for _, event, _ in recorded(run)} > {"train/loss", "validation/loss", "norms/weight_norms/3"}
-
-
-def test_a_run_that_is_tracked_only_now_is_completed(name, untracked, tmp_path):
-    run = unfinished_copy(untracked, tmp_path / "run", 6)
-    listener = Listener()
-    with tracked(listener, [name]) as observer:
-        resume(run, observer)
-    assert READERS[name](run) == recorded(run)
-    assert outcome(run) == outcome(untracked)
-    assert listener.messages == [f"{run}: going on after step 6 of 9"]

@@ -119,6 +119,9 @@ def _measured(
         return None
     name = experiment.name_of(row)
     base = None if baseline is None else experiment.name_of(baseline)
+    own = next((key for key, loss in DIFFERENCES.items() if loss == quantity), "")
+    if base is not None and measured.value(base, own) is None and (found := measured.value(name, own)) is not None:
+        return found  # to the experiment's own baseline: one interval for one difference
     if base is not None and measured.value(base, quantity) is not None:  # else it is the experiment's own baseline
         return measured.difference(name, base, quantity)
     found = measured.value(name, quantity)

@@ -1,0 +1,245 @@
+"""The numbers of an analysis, beside their definitions written out."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from profiled_models import spectrum, unit_statistics
+
+from widthwise.analysis.activations import ActivationMeter
+from widthwise.analysis.dynamic_width.assignment import cheapest
+from widthwise.analysis.dynamic_width.correlation import correlations
+from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles, token_class
+from widthwise.analysis.dynamic_width.regression import STRENGTHS, fitted
+from widthwise.analysis.logit_lens import LogitLens
+from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
+from widthwise.analysis.moments import Moments
+from widthwise.data.tokenizer import ByteTokenizer
+
+THRESHOLDS = (0.0, 0.1, 1.0)
+FRACTIONS = np.array([0.25, 0.5, 1.0])
+
+
+def meter_of(*pieces: np.ndarray) -> dict:
+    meter = ActivationMeter(THRESHOLDS, utilisation_threshold=0.1)
+    for piece in pieces:
+        meter.add(torch.from_numpy(piece))
+    return meter.summary()
+
+
+def test_an_activation_counts_by_its_size_and_only_above_the_threshold():
+    found = meter_of(np.array([[0.1, -0.2], [-2.0, 0.05]]))
+    assert found["density"] == [1.0, 0.5, 0.25]
+    assert found["utilisation"] == [0.5, 0.5]
+
+
+def test_units_that_no_token_uses_are_dead():
+    activations = np.array([[0.5, 0.01, 0.0], [0.0, 0.09, 0.0], [0.4, 0.0, 0.0]])
+    assert meter_of(activations)["dead_share"] == pytest.approx(2 / 3)
+    assert meter_of(activations, np.array([[0.0, 0.3, 0.0]]))["dead_share"] == pytest.approx(1 / 3)
+
+
+def test_participation_is_the_number_of_units_that_share_the_energy_evenly():
+    found = meter_of(np.array([[3.0, 0.0, -3.0, 0.0], [0.0, 3.0, 0.0, 0.0]]))
+    assert (found["participation"], found["participation_share"]) == pytest.approx((3.0, 0.75))
+    silent = meter_of(np.zeros((2, 4)))
+    assert (silent["participation"], silent["participation_share"], silent["dead_share"]) == (None, None, 1.0)
+
+
+def test_pieces_of_activations_give_what_the_whole_gives():
+    activations = np.random.default_rng(0).normal(size=(23, 5))
+    expected = unit_statistics(activations, THRESHOLDS, 0.1)
+    for found in (meter_of(activations), meter_of(*np.split(activations, (2, 9)))):
+        for key, value in expected.items():
+            assert found[key] == pytest.approx(value, abs=1e-12)
+
+
+def test_distributions_are_in_single_precision_where_logits_are_not():
+    generator = torch.Generator().manual_seed(0)
+    hidden = [(4 * torch.randn(6, 300, generator=generator)).bfloat16() for _ in range(2)]
+    targets, lens = torch.arange(6), LogitLens()
+    lens.add(hidden, targets, lambda states: states)
+    one, other = (torch.distributions.Categorical(logits=states.double()) for states in hidden)
+    found = lens.summary()
+    for entry, expected in zip(found, (one, other), strict=True):
+        assert entry["target_log_prob"] == pytest.approx(expected.log_prob(targets).mean().item(), rel=1e-5)
+        assert entry["entropy"] == pytest.approx(expected.entropy().mean().item(), rel=1e-5)
+    there, back = (torch.distributions.kl_divergence(*pair).mean().item() for pair in ((one, other), (other, one)))
+    assert [entry["kl_to_next"] for entry in found] == [pytest.approx((there + back) / 2, rel=1e-5), None]
+
+
+def entropy_of(states: np.ndarray, width: int) -> dict:
+    found = MatrixEntropy(width, torch.device("cpu"))
+    for rows in np.array_split(states, 3):
+        found.add(torch.from_numpy(rows))
+    return found.summary()
+
+
+@pytest.mark.parametrize(("n", "width"), [(50, 7), (7, 50), (9, 9)])
+def test_the_gram_matrix_gives_what_the_singular_values_give(n, width):
+    states = np.random.default_rng(0).normal(size=(n, width)) ** 3 + 1
+    assert entropy_of(states, width) == pytest.approx(spectrum(states), abs=1e-9)
+
+
+def test_small_directions_count_beside_a_huge_one_in_single_precision():
+    states = np.random.default_rng(0).normal(size=(60, 11)).astype(np.float32)
+    states[:, 3] *= 3000
+    assert entropy_of(states, 11) == pytest.approx(spectrum(states.astype(np.float64)), rel=1e-6)
+
+
+def test_directions_of_equal_size_have_entropy_1_and_a_single_one_0():
+    assert entropy_of(3.0 * np.eye(8)[[0, 1, 2, 3, 4, 5, 6, 7] * 3], 8) == pytest.approx(
+        {"width": 8, "rank": 8, "entropy": 1.0, "participation": 8.0}
+    )
+    assert entropy_of(np.outer([1.0, -2.0, 3.0, 4.0], [2.0, 0.0, 1.0]), 3) == pytest.approx(
+        {"width": 3, "rank": 3, "entropy": 0.0, "participation": 1.0}, abs=1e-12
+    )
+
+
+def test_no_states_and_no_choice_have_no_entropy():
+    assert entropy_of(np.zeros((5, 4)), 4) == {"width": 4, "rank": 4, "entropy": None, "participation": None}
+    assert entropy_of(np.ones((1, 4)), 4) == {"width": 4, "rank": 1, "entropy": None, "participation": 1.0}
+
+
+def test_a_valley_lies_below_a_depth_before_it_and_one_behind():
+    for entropies, expected in (
+        ([0.9, 0.5, 0.3, 0.7], (2, 0.3, 0.6, 0.4)),
+        ([0.4, 0.8, 0.5, 0.6], (2, 0.5, 0.3, 0.1)),
+        ([None, 0.5, 0.2, 0.4], (2, 0.2, 0.3, 0.2)),
+    ):
+        assert valley(entropies) == pytest.approx(dict(zip(("depth", "entropy", "drop", "rise"), expected)), abs=1e-12)
+    for entropies in ([0.9, 0.5, 0.3, 0.1], [0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5], [0.5, 0.2]):
+        assert valley(entropies) is None
+
+
+def test_moments_of_pieces_are_those_of_the_whole_even_far_from_zero():
+    values = 1e8 + np.random.default_rng(0).normal(size=(11, 3, 2))
+    moments = Moments()
+    for piece in np.split(values, (3, 4)):
+        moments.add(torch.from_numpy(piece))
+    np.testing.assert_allclose(moments.mean, values.mean(axis=0), rtol=1e-15)
+    np.testing.assert_allclose(moments.variance, values.var(axis=0), rtol=1e-6)
+    constant = Moments()
+    for _ in range(3):
+        constant.add(torch.full((1, 2), 0.1, dtype=torch.float64))
+    assert constant.variance.tolist() == [0.0, 0.0]
+
+
+def test_what_is_linear_is_found_again():
+    random = np.random.default_rng(2)
+    x, weights = random.normal(size=(90, 5)), random.normal(size=(5, 3))
+    found = fitted(x, x @ weights + [1.0, -2.0, 0.5])
+    points = random.normal(size=(2, 7, 5))
+    np.testing.assert_allclose(found(points), points @ weights + [1.0, -2.0, 0.5], rtol=1e-3, atol=1e-3)
+
+
+def test_the_penalty_is_the_one_that_generalises_best():
+    """By the definition: every penalty is tried, in a ridge regression with its hat matrix written out."""
+    random = np.random.default_rng(3)
+    x, y = random.normal(size=(30, 6)) * [9, 4, 2, 1, 1, 1], random.normal(size=(30, 2))
+    y[:, 0] += x[:, 0] / 8
+    centred, aims = x - x.mean(axis=0), y - y.mean(axis=0)
+    gram = centred.T @ centred
+    errors, predictions = [], []
+    for strength in STRENGTHS:
+        penalty = strength * np.trace(gram) / 6 * np.eye(6)
+        hat = centred @ np.linalg.solve(gram + penalty, centred.T) + 1 / 30
+        errors.append(((y - hat @ y) ** 2).sum() / (30 - np.trace(hat)) ** 2)
+        predictions.append(centred @ np.linalg.solve(gram + penalty, centred.T @ aims) + y.mean(axis=0))
+    np.testing.assert_allclose(fitted(x, y)(x), predictions[int(np.argmin(errors))], rtol=1e-9, atol=1e-12)
+
+
+def test_a_feature_that_never_varies_counts_for_nothing():
+    random = np.random.default_rng(4)
+    x, y = random.normal(size=(20, 3)), random.normal(size=(20, 1))
+    x[:, 1] = 2.0
+    moved = x + np.array([0.0, 5.0, 0.0])
+    np.testing.assert_allclose(fitted(x, y)(moved), fitted(x, y)(x), rtol=1e-9, atol=1e-9)
+
+
+def test_frequency_deciles_go_from_common_to_rare_types():
+    tokens = np.array([[7] * 50 + [2] * 25 + [4] * 15 + [9] * 10])
+    widths = np.select([tokens == 7, tokens == 2, tokens == 4], [0.1, 0.2, 0.3], 0.9)
+    counts = np.bincount(tokens.ravel(), minlength=12)
+    expected = [0.1] * 5 + [0.2] * 2 + [(0.2 + 0.3) / 2] + [0.3, 0.9]
+    assert frequency_deciles(tokens, widths, counts) == pytest.approx(expected)
+
+
+def test_token_classes():
+    class Words(ByteTokenizer):
+        def decode(self, ids):
+            return {1: " the", 2: "42", 3: "\n ", 4: "(){", 5: "x1", 6: "\ufffd", 7: ""}[ids[0]]
+
+    names = [token_class(token, Words()) for token in (1, 2, 3, 4, 5, 6, 7, 256)]
+    assert names == ["letters", "digits", "whitespace", "punctuation", "other", "other", "other", "end of text"]
+    tokens, widths = np.array([[1, 2, 1], [3, 1, 2]]), np.array([[0.1, 0.4, 0.2], [0.9, 0.3, 0.6]])
+    assert class_means(tokens, widths, Words()) == pytest.approx({"digits": 0.5, "letters": 0.2, "whitespace": 0.9})
+
+
+def mean_of(widths, shares):
+    return sum(share * own.mean() for share, own in zip(shares, widths))
+
+
+@pytest.mark.parametrize("budget", [0.4, 0.7, 0.95])
+def test_no_other_widths_of_at_most_that_mean_have_a_lower_loss(budget):
+    losses = np.random.default_rng(1).normal(size=(3, 2, 3))
+    shares = np.array([0.3, 0.7])
+    found = cheapest(losses, FRACTIONS, shares, budget)
+    assert mean_of(found, shares) <= budget + 1e-9
+
+    def loss_of(picked):
+        return sum(losses[level, *place] for place, level in zip(np.ndindex(2, 3), picked))
+
+    ours = loss_of(np.searchsorted(FRACTIONS, found).ravel())
+    for picked in product(range(3), repeat=6):
+        if mean_of(FRACTIONS[np.array(picked)].reshape(2, 3), shares) <= mean_of(found, shares) + 1e-12:
+            assert ours <= loss_of(picked) + 1e-9
+
+
+def test_a_budget_that_nothing_needs_is_not_spent_and_the_narrowest_allows_nothing_else():
+    for losses, budget in (((1.0, 2.0, 3.0), 0.8), ((3e6, 2.0, 1.0), 0.25)):
+        found = cheapest(np.stack([np.full((1, 4), loss) for loss in losses]), FRACTIONS, np.ones(1), budget=budget)
+        assert (found == 0.25).all()
+
+
+def planted(slope, n_windows=60, seq_len=50, seed=0):
+    """Two series with correlation slope / sqrt(1 + slope^2), most of the noise shared within a window."""
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(n_windows, seq_len)) + random.normal(size=(n_windows, 1))
+    noise = random.normal(size=(n_windows, seq_len)) + random.normal(size=(n_windows, 1))
+    return x, slope * x + noise
+
+
+def test_a_planted_correlation_is_found_and_its_interval_holds_it():
+    for seed in range(5):
+        found = correlations(*planted(0.75, seed=seed))
+        assert found["low"] < found["spearman"] < found["high"]
+        truth = 0.6  # Pearson; a normal's Spearman is 6 / pi * arcsin(r / 2)
+        assert found["pearson"] == pytest.approx(truth, abs=0.1)
+        assert found["low"] - 0.02 < 6 / np.pi * np.arcsin(truth / 2) < found["high"] + 0.02
+
+
+def test_ranks_make_spearman_blind_to_a_monotone_map_and_ties_count_half():
+    x, _ = planted(0.0)
+    found = correlations(x, np.exp(5 * x))
+    assert found["spearman"] == pytest.approx(1)
+    assert found["pearson"] < 0.5
+    assert correlations(np.array([[1.0, 1.0, 2.0, 3.0]]), np.array([[1.0, 2.0, 3.0, 4.0]]))[
+        "spearman"
+    ] == pytest.approx(np.corrcoef([1.5, 1.5, 3, 4], [1, 2, 3, 4])[0, 1])
+
+
+def test_shared_noise_within_windows_widens_the_interval():
+    x, y = planted(0.0)
+    shuffled = np.random.default_rng(1).permutation(x.size)
+    alone = correlations(x.ravel()[shuffled].reshape(x.shape), y.ravel()[shuffled].reshape(x.shape))
+    together = correlations(x, y)
+    assert together["high"] - together["low"] > 2 * (alone["high"] - alone["low"])
+
+
+def test_no_variance_is_no_correlation_and_one_window_no_interval():
+    x, y = planted(1.0, n_windows=1)
+    assert correlations(x, np.ones_like(y)) is None
+    assert correlations(0.5 + 1e-9 * x, y, smallest_sd=1e-6) is None
+    assert (correlations(x, y)["low"], correlations(x, y)["high"]) == (None, None)

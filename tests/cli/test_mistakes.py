@@ -1,0 +1,248 @@
+"""A mistake on the command line or in a recipe costs one line that names it and exit code 2, and changes nothing."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from widthwise.records.rates import Rates
+
+RATES = {
+    **{name: 0.0 for name in Rates.model_fields if name.startswith("seconds_per_")},
+    **{"machine": "some CPU", "torch": "2.13.0", "n_threads": 1, "precision": "fp32", "seconds_per_flop": 1e-9},
+}
+COMPARED = "extends: base.yaml\ncompare: {match: none, variants: {base: {}, narrow: {model: {d_model: 24}}}}\n"
+SWEPT = "extends: base.yaml\nsweep: {over: {optimizer.lr: [1]}}\n"
+LADDER = """extends: base.yaml
+ladder: {seeds: [1], tokens_per_param: 1.5, variants: {u: {}}, rungs: {a: {model: {d_model: 16}}, b: {}}}
+"""
+STEP_TIME = "design base.yaml model.attention.head_dim=2 model.n_layers=5 --match step_time --rates rates.json"
+OVER = "--over optimizer.lr=1,2"
+TO = "--to wide.yaml --out large"
+MISTAKES = {
+    "inspect": [
+        ("inspect", "'recipe'"),
+        ("no-such-verb", "'no-such-verb'"),
+        ("inspect x.yaml --jsn", "--json"),
+        ("inspect base.yaml model.d_modle=3", "model.d_modle: unknown key; did you mean 'd_model'?"),
+        ("inspect base.yaml model.layers.3.ffn.d_f=3", "model.layers.3: ffn.d_f: unknown key; did you mean 'd_ff'?"),
+        ("inspect base.yaml model.attention.head_dim=7", "head_dim"),
+        ("inspect base.yaml model.d_model", "expected path.to.key=value"),
+        ("inspect base.yaml seq_len.x=3", "seq_len is 24"),
+        ("inspect base.yaml train.steps=many", "train.steps: got 'many'"),
+    ],
+    "design": [
+        ("design x.yaml --turn-layer deep", "'--turn-layer'"),
+        ("design base.yaml --kind diamond --turn-width 30", "largest feasible ratio"),
+        ("design base.yaml --kind growing --turn-layer 0.5", "--turn-layer"),
+        ("design base.yaml --kind oval", "'oval'"),
+        ("design base.yaml --budget 10", "too small"),
+        ("design base.yaml --budget many", "30M"),
+        ("design base.yaml --match speed", "speed"),
+        ("design pair.yaml", "pair.yaml: has a compare section"),
+        (f"{STEP_TIME} --kind uniform", "kind 'uniform' has no turn; allowed: x, diamond, growing, narrowing"),
+        (f"{STEP_TIME} 'optimizer={{kind: muon, lr: 0.01, adamw: {{lr: 0.01}}}}'", "optimizer.kind: got muon"),
+        (f"{STEP_TIME} train.activation_checkpointing=layer", "train.activation_checkpointing: got layer"),
+        (f"{STEP_TIME} train.precision=bf16", "precision is fp32; must be the recipe's, bf16"),
+        (f"{STEP_TIME} --turn-width 3", "model.shape.bottleneck_width"),
+        (f"{STEP_TIME} model.n_layers=2", "model.n_layers: 2 is too few"),
+        ("design base.yaml --rates rates.json", "--rates: needs --match step_time"),
+        ("design base.yaml --match step_time --rates empty.json", "empty.json"),
+    ],
+    "train": [
+        ("train base.yaml schedule.warmup_steps=6", "schedule.warmup_steps: got 6; must be less than train.steps = 3"),
+        ("train pair.yaml", "`widthwise compare`"),
+        ("train swept.yaml", "`widthwise sweep` runs them"),
+        ("train base.yaml --devices 8", "--devices: goes with --dry-run"),
+        ("train base.yaml --mfu 0.3", "--mfu: goes with --dry-run"),
+        ("train base.yaml --dry-run --devices a", "--devices: got 'a'; expected whole numbers"),
+        ("train base.yaml --dry-run --devices 3", "train.batch_size: got 4; must be a multiple of"),
+        ("train base.yaml --dry-run --mfu 0.3", "--mfu: got 0.3; it needs a --device"),
+        ("train base.yaml --dry-run --device H10", "--device: got 'H10'; allowed: A100, H100, H200, B200"),
+        ("train base.yaml --dry-run --device H100 --mfu 1.5", "--mfu: got 1.5; must be above 0 and at most 1"),
+        ("train base.yaml --dry-run --device H100 --bandwidth 9", "--bandwidth: got '9'; expected GB/s"),
+        ("train base.yaml --dry-run --device H100 --bandwidth 0,1", "--bandwidth: got 0,1; must be two numbers"),
+    ],
+    "plan": [
+        ("plan", "--device: is required; give a name, as rtx4090, or a memory, as 24GB"),
+        ("plan --device rtx409", "--device: got 'rtx409'; allowed: RTX 4090; for any other"),
+        ("plan --device 4090", "--device: got '4090'; allowed: RTX 4090; for any other"),
+        ("plan 350M --device 24GB", "350M: no such recipe; for a model of so many parameters, give --params 350M"),
+        ("plan --memory 24", "--memory: got '24'; expected a size above 0"),
+        ("plan --device 24", "--device: got '24'; expected a size above 0"),
+        ("plan --device a100 --tflops 0", "--tflops: got 0; must be a number above 0"),
+        ("plan --device a100 --mfu 2", "--mfu: got 2; must be above 0 and at most 1"),
+        ("plan --device a100 --days 0", "--days: got 0; must be above 0"),
+        ("plan --device a100 --n-devices 0", "--n-devices: got 0; must be above 0"),
+        ("plan --device a100 --bandwidth 1", "--bandwidth: got '1'; expected a size above 0"),
+        ("plan --device a100 --params many", "--params: got 'many'; expected a positive number"),
+        ("plan --device a100 --shape round", "model.shape"),
+        ("plan --device 24GB --days 5", "--device 'A10' or 'L4' or 'RTX 3090' or 'RTX 4090' (of about"),
+        ("plan --device 1TB --days 5", "a memory has none; give --tflops"),
+        ("plan --device 1MB", "--device: not even d_model = 64 can be had on the device"),
+        ("plan model.d_model=64 --device a100", "model.d_model=64: is what a plan without a recipe proposes"),
+        ("plan base.yaml --device a100 --params 3M", "--params: goes without a recipe"),
+        ("plan --variant wide --device 24GB", "--variant: got 'wide'; goes with a recipe"),
+    ],
+    "search": [
+        ("search base.yaml --match speed", "match: got 'speed'"),
+        ("search base.yaml --n-blocks 2,x", "--n-blocks: got '2,x'; expected whole numbers such as 2,4 or 8..16"),
+        ("search base.yaml --n-layers 1..99999999999", "--n-layers: got '1..99999999999'"),
+        ("search base.yaml --n-layers 5..2", "--n-layers: got '5..2'"),
+        ("search base.yaml --ratio '0.4;0.5'", "--ratio: got '0.4;0.5'; expected numbers such as 0.4,0.8"),
+        ("search base.yaml --ratio nan", "ratio.0: got nan"),
+        ("search base.yaml --aspect 100", "aspect"),
+        ("search base.yaml --aspect 9..x", "--aspect: got '9..x'; expected numbers such as 0.4..0.8"),
+        ("search base.yaml --head-dim 63", "head_dim: got 63"),
+        ("search base.yaml --budget many", "--budget: got 'many'"),
+        ("search base.yaml --n-layers 4 --max-kv-bytes 1", "none is left"),
+        ("search base.yaml --per n_heads", "per.0: got 'n_heads'"),
+        ("search base.yaml --top 0", "'--top'"),
+        ("search base.yaml model.ratio=2", "model.ratio: unknown key"),
+    ],
+    "compare": [
+        ("compare train.steps=3", "got no recipe"),
+        ("compare x.yaml --study mine", "goes with --storage"),
+        ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
+        ("discover base.yaml --method grown --dry-run", "--method: got 'grown'; allowed: growing, learned, surrogate"),
+        ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
+        ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),
+        ("discover base.yaml --jobs 0 --method learned --dry-run", "--jobs: got '0'; must be auto or a number of at"),
+        ("discover base.yaml model.shape.kind=x --dry-run", "model.shape.kind: got 'x'"),
+        ("family small", "--to: is required; give the recipe of a larger model, one --to for each"),
+        ("paper hourglass_table_22", "hourglass_table_2"),
+        ("paper list --scale small", "name an item"),
+        ("paper hourglass_table_3 --scale small", "has paper"),
+        ("explore base.yaml model.d_modl=3 --no-browser", "did you mean 'd_model'?"),
+        ("explore base.yaml --port 65536", "--port: got 65536"),
+    ],
+    "sweep": [
+        ("sweep base.yaml", "has no sweep section"),
+        ("sweep base.yaml --over optimizer.lr", "expected key=value,value"),
+        (f"sweep base.yaml {OVER} --match weight", "match: got 'weight'"),
+        (f"sweep base.yaml {OVER} --sampler tpe", "search.n_trials: is required but missing"),
+        (f"sweep base.yaml {OVER} --storage elsewhere", "--storage: is not the address of a database"),
+        (f"sweep base.yaml {OVER} --dry-run --device L4", "--device: goes with --ladder --dry-run"),
+        ("sweep ladder.yaml --ladder --dry-run --days 3", "--days: got 3; it needs a --device or --flops-per-second"),
+        ("sweep ladder.yaml --ladder --days 3 --device L4", "--device: goes with --ladder --dry-run"),
+        ("sweep ladder.yaml --ladder --dry-run --device tpu", "--device: got 'tpu'; allowed: A100"),
+        ("sweep ladder.yaml --ladder --dry-run --mfu 0.3", "--mfu: got 0.3; it is a share of the peak of a --device"),
+        ("sweep ladder.yaml --ladder --dry-run --device L4 --flops-per-second 1e9", "give one of the two"),
+        (f"sweep ladder.yaml --ladder {OVER}", "--ladder: the ladder section of the recipe says"),
+    ],
+    "grow": [
+        ("grow small --to wide.yaml", "--out: is required"),
+        ("grow small --out large", "got nothing to grow to"),
+        (f"grow small {TO} --layers 0,1,neu", "--layers: got '0,1,neu'"),
+        (f"grow small {TO} --layers 0,1,new", "layers: got [0, 1, null]"),
+        ("grow small --add-layers 6 --new-layers stacked --out large", "it needs --allow-change"),
+        ("grow small --d-ff 256 train.steps=9 --new-weights copied --freeze-steps 2 --out large", "got copied; "),
+        ("grow small --d-ff 192 --new-std 0 --out large", "--new-std: got '0'; must be a number above 0, or initial"),
+        (f"grow small {TO} --reset some", "--reset"),
+        ("grow small model.n_layers=7 --out large", "model.n_layers: small has every layer written out"),
+        ("grow small 'model.shape={kind: x}' --out large", "it was trained from, as --to RECIPE 'model.shape="),
+        ("grow small 'model.residual={kind: virtual, width: 1.51}' --out large", "model.residual.width: got 1.51; "),
+        ("grow small 'model.residual={kind: virtual, width: 1.2}' --out large", "model.residual.n_fractions: got 5; "),
+        ("grow small model.d_model=48 --out large", "or use --d-model"),
+        ("grow small --to wide.yaml --out small", "small: exists already"),
+        ("grow small --to nowhere.yaml --out large", "nowhere.yaml: cannot be read"),
+        (f"grow small {TO} --d-ff 192", "--to: conflicts with --d-ff"),
+        ("grow small --d-ff 1000000000000 --out large", "d_ff: got 1000000000000; input should be less than or equal"),
+        ("grow small --d-ff 160 --out large --step 7", "step: got 7; there are checkpoints of: 2, 3"),
+        ("bake small --out baked", "nothing to bake"),
+        ("pad small --d-ff-multiple 64 --out padded", "nothing to pad"),
+    ],
+    "generate": [
+        ("generate run --seed 100000000000000000000", "'--seed'"),
+        ("generate run --max-new-tokens 0", "'--max-new-tokens'"),
+        ("generate small --prompt \udcff", "--prompt: '\\udcff' is not UTF-8 text"),
+        ("generate small --speculative --temperature 0.7", "--temperature 0.7"),
+        ("generate small --speculative --temperature 0", "model.mtp"),
+        ("generate small --step 7", "step: got 7; there are checkpoints of: 2, 3"),
+        ("export small exported --step 7", "step: got 7; there are checkpoints of: 2, 3"),
+    ],
+    "analyze": [
+        ("analyze absent", "absent: is neither a run directory (config.yaml) nor a Hugging Face folder (config.json)"),
+        ("analyze small --step 1 --every-checkpoint", "--step: got 1 beside --every-checkpoint; give one of them"),
+        ("analyze small --step 1", "small/checkpoints: step: got 1; there are checkpoints of: 2, 3"),
+        ("analyze small --out small", "small: holds config.yaml, whose report would be replaced; choose another"),
+        ("analyze small --out small/config.yaml", "small/config.yaml: is not a folder"),
+        ("fit points.csv --x compute --y los", "--y: got 'los'; did you mean 'loss'?"),
+        ("fit none", "is not a .csv file, a run directory (config.yaml), or a folder with comparison.json"),
+    ],
+    "eval": [
+        ("eval small --tasks piqa,", "--tasks: got 'piqa,'"),
+        ("eval small --suite hourglas", "did you mean 'hourglass'?"),
+        ("eval small --flips 3 --task-file a.jsonl", "--flips: got 3; it needs several runs, and tasks from files"),
+        ("eval small --flips 3 --every-checkpoint", "--flips: got 3"),
+        ("eval small --weight MMLU", "--weight: got 'MMLU'; expected NAME=NUMBER"),
+        ("eval small --weight MMLU=two", "--weight: got 'MMLU=two'; expected NAME=NUMBER"),
+        ("eval small --baseline run9=run1", "--baseline: got 'run9'"),
+        ("eval small --precision fp16", "precision: got 'fp16'"),
+        ("eval small --device gpu", "device: got 'gpu'; torch has none of that name here"),
+        ("eval small --device meta", "device: got 'meta'; torch has none of that name here"),
+        ("eval small --task-file nowhere.jsonl", "nowhere.jsonl: cannot be read"),
+        ("eval small --text nowhere.txt", "nowhere.txt: no such file or folder"),
+        ("eval small --data nowhere", "nowhere: no such folder; looked at "),
+        ("eval small --step 3 --every-checkpoint", "--step: got 3 beside --every-checkpoint; give one of them"),
+        ("eval small --step 7", "small/checkpoints: step: got 7; there are checkpoints of: 2, 3"),
+        ("eval small --report small", "holds config.yaml"),
+    ],
+    "data": [
+        ("data prepare missing.txt --out out", "no such file"),
+        ("data prepare points.csv --out out --held-out 0.1 --held-out-from points.csv", "got 0.1 beside --held-out"),
+        ("data prepare points.csv --out out --workers 2 --processes 2", "processes: got 2 beside workers; give one of"),
+        ("data prepare a.txt --out out --held-out 0.000001 --tokenizer bytes", "(on the command line --held-out), or"),
+        ("data adopt --train x --out out --tokenizer bytes", "--held-out"),
+    ],
+}
+
+
+def assert_one_line(code: int, error: str, named: str) -> None:
+    """What stands before it says what was being done."""
+    assert code == 2, error
+    *before, last = error.splitlines()
+    assert last.startswith("error: "), error
+    assert not [line for line in before if line.startswith(("error: ", "Traceback"))], error
+    assert named in last
+    assert len(last) < 6000
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def world(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(trained, tmp_path_factory.mktemp("mistakes"), dirs_exist_ok=True))
+    texts = {"pair.yaml": COMPARED, "swept.yaml": SWEPT, "ladder.yaml": LADDER, "rates.json": json.dumps(RATES)}
+    texts |= {"empty.json": "{}", "a.txt": "a", "points.csv": "name,compute,loss\na,1,3\nb,3,2.9\nc,9,2.8\n"}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("group", MISTAKES)
+def test_a_mistake_in_a_command_is_one_line_and_changes_nothing(
+    group: str, world: Path, widthwise: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(world)
+    before = files(world)
+    for command, named in MISTAKES[group]:
+        code, out, error = widthwise(*shlex.split(command))
+        assert (command, out) == (command, "")
+        assert_one_line(code, error, named)
+        assert (command, files(world)) == (command, before)
+
+
+def test_files_that_hold_no_recipe(tmp_path: Path, widthwise: Callable) -> None:
+    path = tmp_path / "broken.yaml"
+    for text in ("", "- a\n- b\n", "model: [\n", "a: 1\na: 2\n", "3", "\t", "extends: missing.yaml", "&a [*a]"):
+        path.write_text(text)
+        assert_one_line(*widthwise("inspect", path)[::2], "")
+    path.write_bytes(bytes(range(128, 256)))
+    for named in (tmp_path, tmp_path / "absent.yaml", path):
+        assert_one_line(*widthwise("inspect", named)[::2], str(named))

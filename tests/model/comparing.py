@@ -1,0 +1,57 @@
+"""Random numbers, and two computations compared with all their gradients."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from widthwise.model.axes import LayerNorm, RMSNorm
+from widthwise.model.context import PassContext
+
+
+def random(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The same numbers in every type, but for rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@torch.no_grad()
+def randomised(module: nn.Module, seed: int = 0, size: float = 1.0) -> nn.Module:
+    """With random weights, the gains of its norms around 1."""
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            seed += 1
+            parameter.copy_(size * random(*parameter.shape, seed=seed) + isinstance(part, (RMSNorm, LayerNorm)))
+    return module
+
+
+def context(batch: int = 2, length: int = 5) -> PassContext:
+    """What a feed-forward is told: which tokens it works on, of 61."""
+    tokens = torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(2))
+    return PassContext(tokens, rope={}, mask=None, progress=torch.ones(()))
+
+
+def assert_same(
+    ours: Tensor | list[Tensor],
+    truth: Tensor | list[Tensor],
+    inputs: Iterable[Tensor],
+    inputs_of_truth: Iterable[Tensor] | None = None,
+    rtol: float = 1e-9,
+    atol: float = 1e-10,
+) -> None:
+    """The values, and the gradients of one random combination of them, by the same inputs or by those of the truth."""
+    found, expected = ([each] if isinstance(each, Tensor) else list(each) for each in (ours, truth))
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
+    inputs = list(inputs)
+    gradients = [
+        torch.autograd.grad(
+            sum((value * random(*value.shape, seed=5 + i).to(value)).sum() for i, value in enumerate(values)),
+            list(of),
+            allow_unused=True,
+            retain_graph=True,
+        )
+        for values, of in ((found, inputs), (expected, inputs_of_truth or inputs))
+    ]
+    for gradient, wanted in zip(*gradients, strict=True):
+        size = 1.0 if wanted is None else max(1.0, wanted.abs().max().item())
+        torch.testing.assert_close(gradient, wanted, rtol=rtol, atol=atol * size)

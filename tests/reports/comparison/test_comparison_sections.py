@@ -1,0 +1,182 @@
+"""Sections that a comparison has where its record holds them: tokens at equal loss, a trend, curves of shapes."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_comparison import at_equal_loss, estimate, write_comparison
+from fake_sweep import finished, sweep_data, write_sweep
+from page_section import change, labels, rows_of, section
+
+from widthwise.config_io import UserError
+from widthwise.records.comparison import Comparison
+from widthwise.records.estimate import Estimate
+from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.comparison.shape_curves import Stack, _over_aspect, _over_ratio
+from widthwise.reports.page.formats import MINUS, MISSING
+from widthwise.reports.sweep.report import write_sweep_report
+
+
+def with_equal_loss(folder: Path, n_fewest: int) -> Path:
+    def gap(end: float) -> dict[str, Any]:
+        mean = [0.5, 0.01, 0.005, end]
+        ends = {"low": [m - 0.002 for m in mean], "high": [m + 0.002 for m in mean]}
+        return {"val_loss": {"tokens": [2e6, 8e6, 16e6, 25e6], "mean": mean, **ends}}
+
+    def add(data: dict[str, Any]) -> None:
+        data["validations"] = {"n_fewest": n_fewest, "n_needed": 5, "final_lr_share": 0.1}
+        _, x, hourglass = data["variants"]
+        x |= {"gap": gap(-0.0123), "tokens_ratio": gap(0.8125)}
+        hourglass["gap"] = gap(0.004)
+        if n_fewest >= 5:
+            unknown = {"mean": None, "per_seed": [None, None]}
+            worse = {"n_reached": 0, "tokens": unknown, "training_flops": unknown, "tokens_ratio": estimate(1.25, 0.1)}
+            x["at_equal_loss"], hourglass["at_equal_loss"] = (
+                {"val_loss": at_equal_loss(**changes)} for changes in ({}, worse)
+            )
+
+    return change(write_comparison(folder) / "comparison.json", add)
+
+
+def test_page_and_tables_say_what_is_needed_for_equal_loss_and_how_far_apart_they_are(tmp_path: Path) -> None:
+    files = write_comparison_report(with_equal_loss(tmp_path, n_fewest=12))
+    shown = section(files["html"], "equal-loss")
+    rows = rows_of(shown)
+    assert rows["x"] == ["2 of 2", "20.5M", "0.812", "0.782 to 0.843", "0.875", "0.835 to 0.915"]
+    assert rows["hourglass"][:4] == ["0 of 2", MISSING, "1.250", "1.150 to 1.350"]
+    assert labels(shown) == [
+        "Held-out loss minus that of uniform, difference in nats, over tokens. At the end of each line: x "
+        f"{MINUS}0.0123; hourglass 0.0040.",
+        "Tokens to the held-out loss of uniform, times those of uniform, over tokens. At the end of each line: x "
+        "0.8125.",
+    ]
+    read = Comparison.read(tmp_path)
+    uniform, x, hourglass = csv.DictReader(io.StringIO(csv_text(read)))
+    assert (x["tokens_at_equal_loss_mean"], x["training_flops_at_equal_loss_mean"]) == ("0.8125", "0.875")
+    assert (x["tokens_to_baseline_loss_mean"], hourglass["tokens_to_baseline_loss_mean"]) == ("20500000.0", "")
+    assert uniform["tokens_at_equal_loss_mean"] == ""
+    assert "Tokens at equal loss & Training FLOPs at equal loss &" in latex_text(read)
+    assert "0.812 & 0.875 &" in latex_text(read)
+
+
+def test_too_few_validations_are_said_and_the_gap_is_shown(tmp_path: Path) -> None:
+    shown = section(write_comparison_report(with_equal_loss(tmp_path, n_fewest=1))["html"], "equal-loss")
+    assert "Too few validations" in shown
+    assert "takes 5 of every run, and one has 1 validation. train.validate_every" in shown
+    assert "<table" not in shown
+    assert 'class="plot"' in shown
+
+
+TREND = {
+    "over": "virtual_width",
+    "slope": {"mean": -0.0125, "low": -0.0375, "high": 0.0125, "per_seed": [-0.0135, -0.0115]},
+    "intercept": {"mean": 3.0525, "low": 3.0125, "high": 3.0925, "per_seed": [3.05, 3.055]},
+    "r_squared": 0.4321,
+    "verdict": "cannot tell",
+    "points": [
+        {"variant": "hourglass", "value": 6.0, "line": 3.0202, "residual": 0.0338},
+        {"variant": "uniform", "value": 1.0, "line": 3.0525, "residual": -0.0025},
+        {"variant": "x", "value": 1.5, "line": 3.0452, "residual": -0.0075},
+    ],
+}
+
+
+def test_figure_and_tables_say_what_the_line_of_a_trend_is(tmp_path: Path) -> None:
+    change(write_comparison(tmp_path) / "comparison.json", lambda data: data.update(trend=TREND))
+    shown = section(write_comparison_report(tmp_path)["html"], "trend")
+    (label,) = labels(shown)
+    assert f"{MINUS}0.0125 with each doubling ({MINUS}0.0375 to +0.0125)" in label
+    assert label.index("uniform at 1: 3.0500, line 3.0525") < label.index("x at 1.5") < label.index("hourglass at 6")
+    for text in ("3.0125 to 3.0925", "0.4321", "+0.0338", "3.0202", "The line over log2 of virtual_width, 2 seeds"):
+        assert text in shown
+    ticks = re.findall(r"<text[^>]*>([^<]*)</text>", shown)
+    assert {"1", "1.5", "6", "virtual_width, on a logarithmic axis"} <= set(ticks)
+
+
+def test_a_broken_trend_is_refused_in_one_line(tmp_path: Path) -> None:
+    point = TREND["points"][0]
+    write_comparison(tmp_path)
+    for message, wrong in {
+        "trend.points: got 'nobody', which is none of": {"points": [point | {"variant": "nobody"}]},
+        r"trend\.points\.0\.value: got 0": {"points": [point | {"value": 0.0}]},
+        r"trend\.points": {"points": []},
+        r"trend\.slope": {"slope": None},
+        "hourglass has not one loss per seed": {"of": "val_loss_next_2"},
+    }.items():
+        change(tmp_path / "comparison.json", lambda data, wrong=wrong: data.update(trend=TREND | wrong))
+        with pytest.raises(UserError, match=message) as error:
+            Comparison.read(tmp_path)
+        assert "\n" not in str(error.value)
+
+
+SHAPES = {  # name -> n_blocks, n_layers, d_model, d_hidden, difference to the baseline
+    "a": (2, 6, 96, 40, -0.011),
+    "b": (2, 6, 80, 60, -0.017),
+    "c": (4, 6, 88, 30, -0.023),
+    "d": (4, 3, 120, 48, 0.031),
+    "e": (4, 3, 128, 40, -0.002),
+}
+STACKS = {name: Stack(name, *sizes, Estimate(mean=3.05 + difference)) for name, (*sizes, difference) in SHAPES.items()}
+
+
+def cost_of(base: dict[str, Any], name: str) -> dict[str, Any]:
+    n_blocks, n_layers, d_model, d_hidden, _ = SHAPES[name]
+    sizes = {"widths": [d_model] * n_layers, "hidden_widths": [[d_hidden] * n_blocks] * n_layers, "d_model": d_model}
+    return {**base, **sizes, **{key: [4] * n_layers for key in ("n_heads", "n_kv_heads", "head_dim")}}
+
+
+def test_lines_join_one_depth_and_number_of_blocks_or_the_lowest_loss_of_each_depth() -> None:
+    def names_of(lines: Iterable[Any]) -> list[tuple[int, str]]:
+        return sorted((line.n_blocks, "".join(stack.name for stack in line.stacks)) for line in lines)
+
+    lines = _over_ratio(STACKS.values())
+    assert names_of(lines) == [(2, "ab"), (4, "c"), (4, "ed")]
+    assert [line.label for line in lines] == [f"L = {line.stacks[0].n_layers}" for line in lines]
+    assert [line.label for line in _over_ratio([STACKS["a"], STACKS["b"]])] == [""]
+    assert names_of(_over_aspect(STACKS.values())) == [(2, "b"), (4, "ce")]
+
+
+def test_the_page_of_a_search_has_both_curves_with_the_baseline(tmp_path: Path) -> None:
+    """The last of its shapes was not trained."""
+
+    def searched(data: dict[str, Any]) -> None:
+        base, other, _ = data["variants"]
+        data["variants"] = [base]
+        for name, (*_, difference) in SHAPES.items():
+            losses = {"val_loss": estimate(3.05 + difference, 0.02), "difference": estimate(difference, 0.004)}
+            data["variants"].append({**other, "name": name, **losses, "cost": cost_of(base["cost"], name)})
+
+    change(write_comparison(tmp_path) / "comparison.json", searched)
+    candidates = [{"name": name, "d_model": 3} for name in (*SHAPES, "f")]
+    (tmp_path / "search.json").write_text(json.dumps({"match": "layer_params", "candidates": candidates}))
+    page = write_comparison_report(tmp_path)["html"].read_text()
+    assert '<h2 id="shape-curves-title">' in page
+    found = [label for label in labels(page) if re.match(r"Held-out loss over d_\w+ / ", label)]
+    for label, axis, x in zip(found, ("d_hidden / d_model", "d_model / n_layers"), ("0.341", "14.67"), strict=True):
+        assert label.startswith(f"Held-out loss over {axis},")
+        assert "a marker for each of 5 shapes" in label
+        assert f"The lowest is 3.0270 at {x}, of c, K = 4." in label
+        assert "The dashed line is uniform at 3.0500." in label
+
+
+@pytest.mark.parametrize(("matched", "is_drawn"), [("layer_params", True), ("none", False)])
+def test_the_sizes_of_a_sweep_are_drawn_where_they_have_one_budget(
+    tmp_path: Path, matched: str, is_drawn: bool
+) -> None:
+    data = sweep_data()
+    points = [data["points"][0]]
+    for name, (n_blocks, n_layers, *_, difference) in SHAPES.items():
+        point = finished(name, "hg", {"model.ffn.n_blocks": n_blocks, "model.n_layers": n_layers}, difference)
+        points.append({**point, "cost": cost_of(point["cost"], name)})
+    axes = {"hg": {"model.ffn.n_blocks": [2, 4], "model.n_layers": [3, 6]}}
+    study = {**data["study"], "n_points": 6, "n_finished": 6, "n_failed": 0}
+    write_sweep(tmp_path, {**data, "points": points, "axes": axes, "study": study, "matched": matched})
+    page = write_sweep_report(tmp_path)["html"].read_text()
+    assert ('id="shape-curves"' in page) == is_drawn
+    assert ("lines by number of blocks K" in page) == is_drawn

@@ -1,0 +1,183 @@
+"""The tables of a comparison: on the page, in a terminal, as CSV and as LaTeX."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_comparison import write_comparison, write_full_comparison
+from hypothesis import given
+from hypothesis import strategies as st
+from markupsafe import Markup
+from rich.console import Console
+
+from widthwise.cli.tables import laid_out
+from widthwise.records.comparison import Comparison
+from widthwise.reports.comparison.export import csv_text, latex_text
+from widthwise.reports.comparison.main_table import cells, main_columns, main_tables
+from widthwise.reports.comparison.report import write_comparison_report
+from widthwise.reports.comparison.terminal import comparison_table
+from widthwise.reports.comparison.validated import validated_table
+from widthwise.reports.page import plots
+from widthwise.reports.page.formats import MINUS
+from widthwise.reports.page.latex import latex_escape
+from widthwise.reports.page.spreadsheet import csv_cell
+from widthwise.reports.page.svg import styles
+from widthwise.reports.writing import write_report
+
+FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "＝1+1", "\t=1", "  =1", "=HYPERLINK(1)")  # noqa: RUF001
+
+
+@pytest.fixture
+def data(comparison: Path) -> dict[str, Any]:
+    """That of the comparison, for a test that changes it."""
+    return json.loads((comparison / "comparison.json").read_text())
+
+
+def csv_rows(comparison: Comparison) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(csv_text(comparison))))
+
+
+def test_losses_and_costs_have_a_table_each_and_none_is_lost(tmp_path: Path) -> None:
+    comparison = Comparison.read(write_full_comparison(tmp_path))
+    losses, costs = main_tables(comparison, "Each variant", [Markup()] * 3)
+    assert {quantity.name for _, quantity in losses.columns} == {
+        *("val_loss", "difference", "val_loss_next_2", "difference_next_2", "train_loss", "val_bits_per_byte"),
+        *("tokens_at_equal_loss", "training_flops_at_equal_loss"),
+    }
+    assert {"params", "flops", "tokens_per_second", "peak_memory_bytes"} <= {each.name for _, each in costs.columns}
+    numbered = sorted([*losses.columns, *costs.columns], key=lambda column: column[0])
+    assert numbered == list(enumerate(main_columns(comparison), start=1))
+
+
+def test_csv_holds_every_number_at_full_precision(data: dict[str, Any]) -> None:
+    rows = csv_rows(Comparison.model_validate(data))
+    assert [row["variant"] for row in rows] == ["uniform", "x", "hourglass"]
+    for row, variant in zip(rows, data["variants"]):
+        assert float(row["val_loss_mean"]) == variant["val_loss"]["mean"]
+        assert float(row["flops_per_token_forward_causal"]) == variant["cost"]["flops_per_token"]["forward_causal"]
+        assert float(row["kv_bytes_ratio"]) == variant["ratio"]["kv_bytes"]
+        assert float(row["virtual_width"]) == variant["cost"]["virtual_width"]
+    assert rows[0]["difference_mean"] == ""
+
+
+def test_what_training_cost_and_further_texts_stand_in_every_table(data: dict[str, Any], tmp_path: Path) -> None:
+    assert validated_table(Comparison.model_validate(data)) is None
+    for i, variant in enumerate(data["variants"]):
+        costs = {"pflops_days": 0.25 + i, "peak_memory_bytes": 3.5e9 * (i + 1)}
+        variant["measured"] = {name: {"mean": mean, "per_seed": [mean, mean]} for name, mean in costs.items()}
+        value = {"mean": 4.5 + i, "low": 4 + i, "high": 5 + i, "per_seed": [4, 5]}
+        difference = {"mean": 0.0625 * i, "low": -0.03, "high": 0.5, "per_seed": []} if i else None
+        variant["validated"] = {"wiki.loss": {"value": value, "difference": difference}}
+    (write_comparison(tmp_path) / "comparison.json").write_text(json.dumps(data))
+    read = Comparison.read(tmp_path)
+    rows = csv_rows(read)
+    assert [float(row["pflops_days_mean"]) for row in rows] == [0.25, 1.25, 2.25]
+    assert [float(row["peak_memory_bytes_mean"]) for row in rows] == [3.5e9, 7e9, 10.5e9]
+    assert [row["wiki.loss_high"] for row in rows] == ["5.0", "6.0", "7.0"]
+    assert [row["wiki.loss_difference_mean"] for row in rows] == ["", "0.0625", "0.125"]
+    page = write_comparison_report(tmp_path)["html"].read_text()
+    for shown in (latex_text(read), page):
+        assert "PFLOP/s-days" in shown
+        assert "peak memory" in shown.lower()
+        assert re.search(r"10\.5\W*G", shown)
+    assert f"<td>5.5000 (+0.0625, {MINUS}0.0300 to +0.5000)</td>" in page
+
+
+def test_columns_are_those_that_are_asked_for_in_that_order(
+    comparison: Path, data: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = ["layer_params", "difference", "virtual_width"]
+    page, _, table = write_report(comparison, tmp_path, columns=asked)
+    latex = table.read_text()
+    assert r" & Parameters, layers without norms & Difference & Virtual width, times d\_model & Verdict \\" in latex
+    params = data["variants"][1]["cost"]["params"]
+    layer_params = f"{(params['attention'] + params['ffn'] + params['residual']) / 1e6:.1f}M"
+    assert f"x & {layer_params} & $-$0.0123 & 1.88 & better" in latex
+    header = re.search("<thead>.*?</thead>", page.read_text(), re.DOTALL)
+    assert header
+    titles = re.findall(r">([^<>\n]+)<(?:sup|/th)", header[0])
+    columns = ["Parameters, layers without norms", "Difference", "Verdict", "Virtual width, times d_model"]
+    assert titles == ["Variant", *columns]
+
+
+def test_the_speed_of_a_shared_machine_is_marked_and_not_compared(data: dict[str, Any]) -> None:
+    data["variants"][1]["shares_machine"] = True
+    record = Comparison.model_validate(data)
+    _, shared, alone = (cells(variant, record)[-1] for variant in record.variants)
+    assert (shared.value, shared.ratio) == ("41.8k*", None)
+    assert (alone.value, alone.ratio) == ("42.6k", 1.04)
+    data["variants"][0]["shares_machine"] = True
+    record = Comparison.model_validate(data)
+    assert cells(record.variants[2], record)[-1].ratio is None
+    assert {row["tokens_per_second_ratio"] for row in csv_rows(record)} == {""}
+    assert r"{*}: other processes used the machine" in latex_text(record)
+    label = plots.ratio_figure("ratios", record.variants, styles([v.name for v in record.variants]), "uniform") or ""
+    assert "KV bytes" in label
+    assert "tokens per second" not in label
+    assert "bits per byte" not in label
+
+
+def test_no_csv_cell_is_a_formula_and_numbers_and_names_stay_as_they_are() -> None:
+    assert [text for text in FORMULAS if not csv_cell(text).startswith("'")] == []
+    plain = ["-1.5", "+3", "x-7", "-1e-5", ""]
+    assert [csv_cell(text) for text in plain] == plain
+
+
+@given(st.text())
+def test_escaped_latex_holds_no_active_character(text: str) -> None:
+    printed = re.sub(
+        r"\\(textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar)\{\}", "", latex_escape(text)
+    )
+    printed = re.sub(r"\\(textquotedbl|textasciigrave|ldots)\{\}|\$-\$|\$\\times\$|\{[\[\]*]\}", "", printed)
+    printed = re.sub(r"\\[{}%_&#$]", "", printed)
+    assert not set(printed) & set('\\{}%_&#$~^"[]*\n')
+
+
+def renamed(data: dict[str, Any], *names: str) -> Comparison:
+    data["variants"] = [{**variant, "name": name} for variant, name in zip(data["variants"], names)]
+    return Comparison.model_validate({**data, "baseline": names[0]})
+
+
+def test_latex_prints_hostile_names_and_keeps_its_structure(data: dict[str, Any]) -> None:
+    text = latex_text(renamed(data, "a & b % c", r"x_{\input{/etc/passwd}}", "[2ex] \\\\ $\\frac$"))
+    assert r"\input" not in text
+    assert r"x\_\{\textbackslash{}input\{/etc/passwd\}\}" in text
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert len(rows) == 1 + 2 * 3
+    assert {len(re.findall(r"(?<!\\)&", row)) for row in rows} == {11}
+
+
+def in_terminal(comparison: Comparison, n_columns: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=n_columns)
+    console.print(laid_out(comparison_table(comparison)))
+    return console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_number_fits_in_100_columns_of_a_terminal(data: dict[str, Any]) -> None:
+    text = in_terminal(Comparison.model_validate(data))
+    for variant in data["variants"]:
+        assert variant["name"] in text
+        assert f"{variant['val_loss']['mean']:.4f}" in text
+    for value in data["variants"][1]["ratio"].values():
+        assert f"({value:.3f})" in text
+    assert "…\n" not in text
+
+
+def test_names_in_a_terminal_are_neither_markup_nor_control_codes(data: dict[str, Any]) -> None:
+    text = in_terminal(renamed(data, "[bold]b[/bold]", "[/nothing]", "\x1b[31mred"), 140)
+    assert "[bold]b[/bold]" in text
+    assert "[/nothing]" in text
+    assert "\x1b" not in text
+
+
+def test_a_variant_with_a_doubtful_run_is_marked_and_explained(data: dict[str, Any]) -> None:
+    doubt = "seed 2: the training loss rose by 0.83 nats, at step 120"
+    data["variants"][1]["doubts"] = [doubt]
+    text = in_terminal(Comparison.model_validate(data))
+    assert "\nx ! " in text
+    assert f"! x, {doubt}." in text
+    assert "!" not in text.replace("x !", "").replace("! x", "")

@@ -1,0 +1,90 @@
+"""Numbers, texts and ticks of a page: what is written is the value, in one line that shows nothing else."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from widthwise.records.estimate import Estimate
+from widthwise.reports.page.formats import MINUS, MISSING, clean, fixed, printable, shorten, si, signed
+from widthwise.reports.page.plots import limits_of
+from widthwise.reports.page.ticks import RoundSteps, tick_labels
+
+SIZES = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
+
+
+def value_of(text: str) -> float:
+    text = text.replace(MINUS, "-")
+    return float(text[:-1]) * SIZES[text[-1]] if text[-1] in SIZES else float(text)
+
+
+def test_si_keeps_three_digits() -> None:
+    numbers = {0: "0", 63: "63", 999: "999", 999.6: "1.00k", 1234567: "1.23M", 9.995e9: "10.0G", 0.5: "0.50"}
+    numbers |= {-41000.0: f"{MINUS}41.0k", 2.5e17: "250P", -math.inf: f"{MINUS}infinite"}
+    assert {value: si(value) for value in numbers} == numbers
+    assert (si(None), si(math.nan)) == (MISSING, "not a number")
+
+
+@given(st.floats(min_value=1, max_value=9e17))
+def test_si_is_within_half_a_percent_of_the_value(value: float) -> None:
+    assert value_of(si(value)) == pytest.approx(value, rel=0.00501)
+
+
+def test_a_number_too_long_to_be_read_has_a_power_of_ten() -> None:
+    assert (fixed(9_999_999, 1), fixed(1.25e12, 4)) == ("9999999.0", "1.250e+12")
+    assert (signed(1.25e12, 3), signed(-1.25e12, 3)) == ("+1.250e+12", f"{MINUS}1.250e+12")
+
+
+@given(st.text())
+def test_clean_text_is_one_line_without_control_characters(text: str) -> None:
+    cleaned = clean(text)
+    assert cleaned.isprintable() or not any(ord(letter) < 32 or letter in "\x7f\x9b\u2028\u2029" for letter in cleaned)
+    assert len(shorten(text, 9)) <= 9
+
+
+def test_printable_text_loses_no_line_end_and_no_mark_of_direction() -> None:
+    """Embedding, override and isolate could show a name backwards; marks beside letters cannot."""
+    assert printable("a\r\nb\tc\fd\n") == "a\nb\tc d\n"
+    marks = "\u05d0\u200f!\u200e \u0628\u061c \u200d"
+    assert printable(marks) == marks
+    refused = "\x1b\r\x9b\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    assert printable(refused) == "\N{REPLACEMENT CHARACTER}" * len(refused)
+
+
+def test_labels_have_the_digits_of_the_step() -> None:
+    for values, labels in (
+        ([7.6, 7.6025, 7.605, 7.6075], ["7.6", "7.6025", "7.605", "7.6075"]),
+        ([169.1e9, 169.15e9, 169.2e9], ["169.1G", "169.15G", "169.2G"]),
+        ([0.1 + 0.2, 0.4], ["0.3", "0.4"]),
+        ([-0.2, 1e-17, 0.2], [f"{MINUS}0.2", "0", "0.2"]),
+        ([500, 1000, 1500], ["500", "1k", "1.5k"]),
+        ([12345], ["12.345k"]),
+        ([], []),
+    ):
+        assert tick_labels(values) == labels
+
+
+@given(st.floats(-1e15, 1e15), st.floats(-9, 0))
+def test_labels_are_exact_multiples_of_one_step_and_all_differ(low: float, log_range: float) -> None:
+    length = max(abs(low), 1.0) * 10**log_range
+    places = list(RoundSteps(7, most_letters=math.inf).tick_values(low, low + length))
+    shown = [value_of(label) for label in tick_labels(places)]
+    assert len(set(shown)) == len(shown)
+    step = places[1] - places[0]
+    assert shown == pytest.approx(places, rel=1e-14, abs=1e-5 * step)
+    assert f"{step:.1e}"[:3] in ("1.0", "2.0", "5.0")
+
+
+def test_an_axis_shows_short_intervals_whole_and_lets_long_ones_run_off() -> None:
+    """At least a quarter of it lies between the lowest and the highest mean, so that they can be told apart."""
+
+    def limits(*half_widths: float) -> tuple[float, float]:
+        return limits_of(
+            [Estimate(mean=mean, low=mean - half, high=mean + half) for mean, half in zip((1.0, 2.0), half_widths)]
+        )
+
+    low, high = limits(0.25, 0.5)
+    assert low < 0.75 < 2.5 < high
+    low, high = limits(100.0, 50.0)
+    assert low < 1.0 < 2.0 < high < low + 4.0
