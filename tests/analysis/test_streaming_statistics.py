@@ -1,24 +1,19 @@
 """The numbers of an analysis, beside their definitions written out."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
 from profiled_models import spectrum, unit_statistics
 
 from widthwise.analysis.activations import ActivationMeter
-from widthwise.analysis.dynamic_width.assignment import cheapest
 from widthwise.analysis.dynamic_width.correlation import correlations
 from widthwise.analysis.dynamic_width.groups import class_means, frequency_deciles, token_class
-from widthwise.analysis.dynamic_width.regression import STRENGTHS, fitted
 from widthwise.analysis.logit_lens import LogitLens
 from widthwise.analysis.matrix_entropy import MatrixEntropy, valley
 from widthwise.analysis.moments import Moments
 from widthwise.data.tokenizer import ByteTokenizer
 
 THRESHOLDS = (0.0, 0.1, 1.0)
-FRACTIONS = np.array([0.25, 0.5, 1.0])
 
 
 def meter_of(*pieces: np.ndarray) -> dict:
@@ -126,38 +121,6 @@ def test_moments_of_pieces_are_those_of_the_whole_even_far_from_zero():
     assert constant.variance.tolist() == [0.0, 0.0]
 
 
-def test_what_is_linear_is_found_again():
-    random = np.random.default_rng(2)
-    x, weights = random.normal(size=(90, 5)), random.normal(size=(5, 3))
-    found = fitted(x, x @ weights + [1.0, -2.0, 0.5])
-    points = random.normal(size=(2, 7, 5))
-    np.testing.assert_allclose(found(points), points @ weights + [1.0, -2.0, 0.5], rtol=1e-3, atol=1e-3)
-
-
-def test_the_penalty_is_the_one_that_generalises_best():
-    """By the definition: every penalty is tried, in a ridge regression with its hat matrix written out."""
-    random = np.random.default_rng(3)
-    x, y = random.normal(size=(30, 6)) * [9, 4, 2, 1, 1, 1], random.normal(size=(30, 2))
-    y[:, 0] += x[:, 0] / 8
-    centred, aims = x - x.mean(axis=0), y - y.mean(axis=0)
-    gram = centred.T @ centred
-    errors, predictions = [], []
-    for strength in STRENGTHS:
-        penalty = strength * np.trace(gram) / 6 * np.eye(6)
-        hat = centred @ np.linalg.solve(gram + penalty, centred.T) + 1 / 30
-        errors.append(((y - hat @ y) ** 2).sum() / (30 - np.trace(hat)) ** 2)
-        predictions.append(centred @ np.linalg.solve(gram + penalty, centred.T @ aims) + y.mean(axis=0))
-    np.testing.assert_allclose(fitted(x, y)(x), predictions[int(np.argmin(errors))], rtol=1e-9, atol=1e-12)
-
-
-def test_a_feature_that_never_varies_counts_for_nothing():
-    random = np.random.default_rng(4)
-    x, y = random.normal(size=(20, 3)), random.normal(size=(20, 1))
-    x[:, 1] = 2.0
-    moved = x + np.array([0.0, 5.0, 0.0])
-    np.testing.assert_allclose(fitted(x, y)(moved), fitted(x, y)(x), rtol=1e-9, atol=1e-9)
-
-
 def test_frequency_deciles_go_from_common_to_rare_types():
     tokens = np.array([[7] * 50 + [2] * 25 + [4] * 15 + [9] * 10])
     widths = np.select([tokens == 7, tokens == 2, tokens == 4], [0.1, 0.2, 0.3], 0.9)
@@ -175,32 +138,6 @@ def test_token_classes():
     assert names == ["letters", "digits", "whitespace", "punctuation", "other", "other", "other", "end of text"]
     tokens, widths = np.array([[1, 2, 1], [3, 1, 2]]), np.array([[0.1, 0.4, 0.2], [0.9, 0.3, 0.6]])
     assert class_means(tokens, widths, Words()) == pytest.approx({"digits": 0.5, "letters": 0.2, "whitespace": 0.9})
-
-
-def mean_of(widths, shares):
-    return sum(share * own.mean() for share, own in zip(shares, widths))
-
-
-@pytest.mark.parametrize("budget", [0.4, 0.7, 0.95])
-def test_no_other_widths_of_at_most_that_mean_have_a_lower_loss(budget):
-    losses = np.random.default_rng(1).normal(size=(3, 2, 3))
-    shares = np.array([0.3, 0.7])
-    found = cheapest(losses, FRACTIONS, shares, budget)
-    assert mean_of(found, shares) <= budget + 1e-9
-
-    def loss_of(picked):
-        return sum(losses[level, *place] for place, level in zip(np.ndindex(2, 3), picked))
-
-    ours = loss_of(np.searchsorted(FRACTIONS, found).ravel())
-    for picked in product(range(3), repeat=6):
-        if mean_of(FRACTIONS[np.array(picked)].reshape(2, 3), shares) <= mean_of(found, shares) + 1e-12:
-            assert ours <= loss_of(picked) + 1e-9
-
-
-def test_a_budget_that_nothing_needs_is_not_spent_and_the_narrowest_allows_nothing_else():
-    for losses, budget in (((1.0, 2.0, 3.0), 0.8), ((3e6, 2.0, 1.0), 0.25)):
-        found = cheapest(np.stack([np.full((1, 4), loss) for loss in losses]), FRACTIONS, np.ones(1), budget=budget)
-        assert (found == 0.25).all()
 
 
 def planted(slope, n_windows=60, seq_len=50, seed=0):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-QUICK = "decode growth jobs loader preparation quickstart step_shares step_time training virtual_width".split()  # noqa: SIM905
+QUICK = "decode growth jobs loader preparation quickstart step_shares training virtual_width".split()  # noqa: SIM905
 
 
 @pytest.mark.hard

@@ -34,15 +34,14 @@ def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe
 
 
 def test_a_dry_run_trains_nothing_and_mistakes_are_refused_in_one_line(recipe: Path, widthwise, tmp_path) -> None:
-    code, printed, _ = widthwise("discover", recipe, "--dry-run", "--method", "learned", "--out", tmp_path / "new")
+    code, printed, _ = widthwise("discover", recipe, "--dry-run", "--out", tmp_path / "new")
     assert code == 0
-    assert printed.startswith("learned: ")
+    assert printed.startswith("growing: ")
     assert not (tmp_path / "new").exists()
     for arguments, message in (
-        (("--method", "grown"), "--method: got 'grown'; allowed: growing, learned, surrogate"),
         (("--match", "loss"), "match: got 'loss'"),
         (("--match", "kv_bytes", "--steps", 8), "parts: got 'width', which adds no kv_bytes; a budget must bound it"),
-        (("--jobs", "0", "--method", "learned"), "--jobs: got '0'; must be auto or a number of at least 1"),
+        (("--jobs", "0"), "--jobs: got '0'; must be auto or a number of at least 1"),
         (("model.shape.kind=x",), "model.shape.kind: got 'x'"),
     ):
         code, _, error = widthwise("discover", recipe, *arguments, "--dry-run")

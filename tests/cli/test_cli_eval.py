@@ -8,12 +8,11 @@ import pytest
 from tiny_runs import TINY
 
 from widthwise.cli.eval_checkpoints import tables_by_checkpoint
-from widthwise.cli.eval_table import flipped_table, suite_results_table
+from widthwise.cli.eval_table import suite_results_table
 from widthwise.config_io import parse
 from widthwise.recipe.recipe import Recipe
 from widthwise.runs import harness
 from widthwise.runs.export import export_run
-from widthwise.runs.flipped import Flipped
 from widthwise.runs.train import train
 
 RECIPE = {
@@ -56,9 +55,8 @@ def questions(tmp_path: Path) -> Path:
 def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], questions: Path, widthwise) -> None:
     text = questions.with_name("text.txt")
     text.write_text("some text to read\n" * 50)
-    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12, "--flips", 1)
+    code, out, err = widthwise("eval", *runs, "--text", text, "--task-file", questions, "--stride", 12)
     assert code == 0
-    assert "Items that only" in out
     assert "cloze: 2 items" in err
     words = ("Side by side", "run1", "run2", "95% interval", "gained", "McNemar", "(900 bytes)", "bits_per_byte")
     for word in (*words, "1 block of 4,096 bytes: too few", "perplexity", "item by item"):
@@ -67,18 +65,6 @@ def test_two_runs_are_shown_with_their_difference_and_kept(runs: list[Path], que
         (file,) = (run / "evaluations").iterdir()
         assert f"wrote {file}" in out
         assert json.loads(file.read_text())["tasks"]["cloze"]["n_items"] == 2
-
-
-def test_items_that_flipped_are_shown_on_request() -> None:
-    items = [
-        Flipped("arc", "acc", True, "eval/arc.jsonl: line 7", "Question: " + "what " * 30 + "is it?\nAnswer: ", "sand"),
-        Flipped("arc", "acc", False, "eval/arc.jsonl: line 9", "Question: why?\nAnswer: ", "light"),
-    ]
-    rows = flipped_table("runs/b", "runs/a", items).rows
-    assert rows[0][:3] == ["arc, acc", "gained", "line 7"]
-    assert rows[0][3].startswith("…")
-    assert rows[0][3].endswith("what is it? Answer: → sand")
-    assert rows[1] == ["", "lost", "line 9", "Question: why? Answer: → light"]
 
 
 def test_a_report_has_a_row_for_each_run_and_can_be_made_again(runs: list[Path], questions: Path, widthwise) -> None:

@@ -31,13 +31,6 @@ KINDS: dict[str, tuple[str, ...]] = {
         "train.width_budget={kind: lagrangian, target: 0.6, scope: layer, rate: 0.05, spread: 0.1}",
         "train.nested={distill: {}}",
     ),
-    "learned widths": (
-        *UNIFORM,
-        ONE_BY_ONE,
-        "model.residual={kind: learned_prefix, start: 0.6}",
-        "model.ffn={kind: dynamic, ratio: 4, score: {kind: const}}",
-        "train.width_budget={kind: lagrangian, target: 0.4, rate: 0.05}",
-    ),
     "slots": (f"{SLOTS}}}",),
     "slots, static": (*UNIFORM, f"{SLOTS}, dynamic: false, embedding: expand}}", "model.tie_embeddings=true"),
     "further heads": (

@@ -1,5 +1,6 @@
 """`precision: auto` is chosen once, where a run or an experiment begins, and stays."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from widthwise.experiments.plan import read_plan
 from widthwise.experiments.sweep.plan import read_sweep
 from widthwise.recipe.recipe import saved_recipe
 from widthwise.run_dir import RunDir
-from widthwise.runs import rates
-from widthwise.runs.rates import bf16_gain, chosen_precision, faster_precision
+from widthwise.runs import speed
+from widthwise.runs.speed import bf16_gain, chosen_precision, faster_precision, seconds
 from widthwise.runs.train import resume, train
 
 AUTO = {**RECIPE, "train": {**RECIPE["train"], "precision": "auto"}}
@@ -26,7 +27,7 @@ def gain(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
     def set_to(value: float) -> None:
-        monkeypatch.setattr(rates, "bf16_gain", lambda: value)
+        monkeypatch.setattr(speed, "bf16_gain", lambda: value)
 
     return set_to
 
@@ -42,7 +43,7 @@ def test_bf16_is_chosen_where_it_is_clearly_faster_and_a_gpu_is_asked_and_not_ti
         assert faster_precision(said) == precision
         assert said.messages == [f"precision: auto is {precision}; bf16 products are {value:.2g} times as fast here"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(rates, "bf16_gain", lambda: pytest.fail("timed"))
+    monkeypatch.setattr(speed, "bf16_gain", lambda: pytest.fail("timed"))
     for has_bf16, precision in ((True, "bf16"), (False, "fp32")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, found=has_bf16: found)
         assert faster_precision() == precision
@@ -50,8 +51,19 @@ def test_bf16_is_chosen_where_it_is_clearly_faster_and_a_gpu_is_asked_and_not_ti
 
 def test_the_gain_is_the_time_in_fp32_over_that_in_bf16(monkeypatch):
     times = {torch.float32: 0.012, torch.bfloat16: 0.004}
-    monkeypatch.setattr(rates, "seconds", lambda product, n_calls: times[product.args[0].dtype])
+    monkeypatch.setattr(speed, "seconds", lambda product, n_calls: times[product.args[0].dtype])
     assert bf16_gain() == pytest.approx(3)
+
+
+def test_seconds_are_the_median_of_calls_after_the_first(monkeypatch):
+    naps, now = iter([0.0, 9.0, 1.0, 5.0]), [0.0]
+    for clock in ("process_time", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
+
+    def nap() -> None:
+        now[0] += next(naps)
+
+    assert seconds(nap, n_calls=3) == 5.0
 
 
 def test_a_run_keeps_what_was_chosen_when_it_began(gain, tmp_path):

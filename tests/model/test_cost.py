@@ -148,7 +148,7 @@ def test_costs_of_the_parts_of_a_model_are_its_cost():
 
 
 def test_primitives():
-    assert linear(3, 5) == Cost(params=15, active_params=15, flops=30, product_elements=8, n_products=1)
+    assert linear(3, 5) == Cost(params=15, active_params=15, flops=30)
     assert vector(7) == Cost(params=7, active_params=7)
     total = linear(3, 5) + Cost(
         flops_per_context_token=8, kv_elements=4, activation_elements=6, activation_fp32_elements=2

@@ -107,11 +107,6 @@ def test_weights_and_losses_are_fp32_under_autocast():
     assert choices["router_z_loss"] == logits.float().logsumexp(dim=-1).square().mean()
 
 
-def test_products_are_three_for_each_expert_one_for_the_router_and_three_for_what_all_share():
-    config = MoEConfig(n_experts=4, top_k=2, d_expert=3, d_shared=5)
-    assert config.cost(D_MODEL, D_OUT).n_products == 4 * 3 + 1 + 3
-
-
 def test_widths_follow_the_layer_or_are_given():
     def widths(d_model, **options):
         made = parse(MoETemplate, {"kind": "moe", "n_experts": 4, "top_k": 2, **options}).at_width(d_model)

@@ -25,7 +25,6 @@ from widthwise.model.residual.interface import RESIDUALS, SlotLayout
 D_MODEL = 20
 OPTIONS = {
     "plain": [{}, {"resize": "zero"}, {"resize": "projection", "multiplier": 0.22}, {"resize": "full_projection"}],
-    "learned_prefix": [{}, {"min_fraction": 0.3, "start": 0.4, "multiplier": 0.22}],
     "hyper_connections": [
         {"slot_width": 4},
         {"n_fractions": 5, "n_slots": 11, "embedding": "expand", "multiplier": 0.22},
@@ -67,7 +66,7 @@ def make(data: dict):
 
 def shape_for(data: dict, shape: str) -> str:
     """A shape whose layers can share the residual."""
-    return "uniform" if data["kind"] == "learned_prefix" or data.get("writes") == "own" else shape
+    return "uniform" if data.get("writes") == "own" else shape
 
 
 def meta(*shape: int) -> torch.Tensor:

@@ -56,16 +56,6 @@ def token_widths(n_layers: int) -> dict[str, Any]:
     }
 
 
-def width_oracle(n_layers: int) -> dict[str, Any]:
-    """The oracle is lower than every other way; the model itself does not choose in layer 1."""
-    layers: list[dict[str, Any]] = [{"layer": i + 1, "chosen": 0.5, "oracle": 0.375} for i in range(n_layers)]
-    layers[0]["chosen"] = None
-    layers[-1]["correlation"] = {"spearman": 0.12, "low": 0.1, "high": 0.14, "pearson": 0.1}
-    losses = {"chosen": 3.25, "uniform": 3.5, "oracle_of_tokens": 3.125, "oracle": 2.75, "by_layer": 3.375}
-    sizes = {"n_tokens": 4096, "n_fitted_tokens": 0, "mean_fraction": 0.5, "fractions": [0.25, 1.0]}
-    return {**sizes, "losses": losses, "layers": layers}
-
-
 def write_run(
     folder: Path, name: str, seed: int, shape: list[int], offset: float, finished: bool = True, n_records: int = 60
 ) -> None:

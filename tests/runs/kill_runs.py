@@ -8,7 +8,6 @@ parent never runs a model, because threads do not survive a fork.
 """
 
 import json
-import math
 import os
 import random
 import shutil
@@ -19,11 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 from file_operations import keep_states
 from growing_runs import UNIFORM
-from spoilt_batches import spoil
 from tiny_runs import outcome, tiny_recipe
 
 from widthwise.data.config import open_data
@@ -89,11 +86,9 @@ def kill_before_operations(work: Path, *overrides: str, kept: Sequence[int]) -> 
 KINDS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "plain": ((), (4,)),
     "growth": ((UNIFORM, "growth=[{at_step: 2, model: {n_layers: 4}}]"), (4,)),
-    "rewind": (("train.on_spike={kind: rewind, margin_steps: 2}", EVERY_STEP), (2, 3, 4)),
     "keep": (("train.keep_best=true", EVERY_STEP, "train.validate_every=1", *JUMPY), (2, 4)),
 }
-"""Kind -> its overrides, and the checkpoints that stay: it grows; it diverges at its third batch and goes back to its
-first step; it keeps its best checkpoint, which is not the last."""
+"""Kind -> its overrides, and the checkpoints that stay; the best one is not the last."""
 
 
 if __name__ == "__main__":
@@ -104,8 +99,6 @@ if __name__ == "__main__":
     if mode == "moments":
         n = kill_at_random_moments(folder, int(sys.argv[3]), int(sys.argv[4]))
     else:
-        if mode == "rewind":
-            spoil(pytest.MonkeyPatch(), {2: math.nan})
         overrides, kept = KINDS[mode]
         n = kill_before_operations(folder, *overrides, kept=kept)
     print(json.dumps({"n_killed": n}))

@@ -8,7 +8,7 @@ from ranks import said_by_script
 from thinned import hard_but
 
 SCRIPT = Path(__file__).with_name("kill_runs.py")
-STATES = {"plain": 31, "growth": 11, "keep": 21, "rewind": 11}
+STATES = {"plain": 31, "growth": 11, "keep": 21}
 """Kind of run -> how many different states its file operations leave at least."""
 
 

@@ -19,11 +19,6 @@ from widthwise.training.stopping import Interrupted
 
 SLOTS = "model.residual={kind: hyper_connections, slot_width: 8, n_slots: 4}"
 DYNAMIC = "model.ffn={kind: dynamic, min_fraction: 0.25}"
-PREFIX = (
-    "model.shape={kind: uniform}",
-    "model.residual={kind: learned_prefix, min_fraction: 0.2}",
-    "model.ffn={kind: dynamic, min_fraction: 0.1, score: {kind: const}}",
-)
 
 
 KINDS = {
@@ -31,7 +26,6 @@ KINDS = {
     "prices": (DYNAMIC, "train.width_budget={kind: lagrangian, target: 0.5, rate: 0.1, scope: layer}"),
     "nested": (DYNAMIC, "train.nested={sandwich: true}"),
     "distilled": (DYNAMIC, "train.nested={sandwich: true, distill: {weight: 0.7, temperature: 2.0}}"),
-    "learned widths": (*PREFIX, "train.width_budget={kind: lagrangian, target: 0.3, rate: 0.1}"),
     "scores afterwards": (
         "model.ffn={kind: dynamic, min_fraction: 0.25, ratio: 9.0, mask: {kind: none}}",
         "growth=[{at_step: 4, model: {ffn: {mask: {kind: ste}}}, freeze_steps: 5, rewarmup_steps: 0}]",

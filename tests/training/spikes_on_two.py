@@ -20,13 +20,9 @@ from widthwise.training import metrics
 from widthwise.training.joining import joined
 
 SKIP = "train.on_spike={kind: skip, factor: 1000, window_steps: 3, max_skipped: 2}"
-REWIND = "train.on_spike={kind: rewind, margin_steps: 2, max_rewinds: 2}"
 CASES: dict[str, tuple[Recipe, tuple[int, ...]]] = {
     "skip": (tiny_recipe(SKIP, "train.norms_every=3"), (3, 6)),
-    "rewind, shared": (
-        tiny_recipe(REWIND, "train.checkpoint_every=3", "train.norms_every=3", "train.shards=2"),
-        (6,),
-    ),
+    "skip, shared": (tiny_recipe(SKIP, "train.norms_every=3", "train.shards=2"), (6,)),
 }
 """Name -> recipe, and the batches that have no gradient that is a number."""
 

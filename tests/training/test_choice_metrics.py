@@ -46,11 +46,10 @@ def test_a_model_that_chooses_nothing_adds_no_keys(tmp_path):
         "score_grad_norm",
         "balance_loss",
         "expert_load_max",
-        "prefix_fraction",
     }
     result = RunDir(tmp_path / "run").result()
     assert not result.keys() & {"token_widths", "expert_loads"}
-    assert result.prefix_widths is result.best_step is None
+    assert result.best_step is None
 
 
 def test_the_norm_of_a_scores_gradient_is_that_of_its_parameters_and_bias():

@@ -14,7 +14,7 @@ from widthwise.recipe.recipe import Recipe, saved_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.data_identity import has_seen_data, recorded_tokenizer
 from widthwise.training import checkpoint, checkpoint_folder
-from widthwise.training.compute import Spent, accounted
+from widthwise.training.compute import Spent, inherited
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def kept_steps(path: Path | str, say: Callable[[str], None] = lambda message: No
 
 def spent_by(run: RunDir, recipe: Recipe, step: int) -> Spent:
     """What a run and the one that it comes from had cost by a step."""
-    return accounted(record for record in run.metrics() if record["step"] <= step).until(recipe, step)
+    return inherited(record for record in run.metrics() if record["step"] <= step).until(recipe, step)
 
 
 def tokenizer_of(run: RunDir) -> Tokenizer:

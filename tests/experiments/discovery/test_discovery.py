@@ -1,6 +1,5 @@
 """Discoveries on models that train in a fraction of a second."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,15 @@ from tiny_runs import TINY
 
 from widthwise.config_io import UserError, to_data
 from widthwise.experiments.discovery.discover import discover, plan_discovery, plan_of_rivals
-from widthwise.experiments.discovery.method import sizes_of
 from widthwise.experiments.discovery.rivals import rivals
+from widthwise.experiments.discovery.task import sizes_of
 from widthwise.experiments.matching import matched_quantity
 from widthwise.merging import merge
 from widthwise.model.config import ModelConfig
-from widthwise.recipe.recipe import Recipe, load_recipe, parse_recipe
+from widthwise.recipe.recipe import load_recipe, parse_recipe
 from widthwise.records.certificate import Certificate
 from widthwise.records.discovery import Curve, Discovery, Found
-from widthwise.records.run import RunResult
-from widthwise.run_dir import RunDir
-from widthwise.runs.train import train_or_resume
 from widthwise.training.observer import Silence
-from widthwise.training.stopping import Interrupted
 
 RECIPE: dict[str, Any] = {
     **TINY,
@@ -79,7 +74,6 @@ class TestGrowing:
         assert len(candidates) == 9
         assert max(candidates, key=lambda each: each.gain / each.cost).is_taken
         assert all(bool(each.gain_error) == (each.part != "width") for each in candidates)
-        assert not grown[1].selects_held_out
 
     def test_the_search_costs_what_its_models_and_measurements_cost(self, grown):
         folder, discovery = grown
@@ -223,137 +217,6 @@ class TestRivals:
         assert len({str(each) for each in permuted.values()}) == 2
 
 
-def test_learned_hidden_widths_meet_the_budget_and_leave_the_stream_uniform(tmp_path):
-    discovery = found(tmp_path, {"kind": "learned", "sizes": ["hidden"], "rate": 0.5})
-    curve, (first, last) = discovery.found.curve, discovery.found.stages
-    assert curve.widths == [1.0, 1.0, 1.0]
-    assert curve.attention is None
-    assert [layer.hidden for layer in first.layers] == [72] * 3
-    hidden = [layer.hidden for layer in last.layers]
-    assert len(set(hidden)) == 3
-    assert np.mean(hidden) == pytest.approx(72, rel=0.1)
-    assert curve.hidden == pytest.approx([layer.hidden / 72 for layer in last.layers])
-    method = {"kind": "learned", "sizes": ["hidden"]}
-    assert "even" not in rivals(discovery.found, plan(tmp_path, method).task)  # it would be the uniform model
-
-
-@pytest.mark.parametrize("sizes", hard_but([["hidden", "width"]], [["hidden", "width"], ["width"]]))
-def test_learned_widths_of_the_stream_are_found_alone_or_with_hidden_ones(tmp_path, sizes):
-    """Heads, and what is not learned, stay those of the uniform model in every layer."""
-    discovery = found(tmp_path, {"kind": "learned", "sizes": sizes, "rate": 0.5, "width_lr": 0.2})
-    curve, (first, last) = discovery.found.curve, discovery.found.stages
-    assert {(layer.width, layer.attention, layer.hidden) for layer in first.layers} == {(24, 24, 72)}
-    assert (first.cost, last.step) == (discovery.budget, 6)
-    widths, hidden = ([getattr(layer, name) for layer in last.layers] for name in ("width", "hidden"))
-    assert len(set(widths)) == 3
-    assert len(set(hidden)) == (3 if "hidden" in sizes else 1)
-    assert {layer.attention for layer in last.layers} == {24}
-    # 4 d * d_attention of attention and 3 d * d_ff of feed-forward, 13 d^2 in the uniform model
-    used = np.mean([width * (4 * 24 + 3 * units) for width, units in zip(widths, hidden)])
-    assert used == pytest.approx(13 * 24**2, rel=0.1)
-    assert curve.widths == pytest.approx([width / 24 for width in widths])
-    assert curve.attention == pytest.approx([24 / width for width in widths])
-    assert curve.hidden == pytest.approx([units / 3 / width for units, width in zip(hidden, widths)])
-    recipes = plan_of_rivals(tmp_path / "out").recipes
-    solved = [sizes_of(layer) for layer in recipes["discovered"].explicit_model.layers]
-    assert [layer.attention for layer in solved] == [24, 24, 24]
-    for layer, width in zip(solved, widths):
-        assert layer.width == pytest.approx(width * np.mean([each.width for each in solved]) / np.mean(widths), abs=1.5)
-    budget = matched_quantity(recipes["uniform"], "params")
-    assert all(matched_quantity(recipe, "params") == pytest.approx(budget, rel=0.01) for recipe in recipes.values())
-
-
-STUDY = {
-    **{"kind": "surrogate", "n_points": 2, "n_trials": 6, "n_warmup_trials": 2},
-    "smaller": {"model": {"d_model": 16}},
-}
-
-
-@pytest.fixture(scope="module")
-def studied(tmp_path_factory) -> tuple[Path, Discovery]:
-    pytest.importorskip("optuna")
-    folder = tmp_path_factory.mktemp("studied")
-    return folder, found(folder, STUDY)
-
-
-class TestSurrogate:
-    @staticmethod
-    def trials(folder: Path) -> list[dict[str, Any]]:
-        return json.loads((folder / "out" / "search" / "trials.json").read_text())["trials"]
-
-    def test_the_best_whole_trial_is_found_and_every_trial_is_counted(self, studied):
-        folder, discovery = studied
-        trials = self.trials(folder)
-        assert len(trials) == 6
-        whole = [trial for trial in trials if not trial.get("is_pruned")]
-        best = min(whole, key=lambda trial: trial["losses"]["6"])
-        assert discovery.found.curve.widths == [best["points"]["widths_1"], best["points"]["widths_2"]]
-        assert discovery.found.tokens == sum(int(max(trial["losses"], key=int)) * 3 * SEQ_LEN for trial in trials)
-        assert discovery.found.stages[-1].loss == best["losses"]["6"]
-        assert discovery.selects_held_out
-
-    def test_matrices_of_smaller_models_learn_at_the_rate_that_mup_gives_them(self, studied, tmp_path):
-        """Their rate is lr / width_multiplier, and so that of the recipe times 24 / 16."""
-        tried = load_recipe(studied[0] / "out" / "search" / "trial-001" / "config.yaml").explicit_model
-        assert tried.init.width_multiplier == pytest.approx(16 / 24)
-        assert tried.logit_multiplier == pytest.approx(24 / 16)
-        asked = {"model": {"d_model": 16, "init": {"width_multiplier": 3}}}
-        found(tmp_path, {**STUDY, "n_trials": 1, "smaller": asked})
-        tried = load_recipe(tmp_path / "out" / "search" / "trial-001" / "config.yaml").explicit_model
-        assert tried.init.width_multiplier == 3
-
-    def test_a_trial_above_the_median_is_given_up(self, studied):
-        """Before its last step: at the end nothing is left to save."""
-        trials = self.trials(studied[0])
-        assert any(trial.get("is_pruned") for trial in trials)
-        for number, trial in enumerate(trials):
-            last = max(trial["losses"], key=int)
-            others = sorted(each["losses"][last] for each in trials[:number] if last in each["losses"])
-            assert bool(trial.get("is_pruned")) == (last != "6")
-            if trial.get("is_pruned"):
-                assert number >= 2
-                assert trial["losses"][last] > others[len(others) // 2]
-
-    def test_a_trial_that_diverges_is_counted_and_left_behind(self, tmp_path, monkeypatch):
-        """The second of three, at a rate with which no model stays finite."""
-        pytest.importorskip("optuna")
-
-        def train(recipe: Recipe, folder: Path, *rest: Any) -> RunResult:
-            if folder.name == "trial-002":
-                recipe = parse_recipe(merge(to_data(recipe), {"optimizer": {"lr": 1e30}}), "recipe")
-            return train_or_resume(recipe, folder, *rest)
-
-        monkeypatch.setattr("widthwise.runs.train.train_or_resume", train)
-        three = {**STUDY, "n_trials": 3, "n_warmup_trials": 3}
-        discovery = found(tmp_path, three)
-        first, diverged, last = self.trials(tmp_path)
-        stopped = list(RunDir(tmp_path / "out" / "search" / "trial-002").metrics())[-1]
-        assert (stopped["event"], diverged["is_diverged"]) == ("stopped", True)
-        assert diverged["tokens"] == stopped["step"] * 3 * SEQ_LEN
-        assert discovery.found.tokens == first["tokens"] + diverged["tokens"] + last["tokens"]
-        best = min((first, last), key=lambda trial: trial["losses"]["6"])
-        assert discovery.found.stages[-1].loss == best["losses"]["6"]
-        assert found(tmp_path, three) == discovery
-
-    def test_stopped_in_a_trial_it_finds_what_it_would_have_found(self, studied, tmp_path):
-        """In the third of six, after a validation and a checkpoint."""
-
-        class Stopping(Silence):
-            n_validations = 0
-
-            def record(self, record: dict[str, Any]) -> None:
-                self.n_validations += record["event"] == "validation"
-                if self.n_validations == 8:
-                    raise Interrupted("stopped", 2)
-
-        stopped = plan(tmp_path, STUDY)
-        with pytest.raises(Interrupted, match="stopped; the same command goes on with the discovery"):
-            discover(stopped, tmp_path / "out", Stopping())
-        assert len(self.trials(tmp_path)) == 2
-        assert found(tmp_path, STUDY).found == studied[1].found
-        assert self.trials(tmp_path) == self.trials(studied[0])
-
-
 def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path):
     for method, change, message in (
         (GROWING, {"shape": {"kind": "x"}}, "model.shape.kind: got 'x'; a discovery starts from the uniform model"),
@@ -368,36 +231,18 @@ def test_what_cannot_be_searched_is_refused_before_anything_is_trained(tmp_path)
         (GROWING, {"ffn": {"kind": "swiglu", "d_ff": 50}}, "model.shape.hidden: needs ffn.ratio, not ffn.d_ff"),
         (GROWING | {"parts": ["layer", "layer"]}, {}, "parts: got 'layer' twice"),
         (GROWING, {"residual": {"kind": "hyper_connections", "n_fractions": 2, "n_slots": 3}}, "need plain"),
-        (
-            {"kind": "learned"},
-            {"residual": {"kind": "plain", "resize": "zero"}},
-            r"got {kind: plain, resize: zero.*}; .*\[hidden\], because",
-        ),
-        ({"kind": "learned"}, {"mtp": {}}, "model.mtp: got further heads; discover.method.sizes must be"),
-        ({"kind": "learned"}, {"norm": {"kind": "layer"}}, "model.norm: got 'layer', 'pre'; discover.method.sizes"),
-        ({"kind": "surrogate", "smaller": {"model": {"shape": {"kind": "x"}}}}, {}, "the study says the shapes; leave"),
-        ({"kind": "learned", "sizes": ["width", "width"]}, {}, r"sizes: got \['width', 'width'\]; each size at most"),
-        ({"kind": "learned"}, {"ffn": {"kind": "mlp"}}, "got 'mlp'; learned widths are those of a swiglu with a ratio"),
-        ({"kind": "learned", "min_fraction": 0.6}, {}, "min_fraction: got 0.6; must be below 1 / room = 0.5"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(")):
             plan(tmp_path, method, {**RECIPE, "model": {**RECIPE["model"], **change}})
 
 
-def test_options_can_be_changed_of_a_method_that_the_recipe_does_not_have_and_mistakes_are_named(tmp_path):
-    pytest.importorskip("optuna")
-
-    def asked(section: Any, method: str | None = None, overrides: tuple[str, ...] = ()) -> Any:
-        path = tmp_path / "asked.yaml"
-        path.write_text(yaml.safe_dump({**RECIPE, **section}))
-        return plan_discovery(path, overrides, method=method).config
-
-    for section in ({}, {"discover": {"method": GROWING}}):
-        method = asked(section, "surrogate", ("discover.method.n_trials=7",)).method
-        assert (method.kind, method.n_trials) == ("surrogate", 7)
-    with pytest.raises(UserError, match="--method: got 'guess'; allowed: growing"):
-        asked({}, "guess")
-    with pytest.raises(UserError, match=r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"):
-        asked({"discover": {"seeds": [1, 1]}})
-    with pytest.raises(UserError, match=r"asked.yaml: discover: got "):
-        asked({"discover": [3]})
+def test_mistakes_in_the_section_are_named(tmp_path):
+    path = tmp_path / "asked.yaml"
+    for section, message in (
+        ({"seeds": [1, 1]}, r"asked.yaml: discover.seeds: got \[1, 1\]; each seed may be given once"),
+        ([3], r"asked.yaml: discover: got "),
+        ({"method": {"kind": "guess"}}, r"asked.yaml: discover.method.kind: got 'guess'"),
+    ):
+        path.write_text(yaml.safe_dump({**RECIPE, "discover": section}))
+        with pytest.raises(UserError, match=message):
+            plan_discovery(path)

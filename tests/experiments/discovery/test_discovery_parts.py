@@ -11,8 +11,8 @@ from thinned import hard_but
 from tiny_runs import TINY
 
 from widthwise.config_io import parse
-from widthwise.experiments.discovery.method import Task, sizes_of
 from widthwise.experiments.discovery.parts import PARTS, GrownModel
+from widthwise.experiments.discovery.task import Task, sizes_of
 from widthwise.growth.gain import first_order_gains
 from widthwise.growth.maps.correspondence import Correspondence
 from widthwise.growth.plan.fresh import AsStarted

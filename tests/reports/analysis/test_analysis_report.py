@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_analysis import model, write_analysis
-from fake_comparison import token_widths, width_oracle
+from fake_comparison import token_widths
 from page_section import captions, change, labels, rows_of
 
 from widthwise.records.analysis import Analysis
@@ -115,19 +115,11 @@ def test_the_loss_of_an_early_exit_after_and_inside_layers_is_drawn_over_what_it
     assert (curve.x.tolist(), curve.y.tolist()) == ([2e5, 2.5e5, 3e5, 3.5e5, 4e5], [6.0, 5.75, 5.5, 5.25, 5.0])
 
 
-def test_widths_of_tokens_stand_beside_the_oracles_in_a_section_of_their_own(tmp_path: Path) -> None:
-    widths = {**token_widths(3), "oracle": width_oracle(3)}
-    dynamic = {**model("dynamic", [64] * 3, 0.5), "token_widths": widths}
+def test_widths_of_tokens_have_a_section_of_their_own(tmp_path: Path) -> None:
+    dynamic = {**model("dynamic", [64] * 3, 0.5), "token_widths": token_widths(3)}
     page = page_of(write_analysis(tmp_path, model("uniform", [64] * 3, 0.5), dynamic))
     assert 'href="#dynamic-width"' in page
     assert 'id="virtual-width"' not in page
-    assert "oracle 2.750, oracle, one a token 3.125, chosen by tokens 3.250, one a layer 3.375" in page
-    assert "Widths of dynamic beside the oracle" in page
-    rows = rows_of(page)
-    assert [rows[name] for name in ("fitted to the oracle", "oracle", "mean fraction of d_ff")] == [
-        *([MISSING], ["2.7500"], ["0.5000"])
-    ]
-    assert "<td>+0.12</td>" in page
 
 
 def test_same_input_gives_same_bytes_and_figures_as_files(page: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Evaluations of runs' checkpoints: curves over tokens, and which items flipped between two runs."""
+"""Evaluations of runs' checkpoints: curves over tokens, and differences item by item between two runs."""
 
 import hashlib
 import json
@@ -79,9 +79,7 @@ def answers(file: Path, right: list[int], step: int = 20, fingerprint: str | Non
     return {"step": step, "request": {"task_files": [str(file)]}, "tasks": {"animals": task}}
 
 
-def test_the_newest_answers_are_compared_item_by_item_and_what_flipped_is_shown(
-    tmp_path: Path, questions: Path
-) -> None:
+def test_the_newest_answers_are_compared_item_by_item(tmp_path: Path, questions: Path) -> None:
     one = with_evaluations(tmp_path / "one", answers(questions, ONE), answers(questions, [0] * 7, step=10))
     two = with_evaluations(tmp_path / "two", answers(questions, TWO))
     text = write_runs_report([one, two], tmp_path).read_text()
@@ -93,10 +91,6 @@ def test_the_newest_answers_are_compared_item_by_item_and_what_flipped_is_shown(
     assert [float(end.replace(MINUS, "-")) for end in row[4].split(" to ")] == pytest.approx(ends, abs=1e-4)
     p_value = 2 * (1 + 4) / 2**4  # one of four or fewer, on either side
     assert row[5:] == ["3", "1", f"{p_value:.3f}"]
-    flipped = rows_of(text, "animals, acc: what flipped between one and two")
-    assert list(flipped) == ["2", "4", "5", "7"]
-    assert flipped["2"] == ["two", "Is 2 &lt;odd&gt;?", "no"]
-    assert flipped["5"] == ["one", "Is 5 &lt;odd&gt;?", "yes"]
 
 
 def test_other_questions_are_not_compared(tmp_path: Path, questions: Path) -> None:

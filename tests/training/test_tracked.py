@@ -4,12 +4,11 @@ import pytest
 from tiny_runs import Listener, outcome, tiny_recipe, unfinished_copy
 
 from widthwise.config_io import UserError
-from widthwise.records.run import REWOUND
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
-from widthwise.training.tracking import tracked as tracked_module
-from widthwise.training.tracking.interface import TrackedRun, Tracker, Values, values_of
-from widthwise.training.tracking.tracked import TRACKERS, tracked
+from widthwise.training import tracked as tracked_module
+from widthwise.training.tracked import TRACKERS, tracked
+from widthwise.training.trackers import TrackedRun, Tracker, Values, values_of
 
 
 class Kept(Tracker):
@@ -22,9 +21,6 @@ class Kept(Tracker):
 
     def log(self, step: int, values: Values) -> None:
         self.told.append((step, dict(values)))
-
-    def rewind(self, step: int) -> None:
-        self.told.append(("rewind", step))
 
     def close(self, is_finished: bool) -> None:
         self.told.append(("closed", is_finished))
@@ -69,26 +65,6 @@ def test_records_repeated_after_a_kill_are_sent_once(told, finished, tmp_path):
     ]
 
 
-def test_what_follows_a_rewind_is_sent_again(told, finished, tmp_path):
-    run = unfinished_copy(finished, tmp_path / "run", 6)
-    lost = [{"step": 4, "event": "train", "loss": 1.0}, {"step": 8, "event": "train", "loss": 9.0}]
-    rewound = {"step": 6, "event": REWOUND, "n_rewinds": 1, "reason": "loss"}
-    again = [{"step": 8, "event": "train", "loss": 2.0}]
-    (run / "metrics.jsonl").unlink()
-    with tracked(None, ["kept"]) as observer:
-        observer.opened(run)
-        for record in (*lost, rewound, *again):
-            observer.record(record)
-        RunDir(run).metrics_file.append([lost[0], rewound, *again])
-        observer.opened(run)
-    assert [each for each in told if each[0] not in ("opened", "closed")] == [
-        *of_records(lost),
-        ("rewind", 6),
-        *of_records([rewound]),
-        *of_records(again),
-    ]
-
-
 def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, finished, tmp_path, capsys):
     listener, run = Listener(), tmp_path / "run"
     with tracked(listener, ["failing", "kept"]) as observer:
@@ -109,7 +85,7 @@ def test_a_folder_that_was_moved_away_is_not_made_anew(told, finished, tmp_path)
 
 
 def test_names_and_missing_extras_are_refused_before_anything_begins(monkeypatch):
-    with pytest.raises(UserError, match=r"track: got 'nothing'; allowed: tensorboard, wandb, trackio, mlflow"):
+    with pytest.raises(UserError, match=r"track: got 'nothing'; allowed: tensorboard, wandb"):
         tracked(None, ["nothing"]).__enter__()
     monkeypatch.setattr(Kept, "module", "no_such_module")
     with pytest.raises(UserError, match=r"no_such_module is not installed; run: pip install 'widthwise\[none\]'"):

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import sqlite3
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,8 +13,8 @@ from tiny_runs import Listener, tiny_recipe
 from widthwise.run_dir import RunDir
 from widthwise.runs.train import resume, train
 from widthwise.training.stopping import Interrupted
-from widthwise.training.tracking.interface import values_of
-from widthwise.training.tracking.tracked import TRACKERS, tracked
+from widthwise.training.tracked import TRACKERS, tracked
+from widthwise.training.trackers import values_of
 
 Points = list[tuple[int, str, Any]]
 """(step, name, value) of everything a tracker holds, sorted."""
@@ -66,33 +65,9 @@ def from_wandb(run: Path) -> Points:
     return sorted(found)
 
 
-def from_mlflow(run: Path) -> Points:
-    mlflow = pytest.importorskip("mlflow")
-    client = mlflow.MlflowClient(f"sqlite:///{run.parent}/mlflow.db")
-    (experiment,) = (each for each in client.search_experiments() if each.name == "widthwise")
-    (info,) = client.search_runs([experiment.experiment_id])
-    return sorted(
-        (metric.step, name, metric.value)
-        for name in info.data.metrics
-        for metric in client.get_metric_history(info.info.run_id, name)
-    )
-
-
-def from_trackio(run: Path) -> Points:
-    utils = pytest.importorskip("trackio.utils", reason="trackio holds pillow below 13, and CI runs 13")
-    found: Points = []
-    for path in utils.TRACKIO_DIR.glob("widthwise*.db"):
-        with sqlite3.connect(path) as database:
-            for step, metrics in database.execute("SELECT step, metrics FROM metrics"):
-                found += [(step, name, value) for name, value in json.loads(metrics).items()]
-    return sorted(found)
-
-
 READERS: Mapping[str, Callable[[Path], Points]] = {
     "tensorboard": from_tensorboard,
     "wandb": from_wandb,
-    "mlflow": from_mlflow,
-    "trackio": from_trackio,
 }
 
 
@@ -109,12 +84,7 @@ def name(request, tmp_path, monkeypatch) -> str:
     pytest.importorskip(TRACKERS[request.param].module, reason=f"the extra [{request.param}] is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    for variable in ("WANDB_PROJECT", "MLFLOW_EXPERIMENT_NAME", "TRACKIO_PROJECT"):
-        monkeypatch.delenv(variable, raising=False)
-    if request.param == "trackio":
-        for module in ("trackio.utils", "trackio.sqlite_storage", "trackio"):
-            monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
     return request.param
 
 
