@@ -34,7 +34,7 @@ def test_what_is_found_is_retrained_beside_its_rivals_and_shown_on_a_page(recipe
 
 
 def test_a_dry_run_trains_nothing_and_mistakes_are_refused_in_one_line(recipe: Path, widthwise, tmp_path) -> None:
-    code, printed, _ = widthwise("discover", recipe, "--dry-run", "--out", tmp_path / "new")
+    code, printed, _ = widthwise("discover", recipe, *SEARCH, "--dry-run", "--out", tmp_path / "new")
     assert code == 0
     assert printed.startswith("growing: ")
     assert not (tmp_path / "new").exists()
@@ -44,6 +44,6 @@ def test_a_dry_run_trains_nothing_and_mistakes_are_refused_in_one_line(recipe: P
         (("--jobs", "0"), "--jobs: got '0'; must be auto or a number of at least 1"),
         (("model.shape.kind=x",), "model.shape.kind: got 'x'"),
     ):
-        code, _, error = widthwise("discover", recipe, *arguments, "--dry-run")
+        code, _, error = widthwise("discover", recipe, SEARCH[0], *arguments, "--dry-run")
         assert (code, error.count("\n")) == (2, 1)
         assert message in error

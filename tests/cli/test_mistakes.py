@@ -93,7 +93,10 @@ MISTAKES = {
         ("compare pair.yaml --match kv_bytes --dry-run", "narrow: "),
         ("discover base.yaml --match loss --dry-run", "match: got 'loss'"),
         ("discover base.yaml --match kv_bytes --steps 8 --dry-run", "parts: got 'width', which adds no kv_bytes"),
-        ("discover base.yaml --jobs 0 --dry-run", "--jobs: got '0'; must be auto or a number of at"),
+        (
+            "discover base.yaml discover.method.n_stages=2 --jobs 0 --dry-run",
+            "--jobs: got '0'; must be auto or a number of at",
+        ),
         ("discover base.yaml model.shape.kind=x --dry-run", "model.shape.kind: got 'x'"),
         ("family small", "--to: is required; give the recipe of a larger model, one --to for each"),
         ("paper hourglass_table_22", "hourglass_table_2"),

@@ -65,6 +65,15 @@ def test_records_repeated_after_a_kill_are_sent_once(told, finished, tmp_path):
     ]
 
 
+def test_a_run_that_stopped_before_its_first_record_is_found_again(told, finished, tmp_path):
+    run = unfinished_copy(finished, tmp_path / "run", 3)
+    (run / "metrics.jsonl").write_text("")
+    for _ in range(2):
+        with tracked(None, ["kept"]) as observer:
+            observer.opened(run)
+    assert [each for each in told if each[0] == "opened"] == [("opened", None), ("opened", "run")]
+
+
 def test_a_tracker_that_fails_is_named_once_and_changes_nothing(told, finished, tmp_path, capsys):
     listener, run = Listener(), tmp_path / "run"
     with tracked(listener, ["failing", "kept"]) as observer:

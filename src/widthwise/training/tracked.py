@@ -96,6 +96,7 @@ class _Follower:
         path = self._folder / "config.yaml"
         recipe = {key: value for key, value in parse_yaml(read_text(path), str(path)).items() if key != "model"}
         self._tracker = TRACKERS[self._name](TrackedRun(self._folder, recipe, known.get("id")))
+        self._keep_state()  # a run that stops before its first record is found again
         self.take(RunDir(self._folder).metrics())
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> None:
