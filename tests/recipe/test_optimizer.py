@@ -277,11 +277,3 @@ def test_a_recipe_without_a_kind_means_adamw_and_muon_reads_back_equal():
 def test_mistakes_are_named(override, message):
     with pytest.raises(UserError, match=f"^recipe: {message}"):
         tiny_recipe(override)
-
-
-def test_a_part_that_is_no_hidden_matrix_is_given_a_rate_in_either_optimizer():
-    alone = AdamWConfig(lr=0.004, lr_factors={"final": 2.0})
-    beside_muon = MuonConfig(lr=0.02, adamw=alone).with_rate_of("embedding", 0.05)
-    for adamw in (alone.with_rate_of("embedding", 0.05), beside_muon.adamw):
-        assert adamw.lr * adamw.lr_factors["embedding"] == pytest.approx(0.05)
-        assert adamw.lr_factors["final"] == 2.0
