@@ -1,16 +1,13 @@
 """`widthwise design`: solve a shape for a budget and write a recipe."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from widthwise.cli.tables import say_tables
 from widthwise.cli.terminal import say, say_json, say_next, say_next_with_out
 from widthwise.reports.page.inspection import budget_line, cost_table, layer_table
-
-if TYPE_CHECKING:
-    pass
 
 
 def design(
